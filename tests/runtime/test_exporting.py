@@ -12,7 +12,8 @@ import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.nets import build
 from sipp.experiments.nets.registry import NETS
-from sipp.runtime.exporting import Target, export
+from sipp.runtime.exported import Target
+from sipp.runtime.exporting import export
 
 
 def pruned(name: str) -> nn.Module:

@@ -31,9 +31,9 @@ def weight_of(walks: Walks) -> Tensor:
     starts = walks.starts.view(-1, *threads).to(torch.int64)
     for s in range(len(walks.slices) - 1):
         begin, end = int(walks.slices[s]), int(walks.slices[s + 1])
-        if walks.n_longer:
-            assert begin == s * walks.n_least + sum(min(s, n) for n in walks.n_longer)
-            assert end - begin == walks.n_least + sum(s < n for n in walks.n_longer)
+        if walks.slices_above:
+            assert begin == s * walks.min_blocks + sum(min(s, n) for n in walks.slices_above)
+            assert end - begin == walks.min_blocks + sum(s < n for n in walks.slices_above)
         place = starts[s].clone()
         for step in range(begin * depth, end * depth):
             place += distances[step]
@@ -78,7 +78,7 @@ def test_rows_of_many_lengths_are_looked_up() -> None:
     """Slices with more numbers of blocks than can be told in numbers."""
     weight = torch.ones(12, 120) * (torch.arange(120) < 10 * torch.arange(1, 13)[:, None])
     walks = as_walks(weight, n_lanes=1, n_rows=1)
-    assert walks.n_longer == () and torch.equal(weight_of(walks), weight.double())
+    assert walks.slices_above == () and torch.equal(weight_of(walks), weight.double())
 
 
 def test_the_packed_layout_takes_about_three_bytes_per_weight() -> None:
@@ -176,7 +176,8 @@ def _compiled(value: torch.dtype, dtype: torch.dtype, n_tokens: int, capability:
     constants = {
         "bias": None, "slices": None, "ROWS": 16, "LANES": 16, "BITS": 8 * value.itemsize, "MASK": mask, "CARRY": carry,
         "EARLY": capability >= 90, "AHEAD": AHEAD, "FOUR_AT_ONCE": True, "n_words": 1,
-        "DECLARED": assembly.declared(8192 * n_tokens), "FOUR": assembly.four_steps(value, dtype, n_tokens),
+        "DECLARE_SHARED": assembly.declare_shared(8192 * n_tokens),
+        "FOUR_STEPS": assembly.four_steps(value, dtype, n_tokens),
         **({} if value == torch.int8 else {"scales": None}),
     }  # fmt: skip
     pointers = dict.fromkeys(("values", "distances", "order"), "*i32") | {"starts": "*u16", "scales": "*fp32"}

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.experiments.nets import build
-from sipp.runtime import chunks, cpu_network, examples, plan, steps
+from sipp.runtime import chunks, cpu_network, cpu_plan, examples, steps
 
 
 def small():
@@ -62,8 +62,8 @@ def test_a_plan_that_gives_something_else_does_not_run_the_network(never_dense, 
     monkeypatch.setattr(cpu_network, "rounding_tolerance", examples.rounding_tolerance)
     net, x = thin(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)), 0.4), torch.randn(8, 12)
     assert not sipp.sparse(net, x).latest.is_dense
-    real = plan.Plan.run
-    monkeypatch.setattr(plan.Plan, "run", lambda *given: [1.01 * y for y in real(*given)])
+    real = cpu_plan.CpuPlan.run
+    monkeypatch.setattr(cpu_plan.CpuPlan, "run", lambda *given: [1.01 * y for y in real(*given)])
     fast = sipp.sparse(net, x)
     assert fast.latest.is_dense and "the steps gave other outputs" in str(fast)
     assert torch.equal(fast(x), net(x))

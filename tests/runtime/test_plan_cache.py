@@ -157,8 +157,8 @@ def test_a_dense_layer_is_held_once_for_all_plans(always_dense, monkeypatch):
 def test_a_plan_that_lost_keeps_no_weights(always_dense, monkeypatch):
     arenas, real = [], cpu_network.make_plan
 
-    def noted(*given):
-        made = real(*given)
+    def noted(*given, **named):
+        made = real(*given, **named)
         arenas.append(weakref.ref(made.arena))
         return made
 

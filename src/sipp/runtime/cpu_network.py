@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -16,6 +17,7 @@ from sipp.native import pytree
 from sipp.records.speed import speed_of, speed_words
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
+from sipp.runtime.cpu_plan import CpuPlan, flat_inputs, make_plan
 from sipp.runtime.examples import (
     check_wrote_nothing,
     cloned_results,
@@ -34,15 +36,28 @@ from sipp.runtime.model_weights import (
     set_strides,
     unpack_parameters,
 )
-from sipp.runtime.plan import Plan, flat_inputs, make_plan
 from sipp.runtime.plan_cache import Compiled, PlanCache, left_to_torch
-from sipp.runtime.steps import torch_step, without_weights
+from sipp.runtime.shrinking.constant_channels import has_same_numbers, without_constant_channels
+from sipp.runtime.steps import Step, torch_step, without_weights
 
 TRIALS = 2
 NOT_FINITE = object()
+Times = tuple[list[float], list[float]]  # seconds of each call: of what was tried, and of torch
 
 
-def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
+@dataclass(frozen=True)
+class Attempt:
+    """A plan that may run the network in place of torch, and how it did on the example."""
+
+    steps: list[Step]
+    why_not: str  # why it cannot replace torch; empty if it can
+    plan: CpuPlan | None = None  # None: its steps are torch's, only to be shown
+    chunk: int | None = None  # points at a time; None: all
+    is_smaller: bool = False  # whether constant channels were removed
+    run: Callable[[], Any] | None = None  # on the example, if it can replace torch
+
+
+def _run(plan: CpuPlan, chunk: int | None, inputs: list[Any]) -> Any:
     """The outputs of the model; NOT_FINITE if an intermediate value is not finite, so torch must run it."""
     n, parts = len(inputs[0]) if chunk else 1, []
     for i in range(0, n, chunk or n):
@@ -51,7 +66,7 @@ def _run(plan: Plan, chunk: int | None, inputs: list[Any]) -> Any:
             return NOT_FINITE
         parts.append(part)
     flat = [torch.cat(part) for part in zip(*parts)] if chunk else parts[0]
-    return pytree.tree_unflatten(flat, plan.graph.out_spec)
+    return pytree.tree_unflatten(flat, plan.plan.graph.out_spec)
 
 
 class CpuNetwork:
@@ -79,7 +94,7 @@ class CpuNetwork:
             self._unpack(strides)
             return cloned_results(self._model(*args, **kwargs))
 
-    def _run_plan(self, plan: Plan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_plan(self, plan: CpuPlan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = _run(plan, chunk, flat_inputs(args, kwargs))
         if output is NOT_FINITE:
             output = self.run_dense(args, kwargs)
@@ -115,60 +130,91 @@ class CpuNetwork:
         except Untraceable as error:
             seconds = steps.dense_time(partial(self.run_dense, args, kwargs), TRIALS)
             return left_to_torch(self.run_dense, f"torch runs all of it: {error.what}", seconds)
-        reads_layout = depends_on_layout(graph)
-        plan, chunk = (None, None) if reads_layout else self._make_plan(graph, args, kwargs)
-        before = {name: parameter.data for name, parameter in self._model.named_parameters()}  # shared with the plan
-        strides = self._fastest_strides(
-            args, kwargs, [] if reads_layout else other_formats(self._model, self._original_strides)
-        )
+        attempt = self._attempt(graph, args, kwargs)
+        shared = {name: parameter.data for name, parameter in self._model.named_parameters()}  # with the plan
+        strides = self._fastest_strides(graph, args, kwargs)
         dense = partial(self._run_in, strides, args, kwargs)
-        why = ": an operation depends on the memory layout"  # why torch runs all of it
-        fast = dense
-        if plan is not None:
-            by_plan = partial(_run, plan, chunk, flat_inputs(args, kwargs))
-            why = _why_not(by_plan(), partial(self.run_dense, args, kwargs))
-            fast = dense if why else by_plan
-        times = steps.race(fast, dense)
-        if not why and min(times[0]) > steps.LEAST_GAIN * min(times[1]):
+        times = steps.race(attempt.run or dense, dense)
+        why = attempt.why_not
+        if not why and not steps.is_enough_faster(min(times[0]), min(times[1])):
             why = ", which is faster here"
         if not why or strides is self._original_strides:
             for name, parameter in self._model.named_parameters():
-                parameter.data = before[name]
+                parameter.data = shared[name]
             self._current_strides = self._original_strides
-        taken = median(times[0]), median(times[1])
-        speed = speed_words(speed_of(*times), runs_dense=bool(why))
-        if why or plan is None:
-            shown = [torch_step(op) for op in graph.ops] if plan is None else plan.steps
-            run = partial(self._run_in, strides)
-            return Compiled(without_weights(shown), run, True, f"torch runs all of it{why}", *taken, speed, chunk)
-        how = "as above" if chunk is None else f"as above, {chunk} inputs at a time"
+        return self._compiled(attempt, why, strides, times)
+
+    def _attempt(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
+        """A plan without constant channels if that gives the same outputs, else of all channels."""
+        if depends_on_layout(graph):
+            why_not = ": an operation depends on the memory layout"
+            return Attempt([torch_step(op) for op in graph.ops], why_not)
+        small = self._smaller(graph, args, kwargs)
+        attempt = None if small is None else self._attempt_with(*small, args, kwargs)
+        if attempt is not None and not attempt.why_not:
+            return attempt
+        return self._attempt_with(self._model, graph, args, kwargs)
+
+    def _smaller(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[nn.Module, Graph] | None:
+        """The network without constant channels, and its graph; None if there are none that could be removed."""
+        with suppress(DataError, ModelError, RuntimeError):  # code that knows the number of channels may not run
+            small = without_constant_channels(self._model, args, kwargs)
+            if small is not None:
+                try_example(small, args, kwargs)
+                small_graph = trace(small, args, kwargs)
+                return (small, small_graph) if has_same_numbers(small_graph, graph) else None
+        return None
+
+    def _attempt_with(self, model: nn.Module, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
+        """The plan of this network, which is the model or smaller, compared with the model on the example."""
+        is_smaller = model is not self._model
+        plan, chunk = _make_plan(model, graph, args, kwargs, checks_all=is_smaller)
+        run = partial(_run, plan, chunk, flat_inputs(args, kwargs))
+        why_not = _why_not(run(), partial(self.run_dense, args, kwargs))
+        return Attempt(plan.plan.steps, why_not, plan, chunk, is_smaller, None if why_not else run)
+
+    def _compiled(self, attempt: Attempt, why_dense: str, strides: Strides, times: Times) -> Compiled:
+        """The record of what runs: the plan, or torch if there is a reason why."""
+        plan, chunk = attempt.plan, attempt.chunk
+        medians = median(times[0]), median(times[1])
+        speed = speed_words(speed_of(*times), runs_dense=bool(why_dense))
+        if why_dense or plan is None:
+            how, run = f"torch runs all of it{why_dense}", partial(self._run_in, strides)
+            return Compiled(without_weights(attempt.steps), run, True, how, *medians, speed, chunk)
+        how = f"as above{', without constant channels' if attempt.is_smaller else ''}"
+        how = how if chunk is None else f"{how}, {chunk} inputs at a time"
         run = partial(self._run_plan, plan, chunk)
         return Compiled(
-            plan.steps, run, False, how, *taken, speed, chunk, plan.tensors, plan.n_packed_bytes, plan.arena.n_bytes
-        )
+            attempt.steps, run, False, how, *medians, speed, chunk, plan.tensors, plan.n_packed_bytes,
+            plan.arena.n_bytes,
+        )  # fmt: skip
 
-    def _make_plan(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, int | None]:
-        """The plan for these inputs, and its chunk size."""
-        inputs = flat_inputs(args, kwargs)
-        chunk = chunk_size(graph, inputs)
-        if chunk is not None:
-            args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
-            with suppress(DataError, ModelError):  # it does not run on fewer points
-                try_example(self._model, args, kwargs)  # fills caches, which must not keep the values of a trace
-                part = trace(self._model, args, kwargs)
-                if same_but_for_batch_size(graph, part, len(inputs[0]), chunk):
-                    return make_plan(part, flat_inputs(args, kwargs)), chunk
-        return make_plan(graph, inputs), None
-
-    def _fastest_strides(self, args: tuple[Any, ...], kwargs: dict[str, Any], others: list[Strides]) -> Strides:
+    def _fastest_strides(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strides:
         """The memory format of convolution weights in which torch is fastest: the model's own, or another."""
         original = self._original_strides
+        others = [] if depends_on_layout(graph) else other_formats(self._model, original)
         times = [(steps.dense_time(partial(self._run_in, original, args, kwargs), TRIALS), original)]
         for strides in others:
             with suppress(RuntimeError):  # some views work in one memory format only
                 self._run_in(strides, args, kwargs)
                 times.append((steps.dense_time(partial(self._run_in, strides, args, kwargs), TRIALS), strides))
         return min(times, key=lambda timed: timed[0])[1]
+
+
+def _make_plan(
+    model: nn.Module, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], *, checks_all: bool
+) -> tuple[CpuPlan, int | None]:
+    """The plan for these inputs, and its chunk size."""
+    inputs = flat_inputs(args, kwargs)
+    chunk = chunk_size(graph, inputs)
+    if chunk is not None:
+        args, kwargs = pytree.tree_map(lambda x: x[:chunk], (args, kwargs))
+        with suppress(DataError, ModelError):  # it does not run on fewer points
+            try_example(model, args, kwargs)  # fills caches, which must not keep the values of a trace
+            part = trace(model, args, kwargs)
+            if same_but_for_batch_size(graph, part, len(inputs[0]), chunk):
+                return make_plan(part, flat_inputs(args, kwargs), checks_all=checks_all), chunk
+    return make_plan(graph, inputs, checks_all=checks_all), None
 
 
 def _why_not(output: Any, dense: Callable[[], Any]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import shutil
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,52 +21,19 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.records.checking import check_choice, check_path, check_size
-from sipp.records.html import text_html
 from sipp.records.network_hash import raw_bytes
 from sipp.records.pruned_to import NetworkLike, network_of
 from sipp.runtime.examples import call_of, try_example, without_aliases
+from sipp.runtime.exported import TRACED, Exported, Target
 from sipp.runtime.plain_copy import plain_copy
-from sipp.runtime.programs import onnx_bytes, program_bytes
+from sipp.runtime.programs import write_onnx, write_program
 from sipp.storage.block_by_block.sharded_weights import companion_files
 from sipp.storage.files import publish, temporary_path, write_atomic
 from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
 
-Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
-TRACED: tuple[Target, ...] = ("pt2", "onnx")  # need an example
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers
 MARK = {"format": "pt"}  # metadata that tells readers of safetensors that these are torch tensors
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written, and how much it differs from the network when read back. `print` it."""
-
-    path: Path
-    to: Target
-    n_bytes: int
-    off_by: float  # largest relative difference of outputs on the example; 0 for weights, which are equal bit by bit
-    n_points: int | None  # the only batch size that a traced network takes; None: any
-    n_tokens: int | None = None  # the only sequence length; None: any, or no sequences
-    has_tokens: bool = False  # it takes sequences of token ids
-    beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
-
-    def __str__(self) -> str:
-        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros included; read back, "
-        if self.to == "hf":
-            with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
-            return f"{text}every bit is the same; {with_it}"
-        if self.to not in TRACED:
-            return text + "every bit is the same"
-        inputs = "any number of inputs"
-        if self.n_points is not None:
-            inputs = f"{self.n_points} input{'' if self.n_points == 1 else 's'} at a time only"
-        if self.has_tokens:
-            inputs += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
-        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {inputs}; other sizes are fixed"
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self))
 
 
 @torch.inference_mode(False)
@@ -114,19 +80,16 @@ def export(
         if values != "same":
             own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
         n_bytes, beside = _save_pretrained(own, target, shard, tokenizer)
-        return Exported(target, to, n_bytes, 0.0, None, beside=beside)
+        return Exported(target, to, n_bytes, beside=beside)
     if to in TRACED:
         turn_off_caches(own.modules())
         call = without_aliases(*call_of(example))
         try_example(own, *call)
         with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-            traced = (onnx_bytes if to == "onnx" else program_bytes)(own, call)
-        write_atomic(target, traced.content)
-        sizes = traced.n_points, traced.n_tokens, traced.has_tokens
-        return Exported(target, to, len(traced.content), traced.off_by, *sizes)
+            return write_onnx(own, call, target) if to == "onnx" else write_program(own, call, target)
     content = _weight_bytes(own, to)
     write_atomic(target, content)
-    return Exported(target, to, len(content), 0.0, None)
+    return Exported(target, to, len(content))
 
 
 def _weight_bytes(model: nn.Module, to: Target) -> bytes:

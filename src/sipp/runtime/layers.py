@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.runtime import steps
-from sipp.runtime.graph import CONV, Op
-from sipp.runtime.steps import LEAST_GAIN, Step, Values, apply_epilogue, kept_share
+from sipp.runtime.graph import CONV, Op, Ref
+from sipp.runtime.steps import Step, Values, apply_epilogue, is_enough_faster, kept_share
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
     stride, padding, dilation = (pair(option) for option in options[:3])
     overflow_factor = None if op.overflow_factor is None else constants[op.overflow_factor].contiguous()
     return Layer(op, tuple(weight.shape), bias, overflow_factor, stride, padding, dilation, options[3]), weight
+
+
+def constant_weights(op: Op, constants: Mapping[int, Tensor]) -> list[Tensor] | None:
+    """The weight of a product and its bias, if it has one; None if they are not constants, or it has other options."""
+    refs = [ref for ref in op.args[1:3] if ref is not None]
+    if op.kwargs or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
+        return None
+    return [constants[ref.value] for ref in refs]
 
 
 def run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
@@ -71,7 +80,7 @@ def dense_step(layer: Layer, weight: Tensor, values: Values) -> Step:
 def faster_step(sparse: Step, dense: Step, values: Values) -> Step:
     """The sparse step if it is enough faster than the dense one, which has run; its result is added to the values."""
     assert sparse.seconds is not None and dense.dense_seconds is not None
-    chosen = sparse if sparse.seconds <= LEAST_GAIN * dense.dense_seconds else dense
+    chosen = sparse if is_enough_faster(sparse.seconds, dense.dense_seconds) else dense
     chosen.run(values)
     return chosen
 

@@ -1,4 +1,4 @@
-"""Traces a network into the bytes of a .pt2 program or an ONNX file; each is run on the example and compared.
+"""Traces a network and writes it as a .pt2 program or an ONNX file, after it was run on the example and compared.
 
 The batch size (first size of every tensor) is left dynamic if the network allows it, and so is the length of token
 sequences (batch x tokens). All other sizes are those of the example.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,24 +20,15 @@ from sipp.extras import needed_for
 from sipp.native import pytree
 from sipp.native.exporting import quiet_export
 from sipp.runtime.examples import Call, cloned, output_difference
+from sipp.runtime.exported import Exported
+from sipp.storage.files import write_atomic
 from sipp.storage.tensors import in_own_memory
 
 AGREEMENT = 1e-4  # relative to the largest value of an output
 
 
-@dataclass(frozen=True)
-class Traced:
-    """The bytes of a file, its error on the example, and which input sizes it accepts."""
-
-    content: bytes
-    off_by: float
-    n_points: int | None  # the only batch size; None: any
-    n_tokens: int | None  # the only sequence length; None: any, or no sequences
-    has_tokens: bool
-
-
-def onnx_bytes(model: nn.Module, call: Call) -> Traced:
-    """The network as ONNX, compared with torch by running the example in onnxruntime."""
+def write_onnx(model: nn.Module, call: Call, path: Path) -> Exported:
+    """Writes the network as ONNX, compared with torch by running the example in onnxruntime."""
     with needed_for("exporting to ONNX"):
         import onnx  # noqa: F401
         import onnxruntime
@@ -68,11 +59,13 @@ def onnx_bytes(model: nn.Module, call: Call) -> Traced:
                 f"onnxruntime cannot run it on the CPU ({_reason(error)})", fix=_suggestion(model)
             ) from error
 
-    return _describe(program, call, content, _compare(model, call, by_onnxruntime, "onnxruntime"))
+    off_by = _compare(model, call, by_onnxruntime, "onnxruntime")
+    write_atomic(path, content)
+    return Exported(path, "onnx", len(content), off_by, *_input_sizes(program, call))
 
 
-def program_bytes(model: nn.Module, call: Call) -> Traced:
-    """The network as a torch.export program, compared with the model on the example."""
+def write_program(model: nn.Module, call: Call, path: Path) -> Exported:
+    """Writes the network as a torch.export program, compared with the model on the example."""
     program = _trace(model, call)
     _remove_data(program, call)
     file = io.BytesIO()
@@ -81,12 +74,15 @@ def program_bytes(model: nn.Module, call: Call) -> Traced:
         file.seek(0)
         back = torch.export.load(file).module()
     off_by = _compare(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
-    return _describe(program, call, file.getvalue(), off_by)
+    content = file.getvalue()
+    write_atomic(path, content)
+    return Exported(path, "pt2", len(content), off_by, *_input_sizes(program, call))
 
 
-def _describe(program: torch.export.ExportedProgram, call: Call, content: bytes, off_by: float) -> Traced:
+def _input_sizes(program: torch.export.ExportedProgram, call: Call) -> tuple[int | None, int | None, bool]:
+    """The only batch size and sequence length that a program takes (None: any), and whether it takes tokens."""
     has_tokens = any(_is_tokens(value) for value in pytree.tree_leaves(call))
-    return Traced(content, off_by, _only_size(program, 0), _only_size(program, 1) if has_tokens else None, has_tokens)
+    return _only_size(program, 0), _only_size(program, 1) if has_tokens else None, has_tokens
 
 
 def _is_tokens(value: Any) -> bool:

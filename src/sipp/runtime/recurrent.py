@@ -24,7 +24,7 @@ from sipp.runtime.steps import PreparedKernel, Step, Values, arguments_of, best_
 from sipp.runtime.strip_kernel import raise_flag
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded_bias
 
-LSTM = ATEN.lstm.input
+LSTM, LSTM_CELL = ATEN.lstm.input, ATEN.lstm_cell.default
 RECURRENT = (LSTM, ATEN.gru.input, ATEN.rnn_tanh.input, ATEN.rnn_relu.input)
 N_GATES = 4
 
@@ -61,6 +61,11 @@ def read_lstm(op: Op, constants: dict[int, Tensor]) -> Lstm | None:
     return Lstm(cells, directions, bool(batch_first))
 
 
+def recurrent_reads(op: Op) -> list[int]:
+    """The values that an LSTM reads apart from its weights: input, state and cell."""
+    return [op.args[0].value, *(ref.value for ref in op.args[1])]
+
+
 def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
     """The step of a whole LSTM; None to leave it to torch (unsupported options, or dense is faster)."""
     lstm, x = read_lstm(op, constants), values[op.args[0].value]
@@ -74,7 +79,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
         return None
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
     hidden = weights[1].shape[1]
-    number, h0, c0 = (ref.value for ref in (op.args[0], *op.args[1]))
+    number, h0, c0 = recurrent_reads(op)
     first = memory.zeros(n_points, n_times, x.shape[2])
     cells, source = [], first
     for first_of_layer in range(0, len(lstm.cells), directions):
@@ -95,7 +100,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
 
     seconds = best_time(lambda: run_step(values))
     dense_seconds = steps.dense_time(lambda: LSTM(*arguments_of(values, op.args)))
-    if seconds > steps.LEAST_GAIN * dense_seconds:
+    if not steps.is_enough_faster(seconds, dense_seconds):
         return None
     run_step(values)
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)

@@ -19,7 +19,7 @@ from sipp.runtime.graph import ATEN, Op, Ref
 TRIALS = 3
 MOST_TRIALS, LEAST_SECONDS = 50, 0.003
 TURNS, RACE_SECONDS = 6, 0.2  # for the whole network, sparse against dense
-LEAST_GAIN = 0.95  # sparse is used if it takes at most this share of the dense time
+MOST_TIME = 0.95  # sparse is used if it takes at most this share of the dense time
 SHARED_SECONDS = 5e-5  # faster kernels run on one thread
 SHARES_PER_THREAD = 4  # so that a delayed thread holds up the others less
 
@@ -44,6 +44,7 @@ class Step:
     dense_seconds: float | None = None
     note: str = ""
     held: tuple[Tensor, ...] = ()  # dense weights that it reads, perhaps shared with other steps
+    holds_weights: bool = True  # False: reads them from the values, as torch does
 
 
 class PreparedKernel:
@@ -99,6 +100,11 @@ def dense_time(function: Callable[[], object], trials: int = TRIALS) -> float:
     return best_time(function, trials)
 
 
+def is_enough_faster(seconds: float, dense_seconds: float) -> bool:
+    """Whether something sparse, a layer or a network, is enough faster than torch's dense one to be used."""
+    return seconds <= MOST_TIME * dense_seconds
+
+
 def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[float], list[float]]:
     """Wall times of both on all of torch's threads, in alternation, so that noise affects both alike."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -146,7 +152,7 @@ def torch_step(op: Op, note: str = "") -> Step:
             result = target(*arguments_of(values, op.args), **arguments_of(values, op.kwargs))
         values[op.out] = result if op.addend is None and op.act == NONE else apply_epilogue(values, op, result)
 
-    return Step(op.name, "torch", run_step, op.out, note=note)
+    return Step(op.name, "torch", run_step, op.out, note=note, holds_weights=False)
 
 
 def without_weights(steps: list[Step]) -> list[Step]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from sipp.errors import DataError, ModelError, SippError
 from sipp.inputs.capture import run_batch, scoring_mode
@@ -32,7 +31,7 @@ from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
-from sipp.runtime.shrinking.channels import Channels, channels_of
+from sipp.runtime.shrinking.channels import Channels, channels_in
 from sipp.runtime.shrinking.removing import ShrinkPlan, plan_shrinking
 from sipp.runtime.shrinking.rules import rule_of, without_either, without_numbers, without_views
 
@@ -116,15 +115,9 @@ def _checked_plan(own: nn.Module, call: Call, program: torch.export.ExportedProg
     net, points, expected = (own, call, _outputs(own, call)) if precise is None else precise
     trials = [(points, expected), *_other_sizes(net, points)]
     most = rounding_tolerance(expected) if precise is None else SAME
-    cpu = {
-        id(tensor): tensor.detach().cpu() for tensor in parameters_and_buffers(own).values()
-    }  # shared ones stay shared
-    tensors = {name: cpu[id(tensor)] for name, tensor in parameters_and_buffers(own).items()}
-    convolutions = {name for name, module in own.named_modules(remove_duplicate=False) if isinstance(module, _ConvNd)}
-    regroups = frozenset(name for name in tensors if name.removesuffix(".weight") in convolutions)
     moved = torch.inf
     for rules in (rule_of, without_views, without_numbers, without_either):
-        channels = channels_of(program, tensors, regroups, rules)
+        channels = channels_in(own, program, rules)
         plan = plan_shrinking(channels)
         small = copy.deepcopy(net)
         apply(small, plan)

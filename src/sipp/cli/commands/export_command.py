@@ -40,7 +40,7 @@ def export(
     from sipp.cli.out_option import check_new
     from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
     from sipp.records.saved_file import SavedFile
-    from sipp.runtime.exporting import TRACED, Exported
+    from sipp.runtime.exported import TRACED, Exported
     from sipp.runtime.exporting import export as export_network
 
     written: Exported | SavedFile

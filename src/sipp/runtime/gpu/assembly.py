@@ -23,7 +23,7 @@ STORE_16 = (
 ANY_BEHIND_BARRIER = "{ .reg .pred p, q; setp.ne.s32 p, $1, 0; bar.red.or.pred q, 0, p; selp.s32 $0, 1, 0, q; }"
 
 
-def declared(n_bytes: int) -> str:
+def declare_shared(n_bytes: int) -> str:
     """Declares this much shared memory and returns its address."""
     return f".shared .align 16 .b8 sipp_input[{n_bytes}]; mov.u32 $0, sipp_input; // $1"
 

@@ -24,7 +24,7 @@ try:
 except ImportError:  # an older Triton: kernels do not start early
     gdc_launch_dependents = gdc_wait = None
 
-LONGER = [f"longer_{i + 1}" for i in range(LEVELS)]
+SLICES_ABOVE = [f"above_{i}" for i in range(LEVELS)]  # names of arguments, see `Walks.slices_above`
 ALIGNED = 16  # divisibility of sizes and addresses that Triton specialises for
 STARTS_EARLY = (9, 0)  # compute capability
 TURNED = 64  # columns per program that transposes several tokens
@@ -43,32 +43,33 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
     n_tokens, dtype, n_rows = len(x), x.dtype, weight.shape[0]
     out = torch.empty(n_tokens, n_rows, dtype=dtype, device=x.device)
     if n_tokens == 1:
-        a_word = n_words = 1  # tokens per word, and words per column
+        tokens_per_word = n_words = 1  # tokens per word, and words per column
         is_whole = all(n * x.itemsize % 4 == 0 for n in (x.shape[1], x.storage_offset()))
         words = x.view(-1).view(torch.int32 if is_whole else torch.int16)
     else:
-        a_word = 8 // x.itemsize
-        n_words = triton.cdiv(n_tokens, a_word)
-        transposed_x = torch.empty(x.shape[1], n_words * a_word, dtype=dtype, device=x.device)
+        tokens_per_word = 8 // x.itemsize
+        n_words = triton.cdiv(n_tokens, tokens_per_word)
+        n_padded = n_words * tokens_per_word
+        transposed_x = torch.empty(x.shape[1], n_padded, dtype=dtype, device=x.device)
         _transpose[(triton.cdiv(x.shape[1], TURNED),)](
-            x, transposed_x, n_tokens, x.shape[1], n_words * a_word, triton.next_power_of_2(n_words * a_word), TURNED,
-            early, **launch,
+            x, transposed_x, n_tokens, x.shape[1], n_padded, triton.next_power_of_2(n_padded), TURNED, early, **launch,
         )  # fmt: skip
         x = words = transposed_x.view(torch.int64)
     n_input_words, n_threads = words.numel() // n_words, weight.n_rows * weight.n_lanes
     chunk = n_threads * (16 if n_tokens == 1 else 8)  # bytes of the input per iteration
     n_shared = triton.cdiv(n_input_words * words.itemsize, chunk) * chunk
-    in_shared = is_nvidia and words.dtype != torch.int16 and a_word != 2 and n_shared <= assembly.MOST_SHARED
+    in_shared = is_nvidia and words.dtype != torch.int16 and tokens_per_word != 2 and n_shared <= assembly.MOST_SHARED
     # lets Triton give each thread four neighbouring words
     four_at_once = n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
     _few_tokens[(len(weight.slices) - 1, n_words)](
-        x, words, weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts,
-        None if weight.n_longer else weight.slices, weight.order, weight.scales if len(weight.scales) else None, bias,
-        out, n_rows, n_input_words, n_tokens, n_words, weight.n_least, *(weight.n_longer or (0,) * LEVELS),
+        x, words, out, n_rows, n_tokens, n_input_words, n_words,
+        weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts, weight.order,
+        weight.scales if len(weight.scales) else None, bias,
+        None if weight.slices_above else weight.slices, weight.min_blocks, *(weight.slices_above or (0,) * LEVELS),
         weight.n_rows, weight.n_lanes, weight.values.itemsize * 8,
         *(_repeated(bits, dtype, words.dtype) for bits in EXPONENT[dtype]), early, ahead, four_at_once,
-        assembly.declared(n_shared) if in_shared else "",
-        assembly.four_steps(weight.values.dtype, dtype, a_word) if in_shared else "",
+        assembly.declare_shared(n_shared) if in_shared else "",
+        assembly.four_steps(weight.values.dtype, dtype, tokens_per_word) if in_shared else "",
         num_warps=max(1, n_threads // WARP), **launch,
     )  # fmt: skip
     return out
@@ -110,13 +111,18 @@ def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _first_block(s, slices, n_least, longer_1, longer_2, longer_3, longer_4, longer_5):  # type: ignore[no-untyped-def]
-    """The number of the first block of slice s; without a table, computed from how many slices are longer."""
+def _first_block(own_slice, slices, min_blocks, above_0, above_1, above_2, above_3, above_4):  # type: ignore[no-untyped-def]
+    """The number of a slice's first block; without a table, computed from how many slices have more blocks than others.
+
+    Longer slices come first, so all slices before this one have min_blocks, the first above_0 of them one more, and the
+    first above_1 yet another.
+    """
     if slices is None:
-        block = s * n_least + tl.minimum(s, longer_1) + tl.minimum(s, longer_2) + tl.minimum(s, longer_3)
-        block += tl.minimum(s, longer_4) + tl.minimum(s, longer_5)
+        block = own_slice * min_blocks + tl.minimum(own_slice, above_0) + tl.minimum(own_slice, above_1)
+        block += tl.minimum(own_slice, above_2)
+        block += tl.minimum(own_slice, above_3) + tl.minimum(own_slice, above_4)
     else:
-        block = tl.load(slices + s)
+        block = tl.load(slices + own_slice)
     return block
 
 
@@ -143,29 +149,29 @@ def _load(values, distances, block, n_blocks, THREADS: tl.constexpr, BITS: tl.co
 
 @triton.jit
 def _read_input(  # type: ignore[no-untyped-def]
-    words, shared, n_input_words, n_words, token_word, THREADS: tl.constexpr, A_WORD: tl.constexpr,
-    MASK: tl.constexpr, CARRY: tl.constexpr, IN_SHARED: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
+    words, shared, n_input_words, n_words, THREADS: tl.constexpr, TOKENS: tl.constexpr, MASK: tl.constexpr,
+    CARRY: tl.constexpr, IN_SHARED: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Copies the input of these tokens into shared memory; the sign of a number in the result marks what is not finite.
 
     Adding CARRY to the bits of an exponent that are all 1 carries into the sign.
     """
-    CHUNK: tl.constexpr = THREADS * 4 if A_WORD == 1 else THREADS
+    CHUNK: tl.constexpr = THREADS * 4 if TOKENS == 1 else THREADS
     k = tl.arange(0, CHUNK)
     bad = tl.zeros((CHUNK,), words.dtype.element_ty)
     for i in range(0, n_input_words, CHUNK):
-        if A_WORD == 1:
+        if TOKENS == 1:
             word = tl.load(words + i + k, i + k < n_input_words, other=0)
         else:
-            word = tl.load(words + (i + k) * n_words + token_word, i + k < n_input_words, other=0)
+            word = tl.load(words + (i + k) * n_words, i + k < n_input_words, other=0)
         bad |= (word & MASK) + CARRY
         if IN_SHARED:
-            to = shared + (i + k) * (4 if A_WORD == 1 else 8)
-            if A_WORD == 1 and FOUR_AT_ONCE:
+            to = shared + (i + k) * (4 if TOKENS == 1 else 8)
+            if TOKENS == 1 and FOUR_AT_ONCE:
                 tl.inline_asm_elementwise(
                     STORE_16, "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=4
                 )
-            elif A_WORD == 1:
+            elif TOKENS == 1:
                 tl.inline_asm_elementwise(STORE_4, "=r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
             else:
                 tl.inline_asm_elementwise(STORE_8, "=r,l,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
@@ -173,35 +179,35 @@ def _read_input(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _signs(word, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _signs(word, NUMBER_BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sign of any number of this many bits in a word, as its last bit."""
-    return (word >> (word.dtype.primitive_bitwidth - 1)) | (word >> (SIZE - 1))
+    return (word >> (word.dtype.primitive_bitwidth - 1)) | (word >> (NUMBER_BITS - 1))
 
 
 @triton.jit
-def _accumulate(x, place, weight, token_word, n_words, a, b, c, d, A_WORD: tl.constexpr, like):  # type: ignore[no-untyped-def]
+def _accumulate(x, place, weight, n_words, a, b, c, d, like, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Adds a weight times its inputs to the sums."""
-    if A_WORD == 1:
+    if TOKENS == 1:
         a += weight * tl.load(x + place).to(tl.float32)
     else:
-        word = tl.load(x + place * n_words + token_word)
+        word = tl.load(x + place * n_words)
         a += weight * _part(word, 0, like)
         b += weight * _part(word, 1, like)
-        if A_WORD == 4:
+        if TOKENS == 4:
             c += weight * _part(word, 2, like)
             d += weight * _part(word, 3, like)
     return a, b, c, d
 
 
 @triton.jit
-def _four(  # type: ignore[no-untyped-def]
-    x, place, step, v0, v1, v2, v3, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr, A_WORD: tl.constexpr,
-    FOUR: tl.constexpr,
+def _four_steps(  # type: ignore[no-untyped-def]
+    x, place, step, v0, v1, v2, v3, n_words, a, b, c, d, like, BITS: tl.constexpr, TOKENS: tl.constexpr,
+    FOUR_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Four steps of a walk: adds four weights times their inputs, and returns the new position."""
-    if FOUR != "":
+    if FOUR_STEPS != "":
         place, a, b, c, d = tl.inline_asm_elementwise(
-            FOUR, OPERANDS, [place, step, v0, v1, v2, v3, a, b, c, d],
+            FOUR_STEPS, OPERANDS, [place, step, v0, v1, v2, v3, a, b, c, d],
             dtype=(tl.int32, tl.float32, tl.float32, tl.float32, tl.float32), is_pure=False, pack=1,
         )  # fmt: skip
     else:
@@ -212,20 +218,20 @@ def _four(  # type: ignore[no-untyped-def]
         else:
             w0, w1, w2, w3 = _part(v0, 0, like), _part(v1, 0, like), _part(v2, 0, like), _part(v3, 0, like)
         place += step & 255
-        a, b, c, d = _accumulate(x, place, w0.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w0.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
         place += (step >> 8) & 255
-        a, b, c, d = _accumulate(x, place, w1.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w1.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
         place += (step >> 16) & 255
-        a, b, c, d = _accumulate(x, place, w2.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w2.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
         place += (step >> 24) & 255
-        a, b, c, d = _accumulate(x, place, w3.to(tl.float32), token_word, n_words, a, b, c, d, A_WORD, like)
+        a, b, c, d = _accumulate(x, place, w3.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
     return place, a, b, c, d
 
 
 @triton.jit
 def _block(  # type: ignore[no-untyped-def]
-    x, place, value, step, token_word, n_words, a, b, c, d, like, BITS: tl.constexpr, A_WORD: tl.constexpr,
-    FOUR: tl.constexpr,
+    x, place, value, step, n_words, a, b, c, d, like, BITS: tl.constexpr, TOKENS: tl.constexpr,
+    FOUR_STEPS: tl.constexpr,
 ):  # fmt: skip
     """All steps of one block."""
     if BITS == 32:
@@ -237,136 +243,147 @@ def _block(  # type: ignore[no-untyped-def]
         v2, v3 = v1, v1
     if BITS == 8:
         step, next_step = tl.split(step)
-        place, a, b, c, d = _four(
-            x, place, step, v0, v0, v0, v0, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR
+        place, a, b, c, d = _four_steps(
+            x, place, step, v0, v0, v0, v0, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS
         )
         step, v0 = next_step, v1
-    return _four(x, place, step, v0, v1, v2, v3, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR)
+    return _four_steps(x, place, step, v0, v1, v2, v3, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS)
 
 
 @triton.jit
 def _two_blocks(  # type: ignore[no-untyped-def]
-    x, place, value, step, next_value, next_step, token_word, n_words, a, b, c, d, like, values, distances,
-    later_block, n_blocks, BITS: tl.constexpr, A_WORD: tl.constexpr, FOUR: tl.constexpr,
+    x, n_words, like, values, distances, later_block, n_blocks, place, a, b, c, d, value, step, next_value, next_step,
+    BITS: tl.constexpr, TOKENS: tl.constexpr, FOUR_STEPS: tl.constexpr,
 ):  # fmt: skip
     """All steps of two blocks, which are replaced by two later ones."""
-    place, a, b, c, d = _block(x, place, value, step, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR)
-    place, a, b, c, d = _block(
-        x, place, next_value, next_step, token_word, n_words, a, b, c, d, like, BITS, A_WORD, FOUR
-    )
+    place, a, b, c, d = _block(x, place, value, step, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS)
+    place, a, b, c, d = _block(x, place, next_value, next_step, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS)
     value, step, next_value, next_step = _load(values, distances, later_block, n_blocks, value.shape[0], BITS)
     return place, a, b, c, d, value, step, next_value, next_step
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_tokens", "n_least", *LONGER])
-def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most branches are known when it is compiled)
-    x, words, values, distances, starts, slices, order, scales, bias, out,
-    n_rows, n_input_words, n_tokens, n_words, n_least, longer_1, longer_2, longer_3, longer_4, longer_5,
-    ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr, FOUR_AT_ONCE: tl.constexpr, DECLARED: tl.constexpr, FOUR: tl.constexpr,
-):  # fmt: skip
-    """One slice, for the tokens of one 64-bit word, or for a single token.
+@triton.jit
+def _rows_of_threads(own_slice, order, scales, bias, ROWS: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For each thread: its row, whether it writes the row's sum, and the row's scale and bias."""
+    thread = tl.arange(0, ROWS * LANES)
+    row = tl.load(order + own_slice * ROWS + thread // LANES)
+    writes = (row >= 0) & (thread % LANES == 0)
+    scale = tl.full((ROWS * LANES,), 1.0, tl.float32)
+    if scales is not None:
+        scale = tl.load(scales + own_slice * ROWS + thread // LANES)
+    offset = tl.zeros((ROWS * LANES,), tl.float32)
+    if bias is not None:
+        offset = tl.load(bias + row, writes, other=0.0).to(tl.float32)
+    return row, writes, scale, offset
 
-    `x` is the input and `words` the same memory in words. `slices`, `scales` and `bias` may be None. ROWS and LANES are
-    the rows of a slice and the threads of a row, BITS those of a value. DECLARED and FOUR are PTX (`assembly.py`),
-    empty if the input is read from where it is.
-    """
+
+@triton.jit(do_not_specialize=["n_rows", "n_tokens", "min_blocks", *SLICES_ABOVE])
+def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most branches are known when it is compiled)
+    # the input, the same memory in words, and the result
+    x, words, out, n_rows, n_tokens, n_input_words, n_words,
+    # the packed weight (`Walks`): `slices` is None if computed from the numbers below, `scales` and `bias` may be None
+    values, distances, starts, order, scales, bias, slices, min_blocks, above_0, above_1, above_2, above_3, above_4,
+    # rows of a slice, threads of a row, bits of a value; exponent bits of a word, and what makes them carry
+    ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
+    # whether to start before the previous kernel ends, pairs of blocks under way, whether to store four words at once
+    EARLY: tl.constexpr, AHEAD: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
+    # PTX (`assembly.py`); both are empty if the input is not copied into shared memory
+    DECLARE_SHARED: tl.constexpr, FOUR_STEPS: tl.constexpr,
+):  # fmt: skip
+    """One slice of rows times one token, or times the tokens of one 64-bit word."""
     THREADS: tl.constexpr = ROWS * LANES
-    SIZE: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
-    A_WORD: tl.constexpr = 64 // SIZE if x.dtype.element_ty == tl.int64 else 1  # tokens
-    s = tl.program_id(0)
-    token_word = tl.program_id(1)
-    begin = _first_block(s, slices, n_least, longer_1, longer_2, longer_3, longer_4, longer_5)
-    n = _first_block(s + 1, slices, n_least, longer_1, longer_2, longer_3, longer_4, longer_5) - begin
+    NUMBER_BITS: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
+    TOKENS: tl.constexpr = 64 // NUMBER_BITS if x.dtype.element_ty == tl.int64 else 1
+    IN_SHARED: tl.constexpr = FOUR_STEPS != ""
+    own_slice, token_word = tl.program_id(0), tl.program_id(1)
+    if TOKENS > 1:
+        x += token_word
+        words += token_word
+
+    # 1. Start to load the first blocks of the slice: up to four pairs, each with the values and steps of two blocks.
+    begin = _first_block(own_slice, slices, min_blocks, above_0, above_1, above_2, above_3, above_4)
+    n = _first_block(own_slice + 1, slices, min_blocks, above_0, above_1, above_2, above_3, above_4) - begin
     A_BLOCK: tl.constexpr = THREADS * (8 if BITS == 8 else 4)  # weights
     values += begin.to(tl.int64) * (A_BLOCK * BITS // 32)
     distances += begin.to(tl.int64) * (A_BLOCK // 4)
-    # up to four pairs of blocks under way: values v and steps s of the first block, w and t of the second
-    v0, s0, w0, t0 = _load(values, distances, 0, n, THREADS, BITS)
+    value_0, step_0, next_value_0, next_step_0 = _load(values, distances, 0, n, THREADS, BITS)
     if AHEAD >= 2:
-        v1, s1, w1, t1 = _load(values, distances, 2, n, THREADS, BITS)
+        value_1, step_1, next_value_1, next_step_1 = _load(values, distances, 2, n, THREADS, BITS)
     if AHEAD >= 3:
-        v2, s2, w2, t2 = _load(values, distances, 4, n, THREADS, BITS)
+        value_2, step_2, next_value_2, next_step_2 = _load(values, distances, 4, n, THREADS, BITS)
     if AHEAD >= 4:
-        v3, s3, w3, t3 = _load(values, distances, 6, n, THREADS, BITS)
-    thread = tl.arange(0, THREADS)
-    place = tl.load(starts + s * THREADS + thread).to(tl.int32)
-    row = tl.load(order + s * ROWS + thread // LANES)
-    writes = (row >= 0) & (thread % LANES == 0)
-    scale = tl.full((THREADS,), 1.0, tl.float32)
-    if scales is not None:
-        scale = tl.load(scales + s * ROWS + thread // LANES)
-    offset = tl.zeros((THREADS,), tl.float32)
-    if bias is not None:
-        offset = tl.load(bias + row, writes, other=0.0).to(tl.float32)
+        value_3, step_3, next_value_3, next_step_3 = _load(values, distances, 6, n, THREADS, BITS)
+    place = tl.load(starts + own_slice * THREADS + tl.arange(0, THREADS)).to(tl.int32)
+    row, writes, scale, offset = _rows_of_threads(own_slice, order, scales, bias, ROWS, LANES)
+
+    # 2. Check the input, which the previous kernel may have written, and copy it into shared memory.
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-
     shared = 0
-    if FOUR != "":
-        shared = tl.inline_asm_elementwise(DECLARED, "=r,r", [s], dtype=tl.int32, is_pure=False, pack=1)
+    if IN_SHARED:
+        shared = tl.inline_asm_elementwise(DECLARE_SHARED, "=r,r", [own_slice], dtype=tl.int32, is_pure=False, pack=1)
         place = shared + place * (x.dtype.element_ty.primitive_bitwidth // 8)
-    bad = _read_input(
-        words, shared, n_input_words, n_words, token_word, THREADS, A_WORD, MASK, CARRY, FOUR != "", FOUR_AT_ONCE
-    )
-    if FOUR != "" and A_WORD == 1:
-        own = _signs(tl.reduce(tl.reshape(bad, (THREADS, 4)), 1, _or), SIZE) & 1
+    bad = _read_input(words, shared, n_input_words, n_words, THREADS, TOKENS, MASK, CARRY, IN_SHARED, FOUR_AT_ONCE)
+    if IN_SHARED and TOKENS == 1:
+        own = _signs(tl.reduce(tl.reshape(bad, (THREADS, 4)), 1, _or), NUMBER_BITS) & 1
         is_bad = tl.inline_asm_elementwise(ANY_BEHIND_BARRIER, "=r,r", [own], dtype=tl.int32, is_pure=False, pack=1)
-    elif FOUR != "":
+    elif IN_SHARED:
         tl.debug_barrier()
 
+    # 3. Walk along the rows. Sums: one for each of up to four tokens; a single token has two, which alternate.
     a = tl.zeros((THREADS,), tl.float32)
     b = tl.zeros((THREADS,), tl.float32)
     c = tl.zeros((THREADS,), tl.float32)
     d = tl.zeros((THREADS,), tl.float32)
     for i in range(0, n, 2 * AHEAD):
         later = i + 2 * AHEAD
-        place, a, b, c, d, v0, s0, w0, t0 = _two_blocks(
-            x, place, v0, s0, w0, t0, token_word, n_words, a, b, c, d, out, values, distances, later, n,
-            BITS, A_WORD, FOUR,
+        place, a, b, c, d, value_0, step_0, next_value_0, next_step_0 = _two_blocks(
+            x, n_words, out, values, distances, later, n, place, a, b, c, d,
+            value_0, step_0, next_value_0, next_step_0, BITS, TOKENS, FOUR_STEPS,
         )  # fmt: skip
         if AHEAD >= 2:  # noqa: SIM102
             if i + 2 < n:
-                place, a, b, c, d, v1, s1, w1, t1 = _two_blocks(
-                    x, place, v1, s1, w1, t1, token_word, n_words, a, b, c, d, out, values, distances, later + 2, n,
-                    BITS, A_WORD, FOUR,
+                place, a, b, c, d, value_1, step_1, next_value_1, next_step_1 = _two_blocks(
+                    x, n_words, out, values, distances, later + 2, n, place, a, b, c, d,
+                    value_1, step_1, next_value_1, next_step_1, BITS, TOKENS, FOUR_STEPS,
                 )  # fmt: skip
         if AHEAD >= 3:  # noqa: SIM102
             if i + 4 < n:
-                place, a, b, c, d, v2, s2, w2, t2 = _two_blocks(
-                    x, place, v2, s2, w2, t2, token_word, n_words, a, b, c, d, out, values, distances, later + 4, n,
-                    BITS, A_WORD, FOUR,
+                place, a, b, c, d, value_2, step_2, next_value_2, next_step_2 = _two_blocks(
+                    x, n_words, out, values, distances, later + 4, n, place, a, b, c, d,
+                    value_2, step_2, next_value_2, next_step_2, BITS, TOKENS, FOUR_STEPS,
                 )  # fmt: skip
         if AHEAD >= 4:  # noqa: SIM102
             if i + 6 < n:
-                place, a, b, c, d, v3, s3, w3, t3 = _two_blocks(
-                    x, place, v3, s3, w3, t3, token_word, n_words, a, b, c, d, out, values, distances, later + 6, n,
-                    BITS, A_WORD, FOUR,
+                place, a, b, c, d, value_3, step_3, next_value_3, next_step_3 = _two_blocks(
+                    x, n_words, out, values, distances, later + 6, n, place, a, b, c, d,
+                    value_3, step_3, next_value_3, next_step_3, BITS, TOKENS, FOUR_STEPS,
                 )  # fmt: skip
 
-    token = token_word * A_WORD
+    # 4. Add up the sums of each row's threads, and write them.
+    token = token_word * TOKENS
     to = out + token * n_rows + row
-    if A_WORD == 1:
-        if FOUR == "":
-            is_bad = _signs(tl.reduce(bad, 0, _or), SIZE)
+    if TOKENS == 1:
+        if not IN_SHARED:
+            is_bad = _signs(tl.reduce(bad, 0, _or), NUMBER_BITS)
         _finish(a + b, is_bad, scale, offset, to, writes, LANES)
     else:
         flags = tl.reduce(bad, 0, _or)
-        _finish_word(a, b, c, d, flags, scale, offset, to, n_rows, n_tokens - token, writes, LANES, A_WORD, SIZE)
+        _finish_word(a, b, c, d, flags, scale, offset, to, n_rows, n_tokens - token, writes, LANES, TOKENS, NUMBER_BITS)
 
 
 @triton.jit
 def _finish_word(  # type: ignore[no-untyped-def]
-    a, b, c, d, flags, scale, offset, to, n_rows, n_tokens, writes, LANES: tl.constexpr, A_WORD: tl.constexpr,
-    SIZE: tl.constexpr,
+    a, b, c, d, flags, scale, offset, to, n_rows, n_tokens, writes, LANES: tl.constexpr, TOKENS: tl.constexpr,
+    NUMBER_BITS: tl.constexpr,
 ):  # fmt: skip
     """Writes the sums of the tokens of a word, the first n_tokens of them; the signs in `flags` mark bad inputs."""
-    _finish(a, flags >> (SIZE - 1), scale, offset, to, writes, LANES)
-    _finish(b, flags >> (2 * SIZE - 1), scale, offset, to + n_rows, writes & (n_tokens > 1), LANES)
-    if A_WORD == 4:
-        _finish(c, flags >> (3 * SIZE - 1), scale, offset, to + 2 * n_rows, writes & (n_tokens > 2), LANES)
-        _finish(d, flags >> (4 * SIZE - 1), scale, offset, to + 3 * n_rows, writes & (n_tokens > 3), LANES)
+    _finish(a, flags >> (NUMBER_BITS - 1), scale, offset, to, writes, LANES)
+    _finish(b, flags >> (2 * NUMBER_BITS - 1), scale, offset, to + n_rows, writes & (n_tokens > 1), LANES)
+    if TOKENS == 4:
+        _finish(c, flags >> (3 * NUMBER_BITS - 1), scale, offset, to + 2 * n_rows, writes & (n_tokens > 2), LANES)
+        _finish(d, flags >> (4 * NUMBER_BITS - 1), scale, offset, to + 3 * n_rows, writes & (n_tokens > 3), LANES)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from torch import Tensor
 MOST_COLUMNS = 1 << 16  # addressable with 16 bits
 FURTHEST = 255  # largest distance in 8 bits
 LIKELY = 170  # average distance at which few are beyond 255
-LEVELS = 5  # if slices differ by at most this many blocks, their offsets are computed, not loaded
+LEVELS = 5  # if slices differ by at most this many blocks, where they begin is computed, not loaded
 MOST_INT8 = 127
 WARP = 32  # threads that run together
 
@@ -31,8 +31,8 @@ class Walks:
     shape: tuple[int, int]
     n_lanes: int  # threads per row
     n_rows: int  # per slice
-    n_least: int  # blocks of the shortest slice
-    n_longer: tuple[int, ...]  # how many slices have more than 0, 1, .. further blocks; empty if more than LEVELS
+    min_blocks: int  # blocks of the shortest slice, which is the last
+    slices_above: tuple[int, ...]  # how many slices have more than min_blocks + 0, 1, .. blocks; empty: see LEVELS
     slices: Tensor  # int32: first block of each slice, and the end
     order: Tensor  # int32: the row of the weight for each row of the slices; -1 for padding
     starts: Tensor  # uint16: the first column of each thread of each slice
@@ -91,9 +91,9 @@ def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None
     if scales is not None:
         own_scales[:n_all] = scales[order].float()
     least, most = int(n_blocks[-1]), int(n_blocks[0])
-    longer = tuple(int((n_blocks > least + i).sum()) for i in range(LEVELS)) if most - least <= LEVELS else ()
+    above = tuple(int((n_blocks > least + i).sum()) for i in range(LEVELS)) if most - least <= LEVELS else ()
     return Walks(
-        (n_all, weight.shape[1]), n_lanes, n_rows, least, longer, first_blocks.to(torch.int32), rows,
+        (n_all, weight.shape[1]), n_lanes, n_rows, least, above, first_blocks.to(torch.int32), rows,
         starts.view(torch.uint16), values, distances, own_scales,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from sipp.native import two_of_four
 from sipp.records.numerics import exact_matmul
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
-from sipp.runtime.steps import LEAST_GAIN
+from sipp.runtime.steps import is_enough_faster
 
 MOST_TOKENS = 16  # up to this many are few
 # threads per row, warps per program, pairs of blocks prefetched
@@ -82,7 +82,7 @@ def fastest_kernel(
     dense_seconds = time_kernel(dense_kernel(weight, bias), x, n_copies(weight.nbytes)) if dense is None else dense()
     times = {make: time_kernel(kernel, x, n_copies(kernel.n_bytes)) for make, kernel in kernels.items()}
     best = min(times, key=times.__getitem__)
-    if times[best] > LEAST_GAIN * dense_seconds:
+    if not is_enough_faster(times[best], dense_seconds):
         return KernelChoice(dense_kernel, True, times[best], dense_seconds, "dense is as fast")
     return KernelChoice(best, False, times[best], dense_seconds)
 

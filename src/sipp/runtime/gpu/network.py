@@ -16,7 +16,7 @@ from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
 from sipp.runtime.graph import Graph, Untraceable, depends_on_layout, trace_unfused
 from sipp.runtime.plan_cache import Compiled, PlanCache, left_to_torch
-from sipp.runtime.steps import LEAST_GAIN, MS, without_weights
+from sipp.runtime.steps import MS, Step, is_enough_faster, without_weights
 
 DEVICE = "cuda"
 BY_STEPS, RECORDED = "as above, recorded", "torch runs all of it, recorded"
@@ -62,41 +62,55 @@ class GpuNetwork:
             with torch.autocast(DEVICE, dtype=cast, enabled=cast is not None, cache_enabled=False):
                 return self._model(*own_args, **own_kwargs)
 
-        def as_called(leaves: list[Any]) -> Any:
-            return cloned_results(dense(leaves))
-
-        runners: dict[str, Callable[[list[Any]], Any]] = {AS_CALLED: as_called}
-        steps, why = [], ""
-        try:
-            runners[RECORDED] = recording.Recorded(dense, inputs)
-            if depends_on_layout(graph):
-                why = "an operation takes values as they lie in memory"
-            else:
-                plan = make_plan(graph, inputs)
-                steps = plan.steps
-                by_steps = recording.Recorded(plan.run, inputs) if any(step.held for step in steps) else None
-                if by_steps is not None and not (why := _why_different(by_steps(inputs), as_called(inputs))):
-                    runners[BY_STEPS] = by_steps
-        except recording.kernel_errors() as error:  # not recordable, such as a value that Python waits for
-            why = f"it cannot be recorded ({str(error).splitlines()[0][:80]})"
+        runners, steps, why = _runners(graph, dense, inputs)
         times = dict(zip(runners, recording.race([partial(run, inputs) for run in runners.values()])))
         ours = times.pop(BY_STEPS, torch.inf)
         by_torch = min(times, key=times.__getitem__)
         dense_seconds = times[by_torch]
-        is_dense = ours > LEAST_GAIN * dense_seconds
+        is_dense = not is_enough_faster(ours, dense_seconds)
         name, seconds = (by_torch, dense_seconds) if is_dense else (BY_STEPS, ours)
+        chosen, how = runners[name], f"{name} ({why})" if why else name
 
         def run(own_args: tuple[Any, ...], own_kwargs: dict[str, Any]) -> Any:
             with torch.no_grad(), torch.cuda.device_of(self._tensor):
                 return chosen(pytree.tree_leaves((own_args, own_kwargs)))
 
-        chosen, how = runners[name], f"{name} ({why})" if why else name
         if is_dense:
             how = f"{how}; {seconds * MS:.3f} ms per call"
             return Compiled(without_weights(steps), run, True, how, seconds, dense_seconds, "torch runs all of it")
         tensors = [tensor for step in steps for tensor in step.held]
         speed = f"{dense_seconds / seconds:.2g} x dense when it was compiled"
         return Compiled(steps, run, False, how, seconds, dense_seconds, speed, tensors=tensors)
+
+
+Runner = Callable[[list[Any]], Any]  # from flat inputs to the outputs
+
+
+def _runners(graph: Graph, dense: Runner, inputs: list[Any]) -> tuple[dict[str, Runner], list[Step], str]:
+    """The ways to run the network, by their names; the steps that were tried; and why they are not among the ways."""
+
+    def as_called(leaves: list[Any]) -> Any:
+        return cloned_results(dense(leaves))
+
+    def by_steps(leaves: list[Any]) -> Any:
+        with torch.autocast("cuda", enabled=False):
+            return pytree.tree_unflatten(plan.run(leaves), graph.out_spec)
+
+    runners: dict[str, Runner] = {AS_CALLED: as_called}
+    steps: list[Step] = []
+    try:
+        runners[RECORDED] = recording.Recorded(dense, inputs)
+        if depends_on_layout(graph):
+            return runners, steps, "an operation takes values as they lie in memory"
+        plan = make_plan(graph, inputs)
+        steps = plan.steps
+        if not any(step.held for step in steps):
+            return runners, steps, ""
+        recorded = recording.Recorded(by_steps, inputs)
+        why = _why_different(recorded(inputs), as_called(inputs))
+        return runners if why else runners | {BY_STEPS: recorded}, steps, why
+    except recording.kernel_errors() as error:  # not recordable, such as a value that Python waits for
+        return runners, steps, f"it cannot be recorded ({str(error).splitlines()[0][:80]})"
 
 
 def _why_different(outputs: Any, expected: Any) -> str:

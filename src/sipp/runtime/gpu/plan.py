@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import pytree
 from sipp.runtime.gpu.linear import (
     AGREEMENT,
     MOST_TOKENS,
     KernelChoice,
+    LinearKernel,
     dense_kernel,
     fastest_kernel,
     kernel_error,
@@ -26,9 +26,10 @@ from sipp.runtime.gpu.linear import (
     timing_group,
     why_wrong,
 )
-from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_reads, recurrent_step
-from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
-from sipp.runtime.plan import fold_constants
+from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_step
+from sipp.runtime.graph import CONV, LINEAR, Graph, Op
+from sipp.runtime.layers import constant_weights
+from sipp.runtime.plan import Plan, fold_constants, plan_of
 from sipp.runtime.steps import Step, Values, kept_share, torch_step
 
 LEAST_WEIGHTS = 1 << 16  # smaller layers take no longer than their launch
@@ -36,58 +37,53 @@ KEEP_BINS = 50  # similar layers whose kept share agrees to 1/50 are timed only 
 
 
 @dataclass(frozen=True)
-class GpuPlan:
-    """The steps of a network for inputs of certain shapes."""
+class JoinedLayers:
+    """Linear layers that read the same tokens, as one product: their weights below one another."""
 
-    graph: Graph
-    steps: list[Step]
-    constants: Values
-
-    def run(self, inputs: list[Any]) -> Any:
-        """Runs the steps; results may share memory with constants."""
-        values = self.constants | dict(zip(self.graph.inputs, inputs))
-        with torch.autocast("cuda", enabled=False):
-            for step in self.steps:
-                step.run(values)
-        outputs = [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
-        return pytree.tree_unflatten(outputs, self.graph.out_spec)
+    ops: list[Op]
+    weights: list[Tensor]
+    weight: Tensor
+    bias: Tensor | None
+    tokens: Tensor  # of the example: tokens x columns
 
 
-def make_plan(graph: Graph, inputs: list[Any]) -> GpuPlan:
+Known = dict[Hashable, KernelChoice]  # by what layers that are timed only once have in common
+
+
+def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
     """The plan for inputs like these: runs every operation in order, and times the kernels of linear layers."""
     graph = fold_constants(graph)
     values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
-    known: dict[Hashable, KernelChoice] = {}
-    n_bytes = sum(tensor.nbytes for tensor in graph.constants.values())
+    known: Known = {}
     steps: dict[int, Step] = {}
     for op in graph.ops:
         if op.out not in steps:
-            group = _readers_of_same(op, graph, values) if _can_be_sparse(op, graph, values) else [op]
-            steps.update(_steps_of(group, graph, values, n_bytes, known))
+            steps.update((step.out, step) for step in _steps_of(op, graph, values, known))
         steps[op.out].run(values)
-    ordered = [steps[op.out] for op in graph.ops]
-    used = {n for op, step in zip(graph.ops, ordered) for n in _still_read(op, step)}
-    used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
-    constants = {n: value for n, value in graph.constants.items() if n in used}
-    return GpuPlan(replace(graph, constants={}), ordered, constants)
+    return plan_of(graph, [steps[op.out] for op in graph.ops])
 
 
-def _still_read(op: Op, step: Step) -> list[int]:
-    """The values a step reads in later calls: not the weights that it has packed."""
-    if step.kernel in ("torch", "dense"):
-        return op.reads()
-    return recurrent_reads(op) if op.target in RECURRENT else [op.args[0].value]
+def _steps_of(op: Op, graph: Graph, values: Values, known: Known) -> list[Step]:
+    """The step of an operation, and those of the layers that run as one with it."""
+    if op.target in RECURRENT and sum(values[n].numel() for n in op.reads()) >= LEAST_WEIGHTS:
+        return [recurrent_step(op, values, graph.constants) or torch_step(op, _why_not(op))]
+    if not _can_be_sparse(op, graph, values):
+        return [torch_step(op, _why_not(op))]
+    group = _readers_of_same(op, graph, values)
+    if len(group) > 1:
+        layers = _joined(group, graph, values)
+        kernel, choice = _checked_kernel(layers, graph, known)
+        if kernel is not None:
+            return _sparse_steps(layers, kernel, choice)
+    # alone, one of them may be worth it
+    return [_step_alone(_joined([member], graph, values), graph, known) for member in group]
 
 
 def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
     """Whether it is a large enough linear layer with constant weights, on a nonempty batch."""
-    if op.target is not LINEAR or op.kwargs:
+    if op.target is not LINEAR or (weights := constant_weights(op, graph.constants)) is None:
         return False
-    refs = [ref for ref in op.args[1:3] if ref is not None]
-    if not all(isinstance(ref, Ref) and ref.value in graph.constants for ref in refs):
-        return False
-    weight, x = graph.constants[refs[0].value], values[op.args[0].value]
-    return weight.ndim == 2 and weight.numel() >= LEAST_WEIGHTS and x.numel() > 0
+    return weights[0].ndim == 2 and weights[0].numel() >= LEAST_WEIGHTS and values[op.args[0].value].numel() > 0
 
 
 def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
@@ -110,59 +106,81 @@ def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
     return alike if op in alike else [op]
 
 
-def _steps_of(
-    group: list[Op], graph: Graph, values: Values, n_bytes: int, known: dict[Hashable, KernelChoice]
-) -> dict[int, Step]:
-    """The steps of operations that are joined, by the number of their result."""
-    op = group[0]
-    if op.target in RECURRENT and sum(values[n].numel() for n in op.reads()) >= LEAST_WEIGHTS:
-        step = recurrent_step(op, values, graph.constants)
-        return {op.out: torch_step(op, _why_not(op)) if step is None else step}
-    if not _can_be_sparse(op, graph, values):
-        return {op.out: torch_step(op, _why_not(op))}
-    x = values[op.args[0].value]
-    tokens = x.reshape(-1, x.shape[-1])
-    weights = [graph.constants[member.args[1].value] for member in group]
-    biases = [bias for member in group if (bias := _bias(member, graph)) is not None]
-    weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
-    sizes, n_dense_bytes = [len(part) for part in weights], weight.nbytes
-    cache = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
-    n_copies = partial(copies_to_time, -(-n_bytes // n_dense_bytes), cache)
-    alike = tokens.shape, tokens.stride(), tokens.dtype, weight.shape, weight.dtype, bias is None
-    kind = (*sizes, *alike, timing_group(weight, tokens), round(KEEP_BINS * kept_share(weight)))
+def _joined(group: list[Op], graph: Graph, values: Values) -> JoinedLayers:
+    x = values[group[0].args[0].value]
+    weights = [graph.constants[op.args[1].value] for op in group]
+    biases = [bias for op in group if (bias := _bias(op, graph)) is not None]
+    return JoinedLayers(
+        group, weights, torch.cat(weights), torch.cat(biases) if biases else None, x.reshape(-1, x.shape[-1])
+    )
+
+
+def _kind(layers: JoinedLayers) -> Hashable:
+    """What layers have in common that are timed only once: sizes, dtypes, pattern, and about the kept share."""
+    weight, tokens = layers.weight, layers.tokens
+    sizes = *(len(part) for part in layers.weights), weight.shape, tokens.shape, tokens.stride()
+    share = round(KEEP_BINS * kept_share(weight))
+    return *sizes, weight.dtype, tokens.dtype, layers.bias is None, timing_group(weight, tokens), share
+
+
+def _timed_choice(layers: JoinedLayers, graph: Graph) -> KernelChoice:
+    """The fastest kernel, timed against torch's layers one by one."""
+    tokens = layers.tokens
+    n_bytes = sum(constant.nbytes for constant in graph.constants.values())
+    cache = torch.cuda.get_device_properties(tokens.device).L2_cache_size if tokens.is_cuda else 0
+    n_copies = partial(copies_to_time, -(-n_bytes // layers.weight.nbytes), cache)
+
+    def dense_seconds() -> float:
+        return sum(time_kernel(dense_kernel(own, None), tokens, n_copies(own.nbytes)) for own in layers.weights)
+
+    return fastest_kernel(layers.weight, layers.bias, tokens, n_copies, dense_seconds)
+
+
+def _checked_kernel(layers: JoinedLayers, graph: Graph, known: Known) -> tuple[LinearKernel | None, KernelChoice]:
+    """The fastest kernel and its choice; no kernel if torch's is as fast, or this one's sums differ from torch's.
+
+    The timing may come from similar layers, but all layers are compared with torch themselves.
+    """
+    kind = _kind(layers)
     if kind not in known:
-        each_alone = [partial(time_kernel, dense_kernel(own, None), tokens, n_copies(own.nbytes)) for own in weights]
-        known[kind] = fastest_kernel(weight, bias, tokens, n_copies, lambda: sum(alone() for alone in each_alone))
+        known[kind] = _timed_choice(layers, graph)
     choice = known[kind]
-    kernel = choice.make(weight, bias)
-    # the timing may come from a similar layer, but every layer is compared with torch itself
-    if not choice.is_dense and not (by := kernel_error(kernel, weight, bias, tokens)) <= AGREEMENT[tokens.dtype]:
-        choice = KernelChoice(dense_kernel, True, choice.seconds, choice.dense_seconds, why_wrong(by))
-    if choice.is_dense and len(group) > 1:  # alone, one of them may be worth it
-        steps: dict[int, Step] = {}
-        for member in group:
-            steps |= _steps_of([member], graph, values, n_bytes, known)
-        return steps
     if choice.is_dense:
-        return {
-            op.out: replace(
-                torch_step(op, choice.why), kernel="dense", keep=kept_share(weight), n_bytes=n_dense_bytes,
-                n_dense_bytes=n_dense_bytes, seconds=choice.seconds, dense_seconds=choice.dense_seconds,
-            )
-        }  # fmt: skip
-    outs = [member.out for member in group]
+        return None, choice
+    kernel = choice.make(layers.weight, layers.bias)
+    by = kernel_error(kernel, layers.weight, layers.bias, layers.tokens)
+    if not by <= AGREEMENT[layers.tokens.dtype]:
+        return None, replace(choice, make=dense_kernel, is_dense=True, why=why_wrong(by))
+    return kernel, choice
 
-    def run_step(current: Values) -> None:
-        source = current[op.args[0].value]
-        result = kernel.call(source.reshape(-1, source.shape[-1]), kernel.tensors)
-        current.update(zip(outs, result.reshape(*source.shape[:-1], -1).split(sizes, -1)))
 
-    first = Step(
-        op.name, kernel.name, run_step, op.out, kept_share(weight), kernel.n_bytes, n_dense_bytes, choice.seconds,
-        choice.dense_seconds, held=kernel.tensors,
+def _step_alone(layer: JoinedLayers, graph: Graph, known: Known) -> Step:
+    """The step of a single layer: sparse, or as torch runs it."""
+    kernel, choice = _checked_kernel(layer, graph, known)
+    if kernel is not None:
+        return _sparse_steps(layer, kernel, choice)[0]
+    step, n_bytes = torch_step(layer.ops[0], choice.why), layer.weight.nbytes
+    return replace(
+        step, kernel="dense", keep=kept_share(layer.weight), n_bytes=n_bytes, n_dense_bytes=n_bytes,
+        seconds=choice.seconds, dense_seconds=choice.dense_seconds,
     )  # fmt: skip
-    others = [Step(member.name, f"with {op.name}", lambda values: None, member.out) for member in group[1:]]
-    return {step.out: step for step in (first, *others)}
+
+
+def _sparse_steps(layers: JoinedLayers, kernel: LinearKernel, choice: KernelChoice) -> list[Step]:
+    """The step of the first layer, which computes the results of all, and those of the others, which do nothing."""
+    first, *others = layers.ops
+    outs, n_rows = [op.out for op in layers.ops], [len(weight) for weight in layers.weights]
+
+    def run_step(values: Values) -> None:
+        x = values[first.args[0].value]
+        result = kernel.call(x.reshape(-1, x.shape[-1]), kernel.tensors)
+        values.update(zip(outs, result.reshape(*x.shape[:-1], -1).split(n_rows, -1)))
+
+    step = Step(
+        first.name, kernel.name, run_step, first.out, kept_share(layers.weight), kernel.n_bytes, layers.weight.nbytes,
+        choice.seconds, choice.dense_seconds, held=kernel.tensors,
+    )  # fmt: skip
+    return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out) for op in others)]
 
 
 def copies_to_time(n_layers: int, n_cache_bytes: int, n_bytes: int) -> int:

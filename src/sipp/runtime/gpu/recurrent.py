@@ -11,19 +11,13 @@ from torch import Tensor
 
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.linear import AGREEMENT, MOST_TOKENS, LinearKernel, fastest_kernel
-from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.recurrent import LSTM, Lstm, read_lstm
-from sipp.runtime.steps import LEAST_GAIN, Step, Values, arguments_of
+from sipp.runtime.graph import Op, Ref
+from sipp.runtime.recurrent import LSTM, LSTM_CELL, Lstm, read_lstm, recurrent_reads
+from sipp.runtime.steps import Step, Values, arguments_of, is_enough_faster
 
-LSTM_CELL = ATEN.lstm_cell.default
 RECURRENT = (LSTM, LSTM_CELL)
 MOST_STEPS = 64  # of a sequence; each takes three launches
 N_ROUNDINGS = 4  # allowed error of a sequence, in multiples of that of one product
-
-
-def recurrent_reads(op: Op) -> list[int]:
-    """The values the step reads in later calls: input, state, cell."""
-    return [op.args[0].value, *(ref.value for ref in op.args[1])]
 
 
 def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
@@ -60,7 +54,7 @@ def recurrent_step(op: Op, values: Values, constants: Values) -> Step | None:
         return None
     seconds = recording.kernel_seconds([lambda: fast(values)])
     dense_seconds = recording.kernel_seconds([lambda: op.target(*arguments_of(values, op.args))])
-    if seconds > LEAST_GAIN * dense_seconds:
+    if not is_enough_faster(seconds, dense_seconds):
         return None
     matrices = [w for own in lstm.cells for w in own[:2]]
     n_kept = sum(int((w != 0).sum()) for w in matrices)

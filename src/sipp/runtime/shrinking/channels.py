@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
+from torch.nn.modules.conv import _ConvNd
 
 from sipp.records.numerics import integers
 from sipp.runtime.graph import shape_of
@@ -90,13 +91,15 @@ class Channels:
 Rule = Callable[[Channels, Node], Axis | None]  # None: all that the operation reads stays
 
 
-def channels_of(
-    program: torch.export.ExportedProgram,
-    tensors: dict[str, Tensor],
-    regroups: frozenset[str],
-    rule_of: Callable[[Node], Rule | None],
+def channels_in(
+    model: nn.Module, program: torch.export.ExportedProgram, rule_of: Callable[[Node], Rule | None]
 ) -> Channels:
-    """The channels of a traced network whose parameters and buffers are `tensors`."""
+    """The channels of a network and its traced program."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    cpu = {id(tensor): tensor.detach().cpu() for _, tensor in named}  # shared ones stay shared
+    tensors = {name: cpu[id(tensor)] for name, tensor in named}
+    convolutions = {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, _ConvNd)}
+    regroups = frozenset(name for name in tensors if name.removesuffix(".weight") in convolutions)
     kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     first = {id(tensor): name for name, tensor in reversed(tensors.items())}
     channels = Channels({}, Counter(), tensors, regroups)

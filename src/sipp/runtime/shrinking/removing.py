@@ -41,14 +41,18 @@ class ShrinkPlan:
     read: tuple[Tensor, ...]  # for each layer, the indices of input channels that stay
 
 
-def plan_shrinking(channels: Channels) -> ShrinkPlan:
-    """Decides which channels stay."""
+def plan_shrinking(channels: Channels, *, only_constant: bool = False) -> ShrinkPlan:
+    """Decides which channels stay; with `only_constant`, also those that nothing reads, unless they are constant."""
     class_of = _classes(channels)
     layers = _layers(channels)
     inside = [class_of[layer.product.ids] for layer in layers]
     outside = [class_of[layer.product.out_ids] for layer in layers]
     needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
     needed[class_of[ALWAYS]] = True
+    if only_constant:
+        for axis in channels.values.values():
+            if axis is not None:
+                needed[class_of[axis.ids[axis.constant.isnan()]]] = True
     _mark_needed(needed, layers, inside, outside)
     kept = needed.clone()
     sides = {key: class_of[ids] for key, ids in channels.sides.items()}

@@ -1,0 +1,43 @@
+"""What `export` returns: the record of a file that other programs read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sipp.records.html import text_html
+
+Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
+TRACED: tuple[Target, ...] = ("pt2", "onnx")  # need an example
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how much it differs from the network when read back. `print` it."""
+
+    path: Path
+    to: Target
+    n_bytes: int
+    off_by: float = 0.0  # largest relative difference of outputs on the example; weights are equal bit by bit
+    n_points: int | None = None  # the only batch size that a traced network takes; None: any
+    n_tokens: int | None = None  # the only sequence length; None: any, or no sequences
+    has_tokens: bool = False  # it takes sequences of token ids
+    beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros included; read back, "
+        if self.to == "hf":
+            with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
+            return f"{text}every bit is the same; {with_it}"
+        if self.to not in TRACED:
+            return text + "every bit is the same"
+        inputs = "any number of inputs"
+        if self.n_points is not None:
+            inputs = f"{self.n_points} input{'' if self.n_points == 1 else 's'} at a time only"
+        if self.has_tokens:
+            inputs += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
+        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {inputs}; other sizes are fixed"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
