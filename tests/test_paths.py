@@ -43,7 +43,7 @@ ENDS = {
     "hf_transformer.py": (
         "bert train.txt new.txt",
         "transformers",
-        ["judged/model.safetensors", "page.html", "sparse"],
+        ["assessed/model.safetensors", "page.html", "sparse"],
         r"in the folder",
     ),
     "audio_lstm.py": ("", "", ["spotter.sipp.safetensors", "page.html"], r"certified at keep [\d.]+%"),
