@@ -223,7 +223,7 @@ def _undone(
 def _all_points(split: DataSplit) -> DataSplit:
     """The split with all points in the fit."""
     batches = (*split.batches, *split.test)
-    return replace(split, batches=batches, n_fit=len(batches), test=(), dense_outputs=None)
+    return replace(split, batches=batches, n_fit_batches=len(batches), test=(), dense_outputs=None)
 
 
 def _widest(masks: Masks) -> int:
