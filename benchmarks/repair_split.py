@@ -38,7 +38,7 @@ class Split:
     def __init__(self, device: str) -> None:
         self.is_cuda = device.startswith("cuda")
         self.under_way = [OTHER]
-        self.marks: list[tuple[str, Any]] = []  # which part ends here, and when
+        self.notes: list[tuple[str, Any]] = []  # which part ends here, and when
 
     def mark(self) -> None:
         """Ends the part under way."""
@@ -46,7 +46,7 @@ class Split:
         if self.is_cuda:
             now = torch.cuda.Event(enable_timing=True)
             now.record()
-        self.marks.append((self.under_way[-1], now))
+        self.notes.append((self.under_way[-1], now))
 
     def within(self, part: str, own: Callable[..., Any]) -> Callable[..., Any]:
         """The function; what it takes, without the parts inside it, counts for this part."""
@@ -67,7 +67,7 @@ class Split:
         if self.is_cuda:
             torch.cuda.synchronize()
         found: Counter[str] = Counter()
-        for (_, before), (part, now) in zip(self.marks, self.marks[1:]):
+        for (_, before), (part, now) in zip(self.notes, self.notes[1:]):
             found[part] += before.elapsed_time(now) / 1000 if self.is_cuda else now - before
         return {part: found[part] for part in (*PARTS, OTHER) if found[part]}
 

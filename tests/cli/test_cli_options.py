@@ -166,7 +166,7 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)
     monkeypatch.setattr(
-        "sipp.experiments.data.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
+        "sipp.experiments.data.cifar10.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
     )
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGALRM, hangs)

@@ -302,7 +302,7 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     assert "run by torch: nothing gained" in page and "Step by step" not in page and "x faster" not in page
     (net / "bench.json").write_text(json.dumps(seal({**found.model_dump(mode="json"), "format": 1})))
     (result,) = read_results([net])
-    assert result.marks == ("bench.json cannot be read as a benchmark.",)  # an older record has no spread
+    assert result.notes == ("bench.json cannot be read as a benchmark.",)  # an older record has no spread
 
 
 def test_without_a_certificate_nothing_is_certified(folder: Path) -> None:
@@ -323,7 +323,7 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     assert f"{found.bytes.file:,} bytes" in page and "4 inputs per call" in page and found.certified is not None
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
     (result,) = read_results([net])
-    assert result.marks == ("bench.json is a benchmark for other networks and is not shown.",)
+    assert result.notes == ("bench.json is a benchmark for other networks and is not shown.",)
     assert "Size and speed" not in render([result])
     values = json.loads((net / "bench.json").read_text())
     changed = [json.dumps(values | {"line": "1000 x faster"})]
@@ -332,4 +332,4 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     for text in changed:
         (net / "bench.json").write_text(text)
         (result,) = read_results([net])
-        assert result.marks == ("bench.json cannot be read as a benchmark.",) and result.bench is None
+        assert result.notes == ("bench.json cannot be read as a benchmark.",) and result.bench is None

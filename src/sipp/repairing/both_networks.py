@@ -106,7 +106,7 @@ class BothNetworks:
         return NetworkPair(
             Side(self.dense, run[0], _that_hold(self.layers, names), batches[0], replays[0]),
             Side(self.pruned, run[1], _that_hold(self.pruned_layers, names), batches[1], replays[1]),
-            self.split.n_fit,
+            self.split.n_fit_batches,
             replace(self.usage, groups=groups),
             self.chunk_bytes,
             self.allow_tf32,

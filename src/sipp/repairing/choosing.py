@@ -116,7 +116,7 @@ def _few_points(split: DataSplit) -> DataSplit:
     if step > 1:
         most = max(batch.n_points for batch in few)
         few = merged_batches([fresh(points_at(batch, slice(None, None, step))) for batch in few], most)
-    return replace(split, batches=tuple(few), n_fit=len(few), dense_outputs=DenseOutputs())
+    return replace(split, batches=tuple(few), n_fit_batches=len(few), dense_outputs=DenseOutputs())
 
 
 def masks_by_budgets(

@@ -41,18 +41,18 @@ class DataSplit:
     """The calibration points: batches to fit, batches to validate on, and test batches, which choose nothing."""
 
     batches: Sequence[Batch]  # those to fit first, then those to validate on
-    n_fit: int  # batches to fit
+    n_fit_batches: int
     test: tuple[Batch, ...]  # not in `batches`
     keys: frozenset[bytes]  # of all points
     dense_outputs: DenseOutputs | None = None  # of `batches`, if several fits share them
 
     @property
     def fit(self) -> list[Batch]:
-        return [self.batches[i] for i in range(self.n_fit)]
+        return [self.batches[i] for i in range(self.n_fit_batches)]
 
     @property
     def validation(self) -> list[Batch]:
-        return [self.batches[i] for i in range(self.n_fit, len(self.batches))]
+        return [self.batches[i] for i in range(self.n_fit_batches, len(self.batches))]
 
 
 def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> DataSplit:
@@ -129,7 +129,7 @@ def in_large_batches(split: DataSplit, widest: int) -> DataSplit:
         merged_batches(some, max((_room(batch, widest) for batch in some), default=0))
         for some in (split.fit, split.validation)
     )
-    return replace(split, batches=(*fit, *validation), n_fit=len(fit))
+    return replace(split, batches=(*fit, *validation), n_fit_batches=len(fit))
 
 
 def _room(batch: Batch, widest: int) -> int:

@@ -50,7 +50,7 @@ class NetworkPair:
 
     dense: Side
     pruned: Side  # its weights change between calls
-    n_fit: int  # batches to fit come first; the others validate
+    n_fit_batches: int  # they come first; the others validate
     usage: LayerUsage
     chunk_bytes: int
     allow_tf32: bool  # in products and passes on a GPU
@@ -113,7 +113,7 @@ class NetworkPair:
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
             of_weight = sums[weight.name]
-            into = of_weight.fit if i < self.n_fit else of_weight.validation
+            into = of_weight.fit if i < self.n_fit_batches else of_weight.validation
             self._add(of_weight, into, weight, use, left[weight.name], shared)
 
         if not _hand_over(uses, on_use):
