@@ -125,5 +125,5 @@ def test_a_network_without_dead_rows_is_not_looked_through(never_dense, monkeypa
     from sipp.runtime.shrinking import constant_channels
 
     monkeypatch.setattr(constant_channels, "program_of", lambda *_, **__: pytest.fail("traced once more"))
-    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
-    assert REMOVED not in sipp.sparse(model, torch.randn(5, 12)).latest.how
+    model = nn.Sequential(nn.Embedding(9, 16, padding_idx=0), nn.Linear(16, 4)).eval()
+    assert REMOVED not in sipp.sparse(model, torch.randint(0, 9, (5, 3))).latest.how
