@@ -85,16 +85,19 @@ def test_a_channel_that_nothing_reads_stays_because_it_may_overflow(never_dense)
     assert bool(model(1e20 * x).isnan().all()) and is_close(fast(1e20 * x), model(1e20 * x))
 
 
-def test_an_infinite_value_inside_meets_the_zeros_even_if_all_layers_run_dense(monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d])
+def test_an_infinite_value_inside_meets_the_zeros_even_if_torch_runs_all_layers(monkeypatch, kind) -> None:
     """The removed row would make NaN of it, the rows that stay only infinity."""
     monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 0.0)
     monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [math.inf]))
-    first, second = without_rows(nn.Linear(4, 4), 2), nn.Linear(4, 2)
+    torch.manual_seed(0)
+    size, shape = ((), (3, 4)) if kind is nn.Linear else ((1,), (3, 4, 2))
+    first, second = without_rows(kind(4, 4, *size), 2), kind(4, 2, *size)
     with torch.no_grad():
         for layer in (first, second):
             layer.weight.abs_()
     model = Net(lambda first, second, x: second(first(1 / x)), first, second).eval()
-    fast, x = sipp.sparse(model, torch.rand(3, 4) + 1), torch.rand(3, 4) + 1
+    fast, x = sipp.sparse(model, torch.rand(shape) + 1), torch.rand(shape) + 1
     assert REMOVED in fast.latest.how and all(step.kernel in ("dense", "torch") for step in fast.steps)
     x[0, 1] = 0.0
     assert bool(model(x)[0].isnan().all()) and is_close(fast(x), model(x))
@@ -122,5 +125,5 @@ def test_a_network_without_dead_rows_is_not_looked_through(never_dense, monkeypa
     from sipp.runtime.shrinking import constant_channels
 
     monkeypatch.setattr(constant_channels, "program_of", lambda *_, **__: pytest.fail("traced once more"))
-    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
-    assert REMOVED not in sipp.sparse(model, torch.randn(5, 12)).latest.how
+    model = nn.Sequential(nn.Embedding(9, 16, padding_idx=0), nn.Linear(16, 4)).eval()
+    assert REMOVED not in sipp.sparse(model, torch.randint(0, 9, (5, 3))).latest.how

@@ -27,8 +27,8 @@ def without_constant_channels(model: nn.Module, args: tuple[Any, ...], kwargs: d
     Compare its graph with the model's (`has_same_numbers`) and its outputs on the example before use.
     """
     tensors = parameters_and_buffers(model)
-    if not any(bool((t.flatten(1) == 0).all(1).any()) for t in tensors.values() if t.ndim > 1 and t.numel()):
-        return None  # constants begin with a row without weights
+    if not _has_dead_rows(model):  # with which constants begin
+        return None
     channels = channels_in(model, program_of(model, args, kwargs, is_plain=False), rule_of)
     plan = plan_shrinking(channels, only_constant=True)
     if all(len(stays) == tensors[name].shape[dim] for (name, dim), stays in plan.stays.items()):
@@ -37,6 +37,13 @@ def without_constant_channels(model: nn.Module, args: tuple[Any, ...], kwargs: d
     with torch.no_grad():
         apply(small, plan)
     return small
+
+
+def _has_dead_rows(model: nn.Module) -> bool:
+    """Whether some row has no weights; an embedding's rows do not count, one of them is often for padding."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    weights = [p for p in model.parameters() if p.ndim > 1 and p.numel() and id(p) not in tables]
+    return any(bool((weight.flatten(1) == 0).all(1).any()) for weight in weights)
 
 
 def has_same_numbers(small: Graph, graph: Graph) -> bool:
