@@ -260,3 +260,16 @@ def test_the_ridge_is_the_one_of_least_error(best: int, n_none: int, monkeypatch
     monkeypatch.setattr(layer_fit, "_trial_error", lambda _, __, ridge, ___: (tried.append(ridge), errors[ridge])[1])
     assert layer_fit._ridge(task, [], torch.ones(1, 1)) == REFIT_RIDGES[best]
     assert tried == list(REFIT_RIDGES[: best + 2])
+
+
+def test_a_row_of_nan_ends_no_other_row() -> None:
+    torch.manual_seed(0)
+    x_PK = torch.randn(400, 60, dtype=torch.float64) * torch.logspace(0, 2, 60, dtype=torch.float64)
+    system_GKK = torch.corrcoef(x_PK.T)[None].float()
+    system_GKK.diagonal(dim1=1, dim2=2).add_(1e-3)
+    wanted_GRK, mask_GRK = torch.randn(1, 5, 60), torch.ones(1, 5, 60)
+    ones_GR1 = torch.ones(1, 5, 1)
+    alone_GRK = solving._steps(system_GKK, wanted_GRK[:, 1:].clone(), mask_GRK[:, 1:], ones_GR1[:, 1:])
+    wanted_GRK[0, 0], ones_GR1[0, 0] = torch.nan, torch.nan
+    found_GRK = solving._steps(system_GKK, wanted_GRK, mask_GRK, ones_GR1)
+    assert torch.allclose(found_GRK[:, 1:], alone_GRK, rtol=1e-4, atol=1e-5) and bool(alone_GRK.any())
