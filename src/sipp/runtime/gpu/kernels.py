@@ -62,10 +62,11 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
     # lets Triton give each thread four neighbouring words
     four_at_once = n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
     _few_tokens[(len(weight.slices) - 1, n_words)](
-        x, words, out, n_rows, n_tokens, n_input_words, n_words,
-        weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts, weight.order,
-        weight.scales if len(weight.scales) else None, bias,
-        None if weight.slices_above else weight.slices, weight.min_blocks, *(weight.slices_above or (0,) * LEVELS),
+        x, words,
+        weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts,
+        None if weight.slices_above else weight.slices, weight.order, weight.scales if len(weight.scales) else None,
+        bias, out, n_rows, n_input_words, n_tokens, n_words,
+        weight.min_blocks, *(weight.slices_above or (0,) * LEVELS),
         weight.n_rows, weight.n_lanes, weight.values.itemsize * 8,
         *(_repeated(bits, dtype, words.dtype) for bits in EXPONENT[dtype]), early, ahead, four_at_once,
         assembly.declare_shared(n_shared) if in_shared else "",
@@ -279,10 +280,15 @@ def _rows_of_threads(own_slice, order, scales, bias, ROWS: tl.constexpr, LANES: 
 
 @triton.jit(do_not_specialize=["n_rows", "n_tokens", "min_blocks", *SLICES_ABOVE])
 def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most branches are known when it is compiled)
-    # the input, the same memory in words, and the result
-    x, words, out, n_rows, n_tokens, n_input_words, n_words,
-    # the packed weight (`Walks`): `slices` is None if computed from the numbers below, `scales` and `bias` may be None
-    values, distances, starts, order, scales, bias, slices, min_blocks, above_0, above_1, above_2, above_3, above_4,
+    # (the order of the numbers matters: neighbours are loaded together, and another order costs 2 to 4 % of 2 us)
+    # the input, and the same memory in words
+    x, words,
+    # the packed weight (`Walks`): `slices` is None if it is computed from the last numbers; `scales` may be None
+    values, distances, starts, slices, order, scales,
+    # the bias, which may be None, the result, and the sizes
+    bias, out, n_rows, n_input_words, n_tokens, n_words,
+    # blocks of the shortest slice, and how many slices have more, see `_first_block`
+    min_blocks, above_0, above_1, above_2, above_3, above_4,
     # rows of a slice, threads of a row, bits of a value; exponent bits of a word, and what makes them carry
     ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
     # whether to start before the previous kernel ends, pairs of blocks under way, whether to store four words at once
