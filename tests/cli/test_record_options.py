@@ -59,12 +59,19 @@ def test_what_is_typed_reaches_the_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "where"), [({"delta": 2.0}, "--delta 2.0"), ({"floor": "x"}, "--floor x"), ({"keep": 0.0}, "--keep 0.0")]
+    ("typed", "where"),
+    [
+        ({"delta": 2.0}, "--delta 2.0"),
+        ({"floor": "x"}, "--floor x"),
+        ({"floor": "1.5"}, "--floor 1.5"),
+        ({"keep": 0.0}, "--keep 0.0"),
+    ],
 )
 def test_what_the_record_refuses_is_told_at_its_option(typed: dict[str, Any], where: str) -> None:
     with pytest.raises(CommandError) as refused:
         as_command(asked)(**typed_out(typed))
     assert refused.value.where == where and "=" not in refused.value.what.split(" is ")[0]
+    assert ("below 1" in refused.value.what) == (where == "--floor 1.5")
 
 
 @pytest.mark.parametrize("words", [["--draws", "fixed"], ["--bound", "sound"], ["--delta", 0.1], ["--no-statements"]])

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.pipelines.shared import only_alive
 from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import rank
+from sipp.pruning.ranking import only_alive, rank
 from sipp.records.blend import BlendChoice, BlendTrial
 from sipp.records.options import DEFAULT_METHOD, PruneOptions, Scoring
 from sipp.scoring.task import task_of
@@ -224,3 +223,21 @@ def test_an_untrained_network_is_cut_by_shares_of_its_layers_whatever_is_left(bu
     least = torch.cat([part.flatten() for part in parts.values()]).sort(descending=True).values[budget - 1]
     assert all(torch.equal(mask, parts[name] >= least * (1 - 1e-9)) for name, mask in pruned.masks.items())
     assert bool(pruned.masks["4.weight"].any())
+
+
+class _Classes(nn.Module):
+    """Its output is the number of a class: nothing to measure a distance with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).argmax(1)
+
+
+def test_an_output_without_real_numbers_is_not_said_to_stay() -> None:
+    torch.manual_seed(0)
+    pruned = sipp.prune(_Classes(), torch.rand(100, 8), keep=0.3, progress=False)
+    assert pruned.choice is not None and pruned.choice.n_points == 0 and pruned.moved is None
+    assert "nothing to compare" in str(pruned.choice) and "0 %" not in str(pruned)

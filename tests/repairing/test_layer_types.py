@@ -8,17 +8,11 @@ import torch
 import torch.nn.functional as F
 from oracles.joint import refit
 from oracles.refit import Array, conv_patches, refit_row
+from repairing.fit_points import fit_points
 from torch import Tensor, nn
 
 import sipp
 from sipp.records.pruned import Pruned
-
-HELD_BACK_ONE_IN = 10
-
-
-def fit_points(points: Tensor) -> Tensor:
-    """The points that are fitted: all but each tenth."""
-    return points[torch.arange(len(points)) % HELD_BACK_ONE_IN != HELD_BACK_ONE_IN - 1]
 
 
 def alike(*shape: int, axis: int = -1) -> Tensor:
@@ -140,7 +134,7 @@ def test_recurrent_layers(kind: str) -> None:
     net = Last(RECURRENT[kind]())
     for parameter in net.parameters():
         parameter.data *= 2
-    points = alike(100, 5, 4)
+    points = alike(300, 5, 4)
     pruned, fixed = repaired(net, points)
     name = "layer.weight_ih" + ("" if "cell" in kind else "_l0")
     x = f64(fit_points(points).flatten(0, 1))

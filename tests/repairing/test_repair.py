@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from repairing.fit_points import fit_points, split_positions
 from torch import Tensor, nn
 
 import sipp
@@ -62,11 +63,11 @@ def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
     assert found.output_after is not None and found.output_refit is not None and found.polish is not None
     assert found.output_after < 0.98 * found.output_refit
     assert 0 < found.polish.best <= found.polish.taken <= found.polish.asked == 60
-    choosing, judging = data[9::20], data[19::20]
-    assert (found.n_validation, found.n_test, found.n_fit) == (len(choosing), len(judging), 540)
+    validation, test = (data[some] for some in split_positions(600)[1:])
+    assert (found.n_validation, found.n_test, found.n_fit) == (len(validation), len(test), 540) == (30, 30, 540)
     refit = sipp.repair(dense, pruned, data)
-    assert math.isclose(found.output_refit, error(dense, refit.model, judging), rel_tol=1e-4)
-    assert math.isclose(done(refit).output_validation or 0, error(dense, refit.model, choosing), rel_tol=1e-4)
+    assert math.isclose(found.output_refit, error(dense, refit.model, test), rel_tol=1e-4)
+    assert math.isclose(done(refit).output_validation or 0, error(dense, refit.model, validation), rel_tol=1e-4)
 
 
 def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
@@ -308,7 +309,7 @@ def test_dead_rows_and_rows_of_zeros() -> None:
     mask[1] = False
     mask[0, ::2] = False
     fixed = sipp.repair(dense, sipp.assess(dense, {"weight": mask}, points()), points())
-    x = points()[torch.arange(120) % 10 != 9]
+    x = fit_points(points())
     assert bool((fixed.model.weight[1:3] == 0).all())
     assert torch.allclose(fixed.model.bias[1] - dense.bias[1], (x @ dense.weight[1]).mean(), atol=1e-5)
     assert torch.allclose(fixed.model.bias[2], dense.bias[2], atol=1e-6)
@@ -328,7 +329,8 @@ def test_a_layer_that_would_be_worse_is_left_alone() -> None:
     dense = nn.Linear(2, 3, bias=False)
     dense.weight.data.copy_(torch.tensor([[1.0, 0.5], [1.0, 0.4], [1.0, 0.3]]))
     one = torch.randn(100, 1)
-    sign = torch.where(torch.arange(100) % 5 == 4, -1.0, 1.0)[:, None]
+    sign = torch.full((100, 1), -1.0)
+    sign[split_positions(100)[0]] = 1.0
     data = torch.cat([one, sign * one], 1)
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     fixed = sipp.repair(dense, pruned, data)
@@ -355,7 +357,9 @@ class Steep(nn.Module):
 def test_a_better_layer_that_makes_the_output_worse_is_undone() -> None:
     """Most outputs are just above zero: the mean that fits the few large ones turns them around."""
     dense = Steep()
-    seldom = (torch.arange(100) % 7 == 0).float()
+    fit, validation, _ = split_positions(100)
+    seldom = torch.zeros(100)
+    seldom[[*fit[::7], validation[0]]] = 1.0
     data = torch.stack([1 + 1e-4 * torch.rand(100, generator=torch.Generator().manual_seed(0)), 30 * seldom], 1)
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
     fixed = sipp.repair(dense, pruned, data)
@@ -475,21 +479,29 @@ def test_held_back_points_make_batches_no_larger_than_those_given() -> None:
     parts = split_batches(data_of(list(x.split(40))).batches())
     assert [batch.n_points for batch in parts.fit] == [36, 36, 36, 9]
     assert [batch.n_points for batch in parts.validation] == [7] and [batch.n_points for batch in parts.test] == [6]
-    assert torch.equal(torch.cat([batch.args[0] for batch in parts.validation]), x[9::20])
-    assert torch.equal(torch.cat([batch.args[0] for batch in parts.test]), x[19::20])
+    fit, validation, test = split_positions(130)
+    assert sorted(fit + validation + test) == list(range(130))
+    assert sorted(i // 10 for i in validation + test) == list(range(13))  # one of every ten
+    assert len({i % 10 for i in validation + test}) > 3  # at no place of its own
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.validation]), x[validation])
+    assert torch.equal(torch.cat([batch.args[0] for batch in parts.test]), x[test])
     parts = split_batches(data_of(list(x.split(5))).batches())
     assert [batch.n_points for batch in parts.validation] == [5, 2] and [b.n_points for b in parts.test] == [5, 1]
 
 
 def test_with_few_points_all_held_back_points_choose() -> None:
-    x = points(79)
+    x = points(70)
     parts = split_batches(data_of(x).batches())
-    assert torch.equal(torch.cat([batch.args[0] for batch in parts.validation]), x[9::10]) and not parts.test
+    held_back = torch.cat([batch.args[0] for batch in parts.validation])
+    assert torch.equal(held_back, x[split_positions(70)[1]]) and len(held_back) == 7 and not parts.test
     copied = points(40).repeat(3, 1)
     assert not split_batches(
         data_of(copied).batches()
     ).test  # copies of what was fitted, or of what chose, judge nothing
-    half = torch.cat([points(160), points(160)[5:45]])  # of the points that judge two were fitted too
-    assert torch.equal(
-        torch.cat([batch.args[0] for batch in split_batches(data_of(half).batches()).test]), half[59:160:20]
-    )
+    half = torch.cat([points(160), points(160)[5:45]])  # some test points were fitted or validated on, too
+    fit, validation, test = split_positions(200)
+    used = {i - 155 if i >= 160 else i for i in fit + validation}
+    new = [i for i in test if (i - 155 if i >= 160 else i) not in used]
+    assert 4 <= len(new) < len(test)
+    found = torch.cat([batch.args[0] for batch in split_batches(data_of(half).batches()).test])
+    assert torch.equal(found, half[new])

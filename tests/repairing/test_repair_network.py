@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oracles import joint as oracle
 from oracles.refit import conv_patches
 from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
+from repairing.fit_points import fit_points
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,7 +35,6 @@ from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
 
-HELD_BACK_ONE_IN = 10
 PLAIN: dict[str, Any] = {
     "error_feedbacks": (1.0,),
     "ridges": (1e-3,),
@@ -54,10 +54,6 @@ def alike(*shape: int, seed: int = 0) -> Tensor:
 
 def parts_of(data: Any) -> DataSplit:
     return split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
-
-
-def fitted(points: Tensor) -> Tensor:
-    return points[torch.arange(len(points)) % HELD_BACK_ONE_IN != HELD_BACK_ONE_IN - 1]
 
 
 def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options: Any) -> Repaired:
@@ -246,7 +242,7 @@ def test_layers_one_after_another(a: float) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
     masks, made = found(net, points, error_feedbacks=(a,))
-    x, w = fitted(points), [f64(net[i].weight) for i in (0, 2)]
+    x, w = fit_points(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
     assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
     x_hat, x_dense = f64(made.model[:2](x)), f64(net[:2](x))
@@ -300,7 +296,7 @@ def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
         name: name == "conv2.weight" for name in ("stem.weight", "conv1.weight", "conv2.weight", "linear.weight")
     }
     assert all(layer.intercept == ("bias" if "linear" in layer.name else "norm") for layer in made.record.layers)
-    x, pruned = fitted(points), made.model
+    x, pruned = fit_points(points), made.model
     s, s_hat = net.first(x), pruned.first(x)  # type: ignore[operator]
     gain_F = net.bn2.weight / (net.bn2.running_var + net.bn2.eps).sqrt()
     lost_PF = f64(((s - s_hat) / gain_F.view(1, -1, 1, 1)).movedim(1, -1).reshape(-1, 6))
@@ -632,7 +628,7 @@ def test_alps_is_the_search_without_target_stream_and_intercept() -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
     masks, made = found(net, points, method="alps")
-    x = [f64(fitted(points)), f64(made.model[:2](fitted(points)))]  # type: ignore[index]
+    x = [f64(fit_points(points)), f64(made.model[:2](fit_points(points)))]  # type: ignore[index]
     for i, inputs in zip((0, 2), x):
         name, w_FK = f"{i}.weight", f64(net[i].weight)
         given = (inputs, inputs @ w_FK.T, w_FK, masks[name].numpy(), False)
@@ -672,7 +668,7 @@ def test_sparsegpt_prunes_a_network_and_its_groups() -> None:
         layer.mask_origin == "searched" and layer.ridge is None and layer.intercept == "none"
         for layer in made.record.layers
     )
-    inputs = patches(f64(fitted(points)))
+    inputs = patches(f64(fit_points(points)))
     w_FK = f64(net.stem.weight).reshape(6, -1)
     mask_FK, v_FK = sparsegpt_oracle(inputs, w_FK, int(masks["stem.weight"].sum()), None)
     assert np.array_equal(made.masks["stem.weight"].flatten(1).numpy(), mask_FK)
@@ -771,3 +767,15 @@ def test_wide_layers_are_searched_in_fewer_rounds(wide: int, expected: Any, monk
     monkeypatch.setattr(layer_fit, "search", noted)
     found(nn.Sequential(nn.Linear(12, 24)).double(), alike(200, 12).double())
     assert seen and seen[-1] == expected
+
+
+def test_data_that_repeats_loses_no_class() -> None:
+    """One point of each of ten classes in turn: classes are held back alike."""
+    points = torch.randn(2000, 3)
+    classes = {row.numpy().tobytes(): i % 10 for i, row in enumerate(points)}
+    split = parts_of(points)
+    for part in (split.fit, split.validation, split.test):
+        met = [classes[row.numpy().tobytes()] for batch in part for row in batch.args[0]]
+        counts = [met.count(i) for i in range(10)]
+        assert min(counts) >= 0.3 * len(met) / 10 and max(counts) <= 2 * len(met) / 10
+    assert len(fit_points(points)) == 1800

@@ -179,3 +179,35 @@ def test_commands_write_and_read_parts(tmp_path: Path, capsys: pytest.CaptureFix
     assert run_and_report(app, ["prune", *words[:-2], str(tmp_path / "folder"), "--shard", "5GB"]) == 2
     assert run_and_report(app, ["prune", *words, "large", "--force"]) == 2
     assert "is not a size" in capsys.readouterr().err
+
+
+def test_two_writers_of_one_path_leave_a_whole_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replaces a network while the other saves the same one again: no part of what is named last is missing."""
+    path, first, second = tmp_path / "net.safetensors", pruned(0), pruned(1)
+    sipp.save(first, path, shard=1000)
+    write, is_nested = parts.write_atomic, list[bool]()
+
+    def between(file: Path, content: bytes) -> None:
+        if file == path and not is_nested:  # the parts are there, the index is not
+            is_nested.append(True)
+            sipp.save(second, path, shard=1000)
+        write(file, content)
+
+    monkeypatch.setattr(parts, "write_atomic", between)
+    sipp.save(first, path, shard=1000)
+    assert same(sipp.load(path), first.model.state_dict()) and is_nested
+
+
+def test_parts_that_another_writer_just_wrote_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.safetensors"
+    sipp.save(pruned(0), path, shard=1000)
+    before = parts_in(tmp_path)
+    remove = parts._remove_old
+
+    def written_again(*args: Any) -> None:
+        os.utime(tmp_path / before[0])
+        remove(*args)
+
+    monkeypatch.setattr(parts, "_remove_old", written_again)
+    sipp.save(pruned(1), path, shard=1000)
+    assert set(parts_in(tmp_path)) & set(before) == {before[0]}

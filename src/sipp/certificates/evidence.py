@@ -124,7 +124,9 @@ def measure_outputs(
     for role, model in (("dense", dense), ("pruned", network)):
         check_model(role, model)
     if not (output is None or callable(output) or type(output) in (int, str)):
-        raise OptionError(f"output = {output!r} must be an index, a key or a function of the model's output")
+        raise OptionError(
+            f"output={output!r:.60} must be an index, a key or a function of the model's output", option="output"
+        )
     known, is_checked = _calibration_points(pruned, calibration)
     hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(network)}
     seen = Survey(known)

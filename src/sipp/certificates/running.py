@@ -68,7 +68,9 @@ def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
                 raise TypeError("nothing to select from a single tensor")
             result = result[output]
         except (KeyError, IndexError, TypeError) as error:
-            raise OptionError(f"output = {output!r} does not exist in the model's {type(result).__name__}") from error
+            raise OptionError(
+                f"output={output!r:.60} does not exist in the model's {type(result).__name__}", option="output"
+            ) from error
     if output is None:
         result = _only_tensor(result)
     if not isinstance(result, Tensor):

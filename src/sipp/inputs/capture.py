@@ -86,11 +86,8 @@ def scoring_mode(model: nn.Module, norm_stats: NormStats) -> Iterator[list[nn.Mo
     """
     modules = list(model.modules())
     norms: list[Any] = [m for m in modules if _uses_batch(m)] if norm_stats == "batch" else []
-    with (
-        ONE_AT_A_TIME,
-        restoring(modules),
-        without_caches(modules),
-    ):  # training and track_running_stats are attributes like others
+    # restores training and track_running_stats too: they are attributes like others
+    with ONE_AT_A_TIME, restoring(modules), without_caches(modules):
         fastpath = torch.backends.mha.get_fastpath_enabled()
         try:
             if any(module.training for module in modules):

@@ -159,7 +159,7 @@ def _cached_cfunc(signature: Any, function: Callable[..., None]) -> Any:
 
 
 def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
-    """Calls function(*row) for all rows, one thread each; plain threads if torch's OpenMP library is missing.
+    """Calls function(*row) for all rows, on several threads; plain ones if torch's OpenMP library is missing.
 
     The caller allocates what the threads write: memory allocated in a thread is slow to free. The threads take rows in
     compiled code: with a Python function per thread they would wait for the GIL, and handing that over takes longer

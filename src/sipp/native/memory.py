@@ -31,7 +31,10 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def clear(whole: Tensor, start: int, stop: int) -> None:
     """Sets bytes start .. stop of a tensor to 0; faster than torch for few bytes."""
     if not 0 <= start <= stop <= len(whole):
-        raise DataError(f"bytes {start} to {stop} of {len(whole)} are to be cleared: this is a fault of sipp")
+        raise DataError(
+            f"bytes {start} to {stop} of {len(whole)} were to be cleared: this is a fault of sipp",
+            fix="please report it",
+        )
     ctypes.memset(address(whole, torch.uint8) + start, 0, stop - start)
 
 

@@ -13,6 +13,7 @@ follows in a language model, it starts from Wanda's mask, and no other candidate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -81,7 +82,10 @@ def choose_blend(
     for one in _candidates(blend):
         masks = cut(_scores(blend, dense, one), one.by_rows)
         cuts.append(masks)
-        tried.append(BlendTrial(one.p, one.reduce, output_error(masks), one.is_shared, one.by_rows))
+        error = output_error(masks)
+        if error is None:
+            n_points, error = 0, math.inf
+        tried.append(BlendTrial(one.p, one.reduce, error, one.is_shared, one.by_rows))
         advance(1)
     taken = tried.index(best_of(tried))
     return cuts[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_held_back)
@@ -89,8 +93,11 @@ def choose_blend(
 
 def _output_error_of_masks(
     model: nn.Module, weights: Sequence[Weight], dense: Sequence[Tensor], blend: BlendInputs
-) -> tuple[Callable[[Sequence[Tensor]], float], int]:
-    """A function that gives the output error of the network under some masks, and on how many points it is measured."""
+) -> tuple[Callable[[Sequence[Tensor]], float | None], int]:
+    """A function that gives the output error of the network under some masks, and on how many points it is measured.
+
+    It gives None if the output has no real numbers.
+    """
     sparse = copy_of(model)
     batches = list(blend.points.batches())
     if blend.norm_stats != "batch":
@@ -99,13 +106,13 @@ def _output_error_of_masks(
         batches = batches[:1]
     outputs = dense_outputs(model, batches, blend.norm_stats)
 
-    def output_error(masks: Sequence[Tensor]) -> float:
+    def output_error(masks: Sequence[Tensor]) -> float | None:
         with torch.no_grad():
             for weight, dense_FK, mask_FK in zip(weights, dense, masks):
                 parameter = sparse.get_parameter(weight.name)
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
-        return error_of(sparse, batches, outputs, blend.norm_stats) or 0.0  # None: no real numbers in the output
+        return error_of(sparse, batches, outputs, blend.norm_stats)
 
     return output_error, sum(batch.n_points for batch in batches)
 

@@ -75,10 +75,10 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, advance: Advance = noth
     model = copy_of(ranking.model)
     write_rows(model, ranking, rows)
     return Cut(
-        model,
-        masks_by_name(model, ranking, rows),
-        tuple(rows),
-        tuple(prepared.dense),
+        model=model,
+        masks=masks_by_name(model, ranking, rows),
+        rows=tuple(rows),
+        dense=tuple(prepared.dense),
         budget=budget,
         seed=seed,
         choice=choice,
@@ -108,7 +108,16 @@ def cut_as_given(
     if budget is None:
         budget = sum(int(row.mask_FK.sum()) for row in rows)
     others = _other_differences(ranking, given)
-    return Cut(given, all_masks, tuple(rows), tuple(dense), budget, seed, choice, others)
+    return Cut(
+        model=given,
+        masks=all_masks,
+        rows=tuple(rows),
+        dense=tuple(dense),
+        budget=budget,
+        seed=seed,
+        choice=choice,
+        others=others,
+    )
 
 
 def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
@@ -120,19 +129,21 @@ def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
     )
 
 
-def output_change(ranking: Ranking, cut: Cut, task: ScoringTask) -> OutputChange | None:
-    """How far the cut moves the output on a few calibration points; None without data.
+def output_change(ranking: Ranking, network_cut: Cut, task: ScoringTask) -> OutputChange | None:
+    """How far the cut moves the output on a few calibration points; None without data or real numbers in the output.
 
     A blend has measured this on the held-back points; otherwise both networks run once on at most 32 points.
     """
-    if cut.choice is not None:
-        return OutputChange(cut.choice.taken.error, cut.choice.n_points, is_held_back=cut.choice.is_held_back)
+    choice = network_cut.choice
+    if choice is not None:
+        moved = OutputChange(choice.taken.error, choice.n_points, is_held_back=choice.is_held_back)
+        return moved if choice.n_points else None
     sample = ranking.sample
     if sample is None and task.data is not None and task.data.can_be_read_again:
         sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))
     if sample is None:
         return None
-    error = output_error(ranking.model, cut.model, [sample])
+    error = output_error(ranking.model, network_cut.model, [sample])
     return None if error is None else OutputChange(error, sample.n_points, is_held_back=False)
 
 
@@ -228,13 +239,13 @@ def _masks_of_blend(
     if ranking.is_thinned:  # a row with fewer weights left than an even share would get pruned ones back
         blend = replace(blend, wanda_scores=None)
 
-    def cut(scores: Sequence[Tensor], by_rows: bool) -> list[Tensor]:
+    def masks_for(scores: Sequence[Tensor], by_rows: bool) -> list[Tensor]:
         if ranking.is_thinned:
             pairs = zip(ranking.scores, scores)
             scores = [torch.where(rank_FK > 0, score_FK.clamp(min=tiny), 0.0) for rank_FK, score_FK in pairs]
         return _masks(ranking, prepared, "row" if by_rows else "global", scores, budget)
 
-    return choose_blend(ranking.model, ranking.weights, prepared.dense, blend, cut, advance)
+    return choose_blend(ranking.model, ranking.weights, prepared.dense, blend, masks_for, advance)
 
 
 def write_rows(model: nn.Module, ranking: Ranking, rows: Sequence[SparseRows]) -> None:

@@ -13,7 +13,7 @@ the module they are called with, so a deepcopy of a held model holds its own mas
     load_state_dict, any other write                a pre-forward hook on the owner of the parameter and on the root
     a save between such a write and a forward       a pre-state_dict hook on the owner
 
-What LoRA (peft) adds to a held weight is masked too, and merged into it by `release` (adapters.py).
+What LoRA (peft) adds to a held weight is masked too, and merged into it by `release` (lora.py).
 
 What is guaranteed, and from when:
 - given the optimizer: exactly zero whenever `optimizer.step()` has returned, whatever state it had before;

@@ -45,7 +45,7 @@ class BlendChoice:
 
     taken: BlendTrial
     tried: tuple[BlendTrial, ...]
-    n_points: int
+    n_points: int  # 0: the output has no real numbers, so nothing was compared
     is_held_back: bool = True  # the points were held back from scoring; False: there were too few
 
     def __post_init__(self) -> None:
@@ -53,6 +53,8 @@ class BlendChoice:
             raise ValueError("'taken' must be one of 'tried'")
 
     def __str__(self) -> str:
+        if self.n_points == 0:
+            return f"{self.taken.name}: nothing to compare, the output has no real numbers"
         others = ("magnitude", "max sensitivity")
         known = {trial.name: trial.error for trial in self.tried if trial.name in others and trial != self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -78,16 +77,21 @@ def check_floor(floor: Any) -> Floor:
     if isinstance(floor, str):
         check_choice("floor", floor, ("method", "off"))
     elif check_number("floor", floor, least=0) >= 1:
-        raise OptionError(f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer")
+        raise OptionError(
+            f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer",
+            option="floor",
+        )
     checked: Floor = floor
     return checked
 
 
-def floor_of(text: str) -> Floor:
+def parse_floor(text: str) -> Floor:
     """The floor from its text on the command line: a share, or a word."""
-    with suppress(ValueError):
-        return check_floor(float(text))
-    return check_floor(text)
+    try:
+        share = float(text)
+    except ValueError:
+        return check_floor(text)
+    return check_floor(share)
 
 
 def _is_word(value: Any, word: str) -> bool:
@@ -194,7 +198,7 @@ class PruneOptions:
         _goal(
             "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
             prune_to=True,
-            parse=floor_of,
+            parse=parse_floor,
         ),
     ] = "method"
     reduce: Annotated[
@@ -247,7 +251,9 @@ class PruneOptions:
         check_repair(self.repair)
         if self.blocks is not None and (not isinstance(self.blocks, str) or not self.blocks):
             raise OptionError(
-                f"blocks={self.blocks!r:.60} is not a name of a list of modules", fix="give one such as 'model.layers'"
+                f"blocks={self.blocks!r:.60} is not a name of a list of modules",
+                fix="give one such as 'model.layers'",
+                option="blocks",
             )
         if not self.statements and self.bound != "paper":
             raise OptionError(

@@ -131,7 +131,8 @@ class Repair:
             )
         if self.polish is not None:
             text += f", then polished for {self.polish.taken} steps"
-            text += " (the second round, on mixtures of two inputs each, came closer)" * self.polish.mixes
+            if self.polish.mixes:
+                text += " (the second round, on mixtures of two inputs each, came closer)"
         if self.output_before is not None:
             before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
             text += (

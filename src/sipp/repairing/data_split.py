@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,12 @@ from sipp.records.batches import Batch
 from sipp.records.numerics import SCORE_DTYPE, device_of, integers
 from sipp.repairing.layer_usage import DenseOutputs
 
-# One point in ten is held back from the fit. Half of these are for validation: they choose the ridges, leave layers
-# alone and stop the polish. The other half only tests the result. If that half is too small, all are for validation.
+# Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
+# class in turn, must not lose one class. Half of these are for validation: they choose the ridges, leave layers alone
+# and stop the polish. The other half only tests the result. If that half is too small, all are for validation.
 HELD_BACK_ONE_IN = 10
 FEWEST_TEST_POINTS = 4  # distinct, and no copies of fit or validation points
-FEWEST_POINTS = 10
+FEWEST_REPAIR_POINTS = 10
 
 # On a GPU, a batch of tokens takes at most this number of bytes in a pass, and this share of the card's memory. Each
 # token keeps the outputs of about four layers alive, the one that is needed and those around it.
@@ -64,24 +66,33 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
     """The split of these batches; held-back points get batches of their own."""
     fit, held_back, n_seen, most = list[Batch](), list[Batch](), 0, 0
     different, fitted_keys = set[bytes](), set[bytes]()
+    places = _places_to_hold_back()
     for batch in batches:
         keys = draw_keys_of(batch)
         different |= set(keys)
         most = max(most, batch.n_points)
-        is_held_back = integers(n_seen, n_seen + batch.n_points) % HELD_BACK_ONE_IN == HELD_BACK_ONE_IN - 1
+        is_held_back = torch.tensor(list(islice(places, batch.n_points)), dtype=torch.bool, device="cpu")
         n_seen += batch.n_points
         fitted_keys |= {key for key, is_one in zip(keys, is_held_back.tolist()) if not is_one}
         for found, where in ((fit, ~is_held_back), (held_back, is_held_back)):
             if bool(where.any()):
                 found.append(fresh(points_at(batch, where.nonzero().flatten())))
-    if len(different) < FEWEST_POINTS:  # validation on copies of fit points proves nothing
+    if len(different) < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
-            f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_POINTS}"
+            f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_REPAIR_POINTS}"
         )
     validation, test = _halved(held_back, fitted_keys)
     validation = merged_batches(validation, most)
     return DataSplit((*fit, *validation), len(fit), tuple(merged_batches(test, most)), frozenset(different))
+
+
+def _places_to_hold_back() -> Iterator[bool]:
+    """Whether each point is held back, without end; always the same ones."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        place = int(torch.randint(HELD_BACK_ONE_IN, (), generator=generator, device="cpu"))
+        yield from (i == place for i in range(HELD_BACK_ONE_IN))
 
 
 def _halved(held_back: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:

@@ -29,7 +29,7 @@ from sipp.repairing.layer_search import (
     MaskRule,
     search,
 )
-from sipp.repairing.moments import Moments, WeightMoments, slice_of, solvable
+from sipp.repairing.moments import Moments, RowBlock, WeightMoments, slice_of, solvable
 from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
@@ -153,21 +153,22 @@ def _are_finite(fit: _Fit) -> bool:
 def _block(
     task: LayerTask,
     sums: WeightMoments,
-    key: tuple[int, int, int],
+    key: RowBlock,
     before_FK: Tensor,
     *,
     has_intercept: bool,
 ) -> _Block:
     """A block of rows with its gaps scaled by the error feedback, and its least squares: X't is W xx + dx."""
-    fit = _towards(sums.fit[key], task.error_feedback)
+    fit = _with_error_feedback(sums.fit[key], task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
     system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n, has_intercept)
-    validation = _towards(sums.validation[key], task.error_feedback) if task.validates else None
+    validation = _with_error_feedback(sums.validation[key], task.error_feedback) if task.validates else None
     return _Block(slice_of(key), fit, validation, system)
 
 
-def _towards(sums: Moments, a: float) -> Moments:
+def _with_error_feedback(sums: Moments, a: float) -> Moments:
+    """The sums with all gaps scaled by the error feedback a (T21)."""
     return sums if a == 1 else replace(sums, dx_GRK=a * sums.dx_GRK, d_GR=a * sums.d_GR, dd_GR=a * a * sums.dd_GR)
 
 
@@ -177,7 +178,7 @@ def _fits(task: LayerTask, problem: _Problem, mask_FK: Tensor) -> tuple[list[_Fi
     origins = _origins(task)
     searched_FK, values_FK, n_rounds = mask_FK, None, 0
     if "searched" in origins:
-        searched_FK, values_FK, n_rounds = _searched(task, blocks, before_FK, mask_FK)
+        searched_FK, values_FK, n_rounds = _search_mask(task, blocks, before_FK, mask_FK)
     if values_FK is not None:
         return [_rounded(problem, "searched", searched_FK, values_FK)], None, n_rounds
     ridge = _ridge(task, blocks, searched_FK)
@@ -198,7 +199,7 @@ def _origins(task: LayerTask) -> tuple[MaskOrigin, ...]:
     return ("first", "searched")
 
 
-def _searched(
+def _search_mask(
     task: LayerTask, blocks: Sequence[_Block], before_FK: Tensor, mask_FK: Tensor
 ) -> tuple[Tensor, Tensor | None, int]:
     """The mask that the search finds, its values if the search gives them, and the number of rounds.

@@ -87,7 +87,7 @@ def layer_usage(
         if counts is None:
             stands_for_all = not is_padded and is_static[-1]
             few = points_at(batch, first_and_last(batch.n_points)) if stands_for_all else batch
-            counts = _counted(model, layers, few, patch_orders[-1], first_uses)
+            counts = _count_uses(model, layers, few, patch_orders[-1], first_uses)
             if stands_for_all and counts.n_uses:
                 by_form[signature_of(batch)] = counts
         n_uses.append(counts.n_uses)
@@ -133,7 +133,7 @@ class _FirstUses:
             self.positions[name] = tuple(use.windows.shape[2 : 2 + use.n_position_dims])
 
 
-def _counted(
+def _count_uses(
     model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch, orders: Orders | None, first_uses: _FirstUses
 ) -> _Counts:
     """Counts the uses of all weights in one pass, and notes the first ones."""

@@ -180,13 +180,14 @@ def _fit_pair(
     # returning memory costs a small network more than it saves, and on a GPU there is none to return
     is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
     gives_back = is_large and task.device.type == "cpu"
-    for groups, fits in dense_passes(pair.usage, task.device):
+    for groups, fits_in_memory in dense_passes(pair.usage, task.device):
         names = [name for group in groups for name in group]
-        kept = dense_targets_of_all(pair, corrected, names, split.dense_outputs) if fits else None
+        shared = split.dense_outputs
+        targets = dense_targets_of_all(pair, corrected, names, shared) if fits_in_memory else None
         for group in groups:
             if gives_back:
                 give_back_freed()
-            sums = moments_to_targets(pair, corrected, group, kept)
+            sums = moments_to_targets(pair, corrected, group, targets)
             for name in group:
                 mask, layer = fit_layer(
                     layer_task,

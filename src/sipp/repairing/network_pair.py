@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
+from sipp.inputs.capture import OnUse
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, split_windows
 from sipp.inputs.probing import runner
@@ -27,7 +28,7 @@ from sipp.repairing.moments import Moments, RowBlock, WeightMoments, gains_by_sp
 from sipp.repairing.replaying import Replay, gives_zeros
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
 
-OnUse = Callable[[Weight, WeightUse, Batch], None]
+_NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 
 
 @dataclass(frozen=True)
@@ -329,9 +330,6 @@ def thinned(use: WeightUse, strides: tuple[int, ...], phase: int) -> WeightUse:
         return use
     taken = (slice(phase % stride, None, stride) for stride in strides)
     return replace(use, windows=use.windows[(slice(None), slice(None), *taken)])
-
-
-_NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 
 
 def _patches(windows: Tensor, n_position_dims: int, dtype: torch.dtype) -> Tensor:

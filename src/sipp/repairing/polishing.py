@@ -120,16 +120,16 @@ def polish(
     training = _Training.of(trained, learning_rate)
     before, rounds = training.values(), list[_Round]()
 
-    def added(is_mixed: bool) -> None:
+    def run_round(is_mixed: bool) -> None:
         training.start_from(before)
         batches = _training_batches(split.fit, seed, is_mixed=is_mixed)
         rounds.append(_round(dense, repaired, split.validation, training, batches, steps, learning_rate, progress))
 
     try:
-        added(is_mixed=False)
+        run_round(is_mixed=False)
         if rounds[0].best < OVERFITTED * steps and all(map(_can_be_mixed, split.fit)):
             with suppress(DataError, ModelError):  # a network may refuse a mixture of two inputs
-                added(is_mixed=True)
+                run_round(is_mixed=True)
         best = min(rounds, key=lambda one: math.inf if one.error is None else one.error)
         training.start_from(best.weights)
     finally:

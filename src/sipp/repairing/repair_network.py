@@ -27,6 +27,7 @@ from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import fit_cost, progress_bar
+from sipp.pruning.cutting import Cut, cut_as_given
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.records.batches import Batch
 from sipp.records.network_hash import tensors_of
@@ -44,6 +45,23 @@ from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
 from sipp.scoring.sensitivities import chunk_bytes_on
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
+
+
+def repaired_cut(
+    ranking: Ranking,
+    network_cut: Cut,
+    start: nn.Module | None,
+    split: DataSplit,
+    repairs: Sequence[RepairMethod],
+    options: RepairOptions,
+) -> tuple[Cut, Repaired]:
+    """Repairs a cut on the points of the split: the cut with its new weights, and what the repair did.
+
+    `start` is the network to repair; None: the dense weights under the masks.
+    """
+    repaired = apply_repairs(ranking, network_cut.masks, split, repairs, options, start=start)
+    budget, seed, choice = network_cut.budget, network_cut.seed, network_cut.choice
+    return cut_as_given(ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice), repaired
 
 
 def apply_repairs(
@@ -81,7 +99,7 @@ def repair_network(
     """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
 
     `pruned` is the pruned network if it has values of its own; None: the dense values under the masks. A refit starts
-    from it. The result is compared with it on the validation points, and undone if it is no better. Weights that are 0
+    from it. The result is compared with it on the validation points, and undone if it is worse. Weights that are 0
     in the dense network and not in the masks stay 0.
     """
     is_refit = options.method == "refit"
@@ -93,7 +111,7 @@ def repair_network(
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if is_refit else "finding masks and weights"
     with progress_bar(title, cost, shown=options.progress, in_percent=True) as advance:
-        task, layer_task, choice = _choose(dense, masks, batches, options, pruned if is_refit else None)
+        task, layer_task, choice = _tasks_and_choice(dense, masks, batches, options, pruned if is_refit else None)
         before = _errors(dense, _under_masks(dense, masks) if pruned is None else pruned, batches)
         fit = fit_network(task, layer_task, choice.masks, batches, advance=advance)
         give_back_freed()
@@ -135,7 +153,7 @@ def repair_network(
     return Repaired(fit.model, fit.masks, record, split.keys, choice.trials)
 
 
-def _choose(
+def _tasks_and_choice(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, start: nn.Module | None
 ) -> tuple[NetworkTask, LayerTask, Choice]:
     """What is to be fitted, how each layer is fitted, and what else was chosen on the validation points."""
@@ -172,7 +190,7 @@ def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> _Errors:
 
 
 def _is_worse(error: float | None, other: float | None) -> bool:
-    """Whether both errors are known, and the first is larger or NaN."""
+    """Whether both errors are known, and the first is larger."""
     return error is not None and other is not None and not error <= other
 
 

@@ -158,12 +158,12 @@ def _watching(modules: Mapping[str, nn.Module], watch: _Watch) -> Iterator[None]
     with ExitStack() as stack:
         stack.callback(watch.forget)
         for name, module in modules.items():
-            stack.callback(module.register_forward_hook(_marking(watch, name)).remove)
+            stack.callback(module.register_forward_hook(_marking_hook(watch, name)).remove)
         stack.enter_context(watch)
         yield
 
 
-def _marking(watch: _Watch, name: str) -> Callable[..., None]:
+def _marking_hook(watch: _Watch, name: str) -> Callable[..., None]:
     def mark(module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(module, nn.MultiheadAttention) and isinstance(output, tuple):
             output = output[0]  # beside the attention weights
@@ -216,7 +216,7 @@ class _Watch(TorchFunctionMode):
             for output, other in (inputs, inputs[::-1]):
                 if id(output) in self._marks and output is not other:
                     self.on_addition(self._marks[id(output)], other)
-        passed = _passed(func, name, args, kwargs, read)
+        passed = _mark_passed_on(func, name, args, kwargs, read)
         result = func(*args, **kwargs)
         if name in _COPIES and len(read) == 1 and _repeats(inputs[0], result) and id(inputs[0]) in self._marks:
             passed = read[0]
@@ -241,7 +241,7 @@ class _Watch(TorchFunctionMode):
                 self._alive.append(tensor)
 
 
-def _passed(func: Any, name: str, args: Any, kwargs: Any, read: list[OutputMark]) -> OutputMark | None:
+def _mark_passed_on(func: Any, name: str, args: Any, kwargs: Any, read: list[OutputMark]) -> OutputMark | None:
     """The mark of a result that is a marked tensor with scaled rows; None: it is something else."""
     if len(read) != 1:
         return None

@@ -112,7 +112,7 @@ def _steps(system_GKK: Tensor, residual_GRK: Tensor, mask_GRK: Tensor, unit_GR1:
     """
     found_GRK, direction_GRK = torch.zeros_like(residual_GRK), residual_GRK.clone()
     length_GR1 = residual_GRK.square().sum(2, keepdim=True)
-    weight_GR1 = (unit_GR1 / unit_GR1.nan_to_num(nan=0.0).max()).square()
+    weight_GR1 = (unit_GR1 / unit_GR1.nan_to_num(nan=0.0, posinf=0.0).max()).square()
     recent_GR1 = torch.zeros_like(length_GR1)  # the gain since the last check
     gained = torch.zeros((), dtype=BOUND_DTYPE, device=residual_GRK.device)
     for n_steps in range(1, MOST_STEPS + 1):

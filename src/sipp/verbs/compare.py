@@ -40,10 +40,10 @@ from sipp.records.options import (
 )
 from sipp.records.ranking import Ranking
 from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import method_of, repairs_of
 from sipp.scoring.task import ScoringTask, resolve_points, task_of
-from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
@@ -94,7 +94,7 @@ def compare(
     named_methods = None if methods is None else _by_name(methods)
     calibration, test = _points(task, holdout)
     named_methods = named_methods or {name: name for name in _usual(calibration)}
-    test_of = partial(_tested, task.model, test, output)
+    test_of = partial(_test_network, task.model, test, output)
     # The dense network is tested first: its line in the ledger counts for the whole comparison, and it is checked that
     # no holdout point chooses weights.
     baseline = test_of(task.model, known=None if holdout is None else calibration, ledger=ledger)
@@ -103,7 +103,7 @@ def compare(
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(method_of(method).fitting for method in named_methods.values())
     split = split_data(task.model, calibration, seed=seed) if fits else None
-    how = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
+    repair_options = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
         for name, method in named_methods.items():
@@ -113,11 +113,20 @@ def compare(
                     network_cut, asked = cut(ranking, budgets[keep], seed=seed), ranking.options.repair
                     if repairs := repairs_of(method_of(method), asked):
                         assert split is not None
-                        network_cut, _ = repaired_cut(ranking, network_cut, network_cut.model, split, repairs, how)
+                        network_cut, _ = repaired_cut(
+                            ranking, network_cut, network_cut.model, split, repairs, repair_options
+                        )
                     rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=bool(asked)))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in calibration.batches())
-    return Comparison(tuple(rows), n_weights, n_calibration, baseline.n_points, holdout is None, baseline.accuracy)
+    return Comparison(
+        rows=tuple(rows),
+        n_weights=n_weights,
+        n_calibration=n_calibration,
+        n_test=baseline.n_points,
+        is_held_back=holdout is None,
+        dense_accuracy=baseline.accuracy,
+    )
 
 
 def _rankings(task: ScoringTask, method: Method, repair: RepairChoice) -> list[Ranking]:
@@ -142,7 +151,7 @@ class _TestResult:
     why_no_accuracy: str  # "": there is one, or there are no labels
 
 
-def _tested(
+def _test_network(
     dense: nn.Module,
     test: Data,
     output: Output,

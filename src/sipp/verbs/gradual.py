@@ -131,7 +131,15 @@ def gradual(
             path.append((step + 1, _n_kept(masks) / n_weights))
             left = f"{path[-1][1]:.2%} of the weights left (cut {len(path)} of {len(times)})"
             progress_line(f"gradual: step {step + 1:,} of {steps:,}, {left}", shown=progress)
-    return Gradual(model, masks, tuple(path), method_name(options.method), n_weights, _n_kept(masks), seed)
+    return Gradual(
+        model=model,
+        masks=masks,
+        path=tuple(path),
+        method=method_name(options.method),
+        n_weights=n_weights,
+        kept=_n_kept(masks),
+        seed=seed,
+    )
 
 
 def _n_kept(masks: dict[str, Tensor]) -> int:

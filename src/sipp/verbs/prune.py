@@ -14,7 +14,7 @@ from sipp.inputs.data import AnyData, Data, data_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
-from sipp.pruning.cutting import Cut, budget_for, cut, cut_as_given, output_change
+from sipp.pruning.cutting import Cut, budget_for, cut, output_change
 from sipp.pruning.ranking import hold_back_points, rank
 from sipp.records.checking import explain_unknown_options
 from sipp.records.display import listed
@@ -38,8 +38,8 @@ from sipp.records.options import (
 )
 from sipp.records.pruned import OutputChange, Pruned, Repaired
 from sipp.records.ranking import Ranking
-from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.repair_network import apply_repairs
+from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.methods import MethodInfo, checked_method, repairs_of
 from sipp.scoring.task import ScoringTask, task_of
@@ -126,15 +126,15 @@ def prune_with(
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
         split = split_data(ranking.model, task.points, seed=options.seed)  # without new points
-        how = RepairOptions(
+        repair_options = RepairOptions(
             blocks=options.blocks, seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress
         )
-        network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, how)
+        network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, repair_options)
     moved = None if repairs else output_change(ranking, network_cut, task)
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
     )
-    warn_of_dead(pruned)
+    warn_of_dead_rows(pruned)
     return pruned
 
 
@@ -182,23 +182,6 @@ def _ranked_and_cut(
         return ranking.without_scores(), cut(ranking, budget, seed=options.seed, advance=advance)
 
 
-def repaired_cut(
-    ranking: Ranking,
-    network_cut: Cut,
-    start: nn.Module | None,
-    split: DataSplit,
-    repairs: Sequence[RepairMethod],
-    options: RepairOptions,
-) -> tuple[Cut, Repaired]:
-    """Repairs a cut on the points of the split: the cut with its new weights, and what the repair did.
-
-    `start` is the network to repair; None: the dense weights under the masks.
-    """
-    repaired = apply_repairs(ranking, network_cut.masks, split, repairs, options, start=start)
-    budget, seed, choice = network_cut.budget, network_cut.seed, network_cut.choice
-    return cut_as_given(ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice), repaired
-
-
 def pruned_of(
     ranking: Ranking,
     network_cut: Cut,
@@ -236,7 +219,7 @@ def pruned_of(
     )
 
 
-def warn_of_dead(pruned: Pruned) -> None:
+def warn_of_dead_rows(pruned: Pruned) -> None:
     """Warns once about all layers that lost every weight, and once about all such rows."""
     n_rows = sum(layer.n_rows for layer in pruned.layers)
     too_few = f"{pruned.kept:,} weights are fewer than the {n_rows:,} rows: keep more" if pruned.kept < n_rows else ""

@@ -72,7 +72,7 @@ from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
-from sipp.verbs.prune import pruned_of, warn_of_dead
+from sipp.verbs.prune import pruned_of, warn_of_dead_rows
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -155,7 +155,7 @@ def prune_to_with(
     tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     _check_inputs(model, holdout, ledger)
-    calibration, new = _surveyed(data, holdout)
+    calibration, new = _survey_data(data, holdout)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
@@ -169,20 +169,27 @@ def prune_to_with(
     tests.check_independence(holdout)
     chosen_on = ranking.seen if calibration is None else calibration.points.facts["data_hash"]
     terms = (repr(tolerance), grid, repr(options), repr(output), hash(chosen_on))
-    use = _record_in_ledger(ledger, new.points, ranking, (*terms, new.points.labels_hash * tolerance.uses_labels))
+    labels_hash = new.points.labels_hash if tolerance.uses_labels else 0
+    use = _record_in_ledger(ledger, new.points, ranking, (*terms, labels_hash))
     path, n_passed = _walk(tests, new, grid[start:], progress)
     if n_passed == 0:
         why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {tolerance.words}"
         return _dense_result(ranking.model, grid, start, path, why)
     pruned = networks.record(path[n_passed - 1].budget)
-    warn_of_dead(pruned)
+    warn_of_dead_rows(pruned)
     certificate = _certificate(ranking.model, pruned, new, calibration, tolerance, output, progress)
     if not tolerance.holds(certificate):  # never return a claim that its own numbers contradict
         why = f"not certified: the certificate contradicts the search; {tolerance.words}"
         return _dense_result(ranking.model, grid, start, path, why)
     outcome = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
     return PrunedTo(
-        pruned.model, pruned, replace(certificate, **use), path, grid, start, f"{outcome} {tolerance.words}"
+        model=pruned.model,
+        pruned=pruned,
+        certificate=replace(certificate, **use),
+        path=path,
+        levels=grid,
+        start=start,
+        verdict=f"{outcome} {tolerance.words}",
     )
 
 
@@ -232,7 +239,7 @@ class _Surveyed:
     points: Survey
 
 
-def _surveyed(data: AnyData, holdout: Any) -> tuple[_Surveyed | None, _Surveyed]:
+def _survey_data(data: AnyData, holdout: Any) -> tuple[_Surveyed | None, _Surveyed]:
     """The calibration data (None if it cannot be read again) and the holdout, which share no point."""
     if not data_of(data).can_be_read_again:
         return None, _Surveyed(holdout, "holdout", survey(holdout, "holdout"))
@@ -367,11 +374,11 @@ class _LevelTests:
 
     def _dense(self, batch: Batch, keys: list[bytes]) -> Tensor:
         """The dense outputs of these points, from the cache if all of them were met before."""
-        is_cached = batch.real_BT is None  # else the shape of an output depends on the padding, which may change
-        if is_cached and all(key in self.dense_rows for key in keys):
+        may_be_cached = batch.real_BT is None  # else the shape of an output depends on the padding, which may change
+        if may_be_cached and all(key in self.dense_rows for key in keys):
             return torch.stack([self.dense_rows[key] for key in keys])
         f = run_model(self.dense, batch, self.output)
-        if is_cached:
+        if may_be_cached:
             self.dense_rows.update(zip(keys, f))
         return f
 
@@ -465,4 +472,12 @@ def _certificate(
 
 
 def _dense_result(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], why: str) -> PrunedTo:
-    return PrunedTo(model, None, None, path, grid, start, f"{why}; the dense network is returned")
+    return PrunedTo(
+        model=model,
+        pruned=None,
+        certificate=None,
+        path=path,
+        levels=grid,
+        start=start,
+        verdict=f"{why}; the dense network is returned",
+    )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sipp.certificates.claims import accuracy_claim
 from sipp.certificates.evidence import CALLABLE, measure_outputs
-from sipp.certificates.ledger import WALK, ledger_lines, n_uses
+from sipp.certificates.ledger import ACCURACY, OUTPUT, WALK, ledger_lines, n_uses
 from sipp.certificates.measures import measure_of, outcomes_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
@@ -135,7 +135,7 @@ def _compare_uses(cert: AnyCertificate, ledger: str | os.PathLike[str]) -> tuple
     if not os.path.isfile(ledger):
         raise DataError(f"ledger {os.fspath(ledger)!r} is not a file", fix="give the one that was kept, or none")
     lines = ledger_lines(ledger)
-    kind = "output" if isinstance(cert, Certificate) else "accuracy"
+    kind = OUTPUT if isinstance(cert, Certificate) else ACCURACY
     points = {name: getattr(cert, name) for name in ("data_hash", "dense_hash", "n")}
     claims = ((kind, cert.pruned_hash), (WALK, None))
     places = [

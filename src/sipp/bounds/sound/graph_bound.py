@@ -117,7 +117,7 @@ def bound_of_batch(dense: nn.Module, pruned: nn.Module, batch: Batch) -> GraphBo
     try:
         if hidden := hidden_in(dense):
             raise NoBound(hidden)
-        values, error_B, moved = _followed(dense, pruned, batch, follower)
+        values, error_B, moved = _run_both(dense, pruned, batch, follower)
     except NoBound as reason:
         return GraphBound(None, None, f"no bound: {reason}", tuple(follower.nodes))
     absolute_B = error_B * ROUND_UP
@@ -131,7 +131,7 @@ def bound_of_batch(dense: nn.Module, pruned: nn.Module, batch: Batch) -> GraphBo
     return GraphBound(epsilon_B, absolute_B, "", tuple(follower.nodes))
 
 
-def _followed(dense: nn.Module, pruned: nn.Module, batch: Batch, follower: _Follower) -> tuple[Tensor, Tensor, Tensor]:
+def _run_both(dense: nn.Module, pruned: nn.Module, batch: Batch, follower: _Follower) -> tuple[Tensor, Tensor, Tensor]:
     """The dense output, its error bound, and how far the pruned network's output really is from it."""
     first, second = float64_copy(dense), float64_copy(pruned)
     theirs = dict([*second.named_parameters(remove_duplicate=False), *second.named_buffers(remove_duplicate=False)])
@@ -164,11 +164,11 @@ class _Follower:
     def __call__(self, operation: Operation) -> Any:
         """The result of an operation in the dense network; its error is then known."""
         if not any(tensor in self.errors for tensor in operation.tensors):
-            return self._constant(operation)
+            return self._run_on_constants(operation)
         if operation.name in VALUELESS:
             return operation.run()
         if operation.is_in_place:
-            return self._overwritten(operation)
+            return self._run_in_place(operation)
         result = operation.run()
         error_B = self._error(operation, result)
         for i, piece in enumerate(result if isinstance(result, tuple | list) else [result]):
@@ -177,7 +177,7 @@ class _Follower:
             self.errors[piece] = error_B if has_bound else torch.full_like(error_B, math.inf)
         return result
 
-    def _constant(self, operation: Operation) -> Any:
+    def _run_on_constants(self, operation: Operation) -> Any:
         """The result of an operation on constants, which is known in both networks."""
         if not any(tensor in self.pruned for tensor in operation.tensors):
             return operation.run()
@@ -191,7 +191,7 @@ class _Follower:
                 raise NoBound("it differs between the two networks")
         return result
 
-    def _overwritten(self, operation: Operation) -> Any:
+    def _run_in_place(self, operation: Operation) -> Any:
         """The result of an operation that overwrites its first argument, and with it all views of the same values."""
         target = operation.args[0] if operation.args else None
         if "out" in operation.kwargs:
@@ -210,7 +210,7 @@ class _Follower:
         return result
 
     def _error(self, operation: Operation, result: Any, before: Tensor | None = None) -> Tensor:
-        """The error after an operation (on the value `before` it overwrote that); adds what it did to `nodes`."""
+        """The error after an operation, also added to `nodes`; `before` is the value that it overwrote, if any."""
 
         def known(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):

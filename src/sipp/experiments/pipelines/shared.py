@@ -31,11 +31,12 @@ from sipp.records.ranking import Ranking, to_rows
 from sipp.records.schemas import Accuracy
 from sipp.records.serialising import pruning_values
 from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
 from sipp.scoring.task import task_of
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
-from sipp.verbs.prune import pruned_of, repaired_cut
+from sipp.verbs.prune import pruned_of
 
 # Of the certificates in a record (T14). A recipe's delta is for the theory, far smaller than a holdout can certify.
 CERTIFICATE_DELTA = 0.05
@@ -98,8 +99,8 @@ def _cut(
     if repair:  # weights that are 0 stay 0, so pruned weights stay pruned
         points = list(eval_batches(context.feed, context.feed.splits.calibration))
         split = split_data(ranking.model, points, seed=seed)
-        how = RepairOptions(seed=seed)
-        sparse, repaired = repaired_cut(left, sparse, sparse.model, split, repairs_asked(repair), how)
+        repair_options = RepairOptions(seed=seed)
+        sparse, repaired = repaired_cut(left, sparse, sparse.model, split, repairs_asked(repair), repair_options)
     pruned = pruned_of(left, sparse, repaired=repaired)
     # alive weights that are exactly 0 tie with pruned ones: without those, the record's count is exact
     masks = masks_within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)

@@ -168,7 +168,10 @@ def _many_token_kernels(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], st
         return [], f"2:4 needs multiples of {sizes}"
     if not two_of_four.is_available():
         return [], "2:4 needs cuSPARSELt, which this torch does not have"
-    fastest = two_of_four.fastest(two_of_four.compress(weight), x)
+    try:
+        fastest = two_of_four.fastest(two_of_four.compress(weight), x)
+    except recording.kernel_errors() as error:
+        return [], f"2:4: cuSPARSELt does not run here ({str(error).splitlines()[0][:80]})"
     return [partial(_two_of_four_kernel, algorithm=algorithm) for algorithm in {fastest, two_of_four.FIRST}], ""
 
 

@@ -206,10 +206,10 @@ def _inverted(
 def _raised(
     patches_GKP: Tensor, inverse_GPSR: Tensor, totals_GSR: Tensor, signed_GRK: Tensor, best_GRK: Tensor
 ) -> Tensor:
-    """best_GRK, raised in place to the largest of all products, or a copy without gaps. totals_GSR are the
-    reciprocals, summed over patches.
+    """Raises best_GRK to the largest of all products, in place or, if it has gaps, in a copy; returns it.
 
-    signed_GRK are the weights, or int8: above 0 where a weight is.
+    totals_GSR are the reciprocals, summed over patches; signed_GRK the weights, or int8 that is above 0 where a weight
+    is.
     """
     n_groups, n_rows, fan_in = signed_GRK.shape
     patches_GKP = patches_GKP.contiguous()  # as they are laid out already: the kernel counts on it

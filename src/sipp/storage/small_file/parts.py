@@ -41,28 +41,39 @@ def planned_parts(path: Path, pieces: Sequence[bytes], shard_bytes: int) -> list
 
 def write_network(path: Path, content: bytes, parts: Sequence[tuple[Part, Sequence[bytes]]]) -> int:
     """Writes the parts, then the index file; returns the total number of bytes."""
-    before, n_bytes = {part.name for part in _parts_of(path)}, len(content)
+    before, n_bytes, begun = {part.name for part in _parts_of(path)}, len(content), time.time()
     for part, group in parts:
-        packed, _ = pack(b"", *group)
-        file = _folder_of(path) / part.name
-        if file.is_symlink():  # no reader follows it, and it may lead anywhere
-            raise DataError("is a symbolic link, and leads elsewhere", where=file, fix="remove it")
-        write_atomic(file, packed)
-        n_bytes += len(packed)
+        n_bytes += _write_part(_folder_of(path) / part.name, group)
     write_atomic(path, content)
+    for part, group in parts:  # another writer, who replaced the same network, may have removed a part as an old one
+        if not (_folder_of(path) / part.name).is_file():
+            _write_part(_folder_of(path) / part.name, group)
     if before or parts:
-        _remove_old(path, before)
+        _remove_old(path, before, begun)
     return n_bytes
 
 
-def _remove_old(path: Path, before: set[str]) -> None:
-    """Removes parts that the network no longer uses, and unused parts of killed writers, older than a day."""
+def _write_part(file: Path, group: Sequence[bytes]) -> int:
+    """Writes a part; returns its number of bytes."""
+    packed, _ = pack(b"", *group)
+    if file.is_symlink():  # no reader follows it, and it may lead anywhere
+        raise DataError("is a symbolic link, and leads elsewhere", where=file, fix="remove it")
+    write_atomic(file, packed)
+    return len(packed)
+
+
+def _remove_old(path: Path, before: set[str], begun: float) -> None:
+    """Removes parts that the network no longer uses, and unused parts of killed writers, older than a day.
+
+    Parts that another writer has written since `begun` stay.
+    """
     named = {part.name for part in _parts_of(path)}
     ours = re.compile(re.escape(_stem(path)) + rf"-[0-9]{{5}}-of-[0-9]{{5}}-[0-9a-f]{{{N_DIGITS}}}" + re.escape(SUFFIX))
     with contextlib.suppress(OSError):  # others clean up too
         for file in _folder_of(path).iterdir():
             is_left = ours.fullmatch(file.name) and file.name not in named and file.is_file() and not file.is_symlink()
-            if is_left and (file.name in before or time.time() - file.stat().st_mtime > DAY_S):
+            written = file.stat().st_mtime
+            if is_left and ((file.name in before and written < begun) or time.time() - written > DAY_S):
                 file.unlink()
 
 

@@ -337,7 +337,7 @@ def _computes_every_product(weight_GRK: Tensor) -> bool:
 def _scratch(ratios: Ratios) -> tuple[Tensor, np.ndarray]:
     """Memory that a thread works in, torch's, whose lines are aligned, and the addresses of its pieces (`Scratch`).
 
-    Only what no patch and no row will be written to is set to zero: the lines of padding, and the count behind them.
+    Only the padding and the count behind it are set to zero; everything else is written before it is read.
     """
     _, n_rows, fan_in = ratios.shape
     starts, n_bytes, numbers = _scratch_pieces(n_rows, fan_in)
