@@ -94,9 +94,9 @@ def test_repair_keeps_the_pattern() -> None:
     for found in (fixed, searched):
         assert found.repair is not None and found.pattern == "2:4"
         assert breaking_pattern({name: found.model.get_parameter(name) for name in found.masks}, Pattern(2, 4)) == []
-    x = data[0]
+    x = torch.cat(data)
     errors = [float((found.model(x) - model(x)).norm().detach()) for found in (plain, fixed, searched)]
-    assert errors[2] < errors[1] < errors[0]
+    assert max(errors[1:]) < 0.9 * errors[0]
 
 
 def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:

@@ -91,7 +91,7 @@ def _places_to_hold_back() -> Iterator[bool]:
     """Whether each point is held back, without end; always the same ones."""
     generator = torch.Generator().manual_seed(0)
     while True:
-        place = int(torch.randint(HELD_BACK_ONE_IN, (), generator=generator, device="cpu"))
+        place = int(torch.randint(HELD_BACK_ONE_IN, (), generator=generator, dtype=torch.int64, device="cpu"))
         yield from (i == place for i in range(HELD_BACK_ONE_IN))
 
 
