@@ -212,6 +212,15 @@ def test_a_layer_norm_of_large_values(shift, never_dense):
         assert same_where_finite(fast(x), norm(x).detach()), scale
 
 
+def test_a_layer_norm_of_equal_values(never_dense):
+    """Their mean is exact in torch, so nothing is left; a rounded mean would leave 1e-3."""
+    norm = thin(nn.LayerNorm(12, eps=1e-2), 1.0)
+    fast = sipp.sparse(norm, torch.randn(64, 12))
+    assert kernels(fast) == ["norm of tokens"]
+    x = (2000 + 1000 * torch.rand(64, 1)).repeat(1, 12)
+    assert float((fast(x) - norm.double()(x.double())).abs().max()) < 1e-6
+
+
 @pytest.mark.parametrize("n", [1, 16])
 @pytest.mark.parametrize("kind", ["image", "flat"])
 @pytest.mark.parametrize("is_dense", [False, True])

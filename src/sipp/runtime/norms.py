@@ -84,7 +84,10 @@ def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
     with each(b, *args.share(args.number("n_strips"))) as strip:
         x, out = (b.add(args.number(n), b.mul(strip, I64(width))) for n in ("x", "out"))
         zeros = [constant(0.0, lanes)] * n_vectors
-        mean = [b.fmul(total, share) for total in _over(b, args, lanes, x, zeros, lambda v, value: value)]
+        # about the first feature: where all are nearly equal and large, a rounded sum would show after the division
+        first = [load(b, x, vector(lanes), v * lanes * FLOAT_BYTES) for v in range(n_vectors)]
+        totals = _over(b, args, lanes, x, zeros, lambda v, value: b.fsub(value, first[v]))
+        mean = [fused(b, total, share, start) for total, start in zip(totals, first)]
         squares = _over(b, args, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
         for total, middle in zip(squares, mean):
             for square in (total, _square(b, middle)):  # torch squares partial means too
