@@ -85,7 +85,8 @@ def test_the_bound_is_that_of_the_same_masks() -> None:
 
 
 def test_repair_keeps_the_pattern() -> None:
-    model, data = net(), [x for x, _ in points()]
+    generator = torch.Generator().manual_seed(1)  # more points than weights of a row, many times
+    model, data = net(), [torch.rand(40, 3, 4, 4, generator=generator) for _ in range(9)]
     plain = sipp.prune(model, data, pattern="2:4", method="sipp-det")
     fixed, searched = (
         sipp.prune(model, data, pattern="2:4", method="sipp-det", repair=repair) for repair in ("refit", True)
@@ -96,7 +97,7 @@ def test_repair_keeps_the_pattern() -> None:
         assert breaking_pattern({name: found.model.get_parameter(name) for name in found.masks}, Pattern(2, 4)) == []
     x = torch.cat(data)
     errors = [float((found.model(x) - model(x)).norm().detach()) for found in (plain, fixed, searched)]
-    assert max(errors[1:]) < 0.9 * errors[0]
+    assert errors[2] < errors[1] < errors[0]
 
 
 def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from sipp.cli import demo
 from sipp.experiments.training.signals import Interrupted
 
-SHORT = ("prune.methods=[wt, sipp-hybrid]", "prune.levels=1", "train.epochs=2", "train.decay.milestones=[1]")
+SHORT = ("prune.methods=[wt, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
 
 
 def plotted(page: Path) -> dict[str, list[float]]:
@@ -33,7 +33,7 @@ def test_two_short_runs_agree_and_end_with_a_page(tmp_path: Path) -> None:
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     )
     assert accuracies(first[0]) == accuracies(again[0]) != accuracies(other[0])
-    assert accuracies(first[0])[None, 0] > 0.5
+    assert accuracies(first[0])[None, 0] > 0.8
     assert set(accuracies(first[0])) == {(None, 0), ("wt", 1), ("sipp-hybrid", 1)}
     assert first[1] == tmp_path / "a" / "page.html"
     assert plotted(first[1]) == {
