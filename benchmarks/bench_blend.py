@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
-from sipp.records.options import PruneOptions
+from sipp.results.options import PruneOptions
 from sipp.scoring.methods import METHODS
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of

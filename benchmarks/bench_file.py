@@ -29,8 +29,8 @@ from sipp.experiments.data.cifar10 import load_cifar10
 from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
 from sipp.experiments.nets.registry import NETS
-from sipp.records.options import Precision
-from sipp.records.saved_file import SavedFile, entropy_bytes
+from sipp.results.options import Precision
+from sipp.results.saved_file import SavedFile, entropy_bytes
 
 KEEPS = (0.5, 0.3, 0.1, 0.05, 0.02)
 VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")

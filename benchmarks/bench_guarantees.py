@@ -26,8 +26,8 @@ from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
-from sipp.records.binomial import upper_limit
-from sipp.records.options import PruneOptions
+from sipp.results.binomial import upper_limit
+from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 

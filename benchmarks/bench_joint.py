@@ -27,10 +27,10 @@ from repair_split import splitting
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.records.pruned import Repaired
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import ERROR_FEEDBACKS, PEERS, RepairOptions
+from sipp.results.pruned import Repaired
 
 WITHOUT: dict[str, dict[str, Any]] = {
     "search": {"method": "refit"},

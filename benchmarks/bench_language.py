@@ -33,11 +33,11 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
-from sipp.records.numerics import device_of
-from sipp.records.options import RepairMethod, pattern_of
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
+from sipp.results.numerics import device_of
+from sipp.results.options import RepairMethod, pattern_of
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "alps", "ours")
 KEEPS = ("0.7", "0.5", "0.4", "0.3", "2:4", "4:8")

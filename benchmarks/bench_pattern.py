@@ -19,7 +19,7 @@ from torch import nn
 
 import sipp
 from sipp.allocation.largest_scores import breaking_pattern
-from sipp.records.options import Pattern
+from sipp.results.options import Pattern
 
 # name, outputs x inputs of each layer, tokens
 CASES: list[tuple[str, list[tuple[int, int]], int]] = [

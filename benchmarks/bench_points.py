@@ -24,7 +24,7 @@ from sipp.experiments.data.transforms import normalise
 from sipp.experiments.nets import build
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
-from sipp.records.options import Method, PruneOptions
+from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of
 
 N_POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)

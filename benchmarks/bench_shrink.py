@@ -36,7 +36,7 @@ from sipp.experiments.data.digits import load_digits
 from sipp.experiments.data.imageset import ImageSet
 from sipp.experiments.data.transforms import draw_shifts, normalise, shift
 from sipp.experiments.nets import build
-from sipp.records.shrunk import Shrunk
+from sipp.results.shrunk import Shrunk
 
 KEEPS = (0.05, 0.02)
 Network = Callable[[Tensor], Tensor]

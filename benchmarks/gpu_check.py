@@ -17,7 +17,7 @@ import torch
 
 import sipp
 from sipp.experiments.nets import build
-from sipp.records.numerics import inverse_or_zero
+from sipp.results.numerics import inverse_or_zero
 from sipp.scoring.kernels import gpu, reference
 
 SHAPE = (256, 2304, 16384)  # rows, fan-in, patches

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import sipp
 from sipp.experiments.data.digits import load_digits
 from sipp.experiments.data.splits import split_images
-from sipp.records.certificate import from_json, to_json
+from sipp.results.certificate import from_json, to_json
 from sipp.verbs.verify import verify
 
 digits = load_digits()

@@ -24,7 +24,7 @@ from sipp.allocation.rows import (
 from sipp.allocation.sparse_rows import SparseRows, masked_rows, tail_sum
 from sipp.pruning.sampled_rows import _in_range, _reweigh, _wide, sparsify_layers
 from sipp.pruning.sampling import DrawRequest, draw_rows_until
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.results.numerics import BOUND_DTYPE
 
 
 def sparsify(weight_FK: Tensor, sensitivity_FK: Tensor, kept_F: Tensor, *, method: str, **options: Any) -> SparseRows:

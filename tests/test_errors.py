@@ -6,7 +6,7 @@ import pytest
 from torch._utils import ExceptionWrapper
 
 from sipp.errors import DataError, ModelError, OptionError, SippError
-from sipp.records.checking import check_share
+from sipp.results.checking import check_share
 
 KINDS = (ModelError, DataError, OptionError)
 

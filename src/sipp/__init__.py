@@ -1,6 +1,6 @@
 """Provable, data-informed weight pruning for PyTorch.
 
-    records <- inputs <- scoring <- allocation <- pruning <- repairing <- bounds <- certificates <- storage <- runtime
+    results <- inputs <- scoring <- allocation <- pruning <- repairing <- bounds <- certificates <- storage <- runtime
     what is    any data   a number   kept a row    masks,     mask and     theory    holdout        files      zeros
     known                 a weight                 weights    weights                evidence                  skipped
     <- verbs: one file a public function (native, beside records, is what depends on the processor)
@@ -22,9 +22,9 @@ from sipp import errors as errors
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Constants": "sipp.records.options",
-    "Pruned": "sipp.records.pruned",
-    "Scoring": "sipp.records.options",
+    "Constants": "sipp.results.options",
+    "Pruned": "sipp.results.pruned",
+    "Scoring": "sipp.results.options",
     "assess": "sipp.verbs.assess",
     "certify": "sipp.verbs.certify",
     "certify_accuracy": "sipp.verbs.certify",

@@ -6,10 +6,10 @@ from sipp.bounds.sound.graph_bound import sound_bound as sound_bound
 from sipp.inputs.text import text as text
 from sipp.pruning.masking import hold as hold
 from sipp.pruning.masking import release as release
-from sipp.records.options import Constants as Constants
-from sipp.records.options import Scoring as Scoring
-from sipp.records.pruned import Pruned as Pruned
 from sipp.report.page import page as page
+from sipp.results.options import Constants as Constants
+from sipp.results.options import Scoring as Scoring
+from sipp.results.pruned import Pruned as Pruned
 from sipp.runtime.sparse_network import sparse as sparse
 from sipp.scoring.methods import register_method as register_method
 from sipp.scoring.sensitivities import sensitivity as sensitivity

@@ -13,7 +13,7 @@ from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.pruning.cutting import cut, dead_rows
 from sipp.pruning.ranking import rank
-from sipp.records.options import PruneOptions
+from sipp.results.options import PruneOptions
 from sipp.scoring.methods import NAMES
 from sipp.scoring.task import task_of
 

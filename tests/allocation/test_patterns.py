@@ -10,7 +10,7 @@ from torch import nn
 import sipp
 from sipp.allocation.largest_scores import breaking_pattern, largest_in_groups, obeys_pattern
 from sipp.errors import DataError, OptionError
-from sipp.records.options import Pattern, pattern_of
+from sipp.results.options import Pattern, pattern_of
 from sipp.scoring.methods import METHODS, MethodInfo
 
 FEW = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3e-20, 2e18, 7.0])  # ties, zeros, negative ones

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import sipp
 from sipp.bounds.assumption import check_assumption
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.records.assumption import Assumption
+from sipp.results.assumption import Assumption
 
 Seen = dict[str, tuple[int, int, int]]
 C_IS_1 = sipp.Constants(c_constant=1.0)

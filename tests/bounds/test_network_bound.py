@@ -13,7 +13,7 @@ import sipp
 from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
 from sipp.inputs.data import as_batch
-from sipp.records.pruned import Pruned
+from sipp.results.pruned import Pruned
 from sipp.scoring.task import calibration_needed
 
 N_TRIALS = 25

@@ -23,9 +23,9 @@ from sipp.bounds.statements import LEAST_OF_ROW, floored_sensitivity
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import data_of
 from sipp.pruning.ranking import rank
-from sipp.records.options import PruneOptions
-from sipp.records.pruned import coverage
-from sipp.records.pruned_words import pruned_text
+from sipp.results.options import PruneOptions
+from sipp.results.pruned import coverage
+from sipp.results.pruned_words import pruned_text
 from sipp.scoring.sensitivities import MOST_S2_POINTS, split_last
 from sipp.scoring.task import task_of
 
@@ -349,7 +349,7 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
 
 
 def test_print_and_record_state_assumed_and_measured_constants() -> None:
-    from sipp.records.serialising import pruned_values
+    from sipp.results.serialising import pruned_values
 
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
     text = pruned.details

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.records import binomial
-from sipp.records.certificate import from_json, to_json
+from sipp.results import binomial
+from sipp.results.certificate import from_json, to_json
 from sipp.verbs.certify import certify_accuracy
 from sipp.verbs.verify import verify
 

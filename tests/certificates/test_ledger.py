@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import sipp
 from sipp.errors import DataError, HoldoutReusedWarning, OptionError
 from sipp.inputs.point_keys import SKETCH_SIZE
-from sipp.records.pruned_to import PrunedTo
+from sipp.results.pruned_to import PrunedTo
 from sipp.verbs import prune_to as tolerance
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.prune_to import prune_to

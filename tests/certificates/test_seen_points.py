@@ -11,8 +11,8 @@ import sipp
 from sipp.errors import DataError
 from sipp.inputs.data import data_of
 from sipp.inputs.point_keys import draw_keys_of
-from sipp.records.options import Method
-from sipp.records.pruned_to import NetworkLike
+from sipp.results.options import Method
+from sipp.results.pruned_to import NetworkLike
 from sipp.verbs.certify import certify_accuracy
 
 WORD = "was not told which inputs were used for pruning"

@@ -17,7 +17,7 @@ from sipp.cli import demo, errors
 from sipp.cli.main import COMMANDS
 from sipp.errors import DataError, OptionError, SippError
 from sipp.experiments.runs import run_recipe as train_run
-from sipp.records.json_values import json_value
+from sipp.results.json_values import json_value
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 import sipp
 from sipp.experiments.data.cifar10 import fetch_cifar10
-from sipp.records.certificate import to_json
+from sipp.results.certificate import to_json
 from sipp.verbs.certify import certify
 
 HUGE = 1 << 40  # bytes of a file of holes

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 import sipp
 from sipp.cli.stored_networks import built_in, stored_network
 from sipp.experiments.nets import build
-from sipp.records.bench import BenchRecord
-from sipp.records.network_hash import model_hash
-from sipp.records.schemas import checked
 from sipp.report import read_results, render
 from sipp.report.summary import claim_of
+from sipp.results.bench import BenchRecord
+from sipp.results.network_hash import model_hash
+from sipp.results.schemas import checked
 from sipp.runtime import steps
 from sipp.storage.files import read_sealed, seal
 from sipp.verbs.certify import certify_accuracy

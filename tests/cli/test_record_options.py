@@ -13,7 +13,7 @@ from sipp.cli.errors import CommandError
 from sipp.cli.main import command_of
 from sipp.cli.options import OutputPart, as_command, option
 from sipp.cli.output import Answer
-from sipp.records.options import CliOption, PruneOptions
+from sipp.results.options import CliOption, PruneOptions
 
 SHOWN = {
     name: next((one for one in get_args(hint)[1:] if isinstance(one, CliOption)), None)

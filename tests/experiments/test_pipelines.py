@@ -24,7 +24,7 @@ from sipp.experiments.training import loop
 from sipp.experiments.training.signals import Interrupted
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
-from sipp.records.options import PruneOptions
+from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of
 
 pytestmark = pytest.mark.usefixtures("narrow")

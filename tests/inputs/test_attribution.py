@@ -16,8 +16,8 @@ import sipp
 from sipp.errors import DataError
 from sipp.inputs import probing
 from sipp.inputs.probing import Recorder
-from sipp.records.batches import WeightUse
-from sipp.records.ranking import Sensitivities, Weight
+from sipp.results.batches import WeightUse
+from sipp.results.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
 from sipp.scoring.task import task_of
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.inputs.blocks import Blocks, enter, find_blocks
 from sipp.inputs.data import data_of
-from sipp.records.batches import Batch
+from sipp.results.batches import Batch
 
 
 class Block(nn.Module):

@@ -16,7 +16,7 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.patches import has_patches
-from sipp.records.batches import Batch, WeightUse
+from sipp.results.batches import Batch, WeightUse
 
 N_CASES = 100
 

@@ -13,7 +13,7 @@ from torch.ao import quantization
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.records.options import Method
+from sipp.results.options import Method
 
 POINTS = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
 LABELS = torch.zeros(20, dtype=torch.int64)

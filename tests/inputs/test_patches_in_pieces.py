@@ -6,8 +6,8 @@ from torch import nn
 
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.patches import split_windows
-from sipp.records.batches import WeightUse
-from sipp.records.ranking import Weight
+from sipp.results.batches import WeightUse
+from sipp.results.ranking import Weight
 from sipp.scoring.kernels import reference
 from sipp.scoring.running_sensitivities import RunningSensitivities
 

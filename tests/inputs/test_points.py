@@ -19,7 +19,7 @@ from sipp.errors import DataError, ModelError
 from sipp.inputs.data import MOST_UNCOUNTED, concatenated, data_of, points_at
 from sipp.inputs.outputs import CHANCE, NEIGHBOURS, ORDER, allowed_difference, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of
-from sipp.records.batches import Batch
+from sipp.results.batches import Batch
 from sipp.verbs.certify import certify, certify_accuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")

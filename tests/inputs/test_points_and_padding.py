@@ -16,8 +16,8 @@ from sipp.errors import DataError
 from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.probing import runner
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.ranking import Sensitivities, Weight
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
 from sipp.scoring.task import task_of
 

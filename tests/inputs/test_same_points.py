@@ -16,7 +16,7 @@ from sipp.errors import DataError
 from sipp.inputs import point_keys
 from sipp.inputs.data import data_of
 from sipp.inputs.point_keys import draw_keys_of, ledger_keys_of
-from sipp.records.batches import Batch
+from sipp.results.batches import Batch
 from sipp.verbs.certify import certify
 
 N = 100

@@ -13,7 +13,7 @@ from torch import nn
 import sipp
 from sipp.native import compiling, memory, threads
 from sipp.native.compiling import CompiledLoop, call_each, long_at, put_long
-from sipp.records.options import Reduce
+from sipp.results.options import Reduce
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 

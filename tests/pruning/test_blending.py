@@ -10,8 +10,8 @@ import sipp
 from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
-from sipp.records.blend import BlendChoice, BlendTrial
-from sipp.records.options import DEFAULT_METHOD, PruneOptions, Scoring
+from sipp.results.blend import BlendChoice, BlendTrial
+from sipp.results.options import DEFAULT_METHOD, PruneOptions, Scoring
 from sipp.scoring.task import task_of
 
 BY_ROWS = (0.0, "mean")  # how the one that is no blend is noted: magnitude times the length of its input, within rows

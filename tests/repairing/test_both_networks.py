@@ -14,7 +14,6 @@ import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.probing import Probes
-from sipp.records import ranking as ranking_records
 from sipp.repairing import choosing, layer_targets, network_fit, network_pair, repair_network
 from sipp.repairing import layer_usage as usage_module
 from sipp.repairing.data_split import split_batches
@@ -23,6 +22,7 @@ from sipp.repairing.layer_usage import DenseOutputs, layer_usage, masked_layers
 from sipp.repairing.moments import Moments
 from sipp.repairing.network_pair import NetworkPair, _Shared
 from sipp.repairing.repair_options import RepairOptions
+from sipp.results import ranking as ranking_records
 
 
 class Model(nn.Module):

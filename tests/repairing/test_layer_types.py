@@ -12,7 +12,7 @@ from repairing.fit_points import fit_points
 from torch import Tensor, nn
 
 import sipp
-from sipp.records.pruned import Pruned
+from sipp.results.pruned import Pruned
 
 
 def alike(*shape: int, axis: int = -1) -> Tensor:

@@ -15,10 +15,10 @@ import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
-from sipp.records.pruned import Pruned
-from sipp.records.repair import Repair
 from sipp.repairing import layer_usage, polishing
 from sipp.repairing.data_split import split_batches
+from sipp.results.pruned import Pruned
+from sipp.results.repair import Repair
 
 
 def net(dtype: torch.dtype = torch.float32) -> nn.Module:

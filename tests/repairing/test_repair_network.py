@@ -21,10 +21,6 @@ from sipp.allocation.largest_scores import obeys_pattern
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import output_error
-from sipp.records import ranking as weights_module
-from sipp.records.options import Pattern
-from sipp.records.pruned import Repaired
-from sipp.records.ranking import Weight
 from sipp.repairing import choosing, layer_fit, layer_search, network_fit, network_pair
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module
@@ -34,6 +30,10 @@ from sipp.repairing.moments import Moments, WeightMoments
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
+from sipp.results import ranking as weights_module
+from sipp.results.options import Pattern
+from sipp.results.pruned import Repaired
+from sipp.results.ranking import Weight
 
 PLAIN: dict[str, Any] = {
     "error_feedbacks": (1.0,),

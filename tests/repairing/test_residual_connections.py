@@ -12,7 +12,6 @@ import sipp
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
-from sipp.records.batches import Batch
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
@@ -21,6 +20,7 @@ from sipp.repairing.residual_connections import (
     find_residual_connections,
     reading_residual_inputs,
 )
+from sipp.results.batches import Batch
 
 
 def batch_of(data: Any) -> Batch:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from oracles.refit import refit_row
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sipp.records.numerics import exact_matmul
 from sipp.repairing import layer_fit, layer_search, solving
 from sipp.repairing.moments import Moments, lie_far, squared
 from sipp.repairing.repair_options import REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
+from sipp.results.numerics import exact_matmul
 
 
 def patches(n_groups: int, fan_in: int, n_patches: int, seed: int) -> torch.Tensor:

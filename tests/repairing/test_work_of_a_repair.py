@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.records.pruned import Repaired
 from sipp.repairing import layer_usage, replaying
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
+from sipp.results.pruned import Repaired
 
 N_BLOCKS = 5
 READS = ("item", "tolist", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__")

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from sipp.records.certificate import Certificate, to_json
+from sipp.results.certificate import Certificate, to_json
 from sipp.storage.files import seal, write_json
 
 METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")

@@ -9,10 +9,10 @@ import pytest
 from report.synthetic import certificate
 from report.test_result_folders import pruned_folder
 
-from sipp.records.certificate import Certificate, certificate_values, from_values
 from sipp.report import read_results, render
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import read_pruned_result
+from sipp.results.certificate import Certificate, certificate_values, from_values
 
 
 def of_measure(measure: Any, epsilon: float) -> dict[str, Any]:

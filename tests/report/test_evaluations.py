@@ -11,12 +11,12 @@ from report.synthetic import certificate, evaluation
 from report.test_first_screen import BENCH
 from report.test_result_folders import pruned_folder
 
-from sipp.records.certificate import AccuracyCertificate, to_json
-from sipp.records.display import percent_up, points_up
 from sipp.report import figure_names, read_results, render
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
+from sipp.results.certificate import AccuracyCertificate, to_json
+from sipp.results.display import percent_up, points_up
 from sipp.storage.files import seal
 
 

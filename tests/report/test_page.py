@@ -14,10 +14,10 @@ from sipp.cli.commands import report_command
 from sipp.cli.options import as_command
 from sipp.errors import SippError
 from sipp.experiments.runs.reading import read_run
-from sipp.records.schemas import BoundRecord
 from sipp.report.plots import statement_cards
 from sipp.report.rendering import embedded, render
 from sipp.report.results import read_results
+from sipp.results.schemas import BoundRecord
 from sipp.storage.files import read_json, write_json
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

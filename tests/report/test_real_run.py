@@ -10,8 +10,8 @@ from report.test_page import data_of, faults
 from sipp.experiments.recipes import load_recipe
 from sipp.experiments.runs.run_recipe import FinishedRun, run
 from sipp.experiments.runs.store import without_times
-from sipp.records.certificate import from_json
 from sipp.report import read_results, render
+from sipp.results.certificate import from_json
 
 SMALL = (
     "train.epochs=1",

@@ -15,9 +15,9 @@ from report.browser import CHROMIUM, Visit, visit
 from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
-from sipp.records.repair import FittedLayer, Repair
 from sipp.report.rendering import render
 from sipp.report.results import read_results
+from sipp.results.repair import FittedLayer, Repair
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 

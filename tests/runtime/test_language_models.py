@@ -16,8 +16,8 @@ from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.pruning.spared_rows import FEWEST_TOKENS
-from sipp.records.options import pattern_of
 from sipp.repairing import repair_network
+from sipp.results.options import pattern_of
 from sipp.runtime.exporting import export
 from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.experiments.nets import build
-from sipp.records.shrunk import Shrunk
+from sipp.results.shrunk import Shrunk
 from sipp.runtime.exporting import export
 from sipp.verbs.verify import verify
 

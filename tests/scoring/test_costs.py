@@ -17,8 +17,8 @@ import sipp
 from sipp.inputs import layer_checks, point_keys
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
 from sipp.inputs.probing import runner
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.ranking import Weight
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.ranking import Weight
 from sipp.scoring import running_sensitivities
 from sipp.scoring.kernels.cpu import kernel as cpu
 

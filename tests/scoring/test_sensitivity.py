@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.records.options import Reduce
+from sipp.results.options import Reduce
 from sipp.scoring import sensitivities
 
 BOTH = pytest.mark.parametrize("reduce", ["max", "mean"])

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import sipp
-from sipp.records.network_hash import model_hash, state_hash
+from sipp.results.network_hash import model_hash, state_hash
 from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.records.network_hash import model_hash, state_hash
+from sipp.results.network_hash import model_hash, state_hash
 from sipp.storage.files import read_sealed, seal
 from sipp.storage.outputs import RECORD_NAME
 from sipp.storage.pruned_folder import read_pruned

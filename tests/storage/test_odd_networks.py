@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError
-from sipp.records.options import Precision
-from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import PrunedTo
+from sipp.results.options import Precision
+from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import PrunedTo
 from sipp.runtime.exporting import export
 from sipp.verbs.certify import certify_accuracy
 

@@ -14,7 +14,7 @@ import sipp
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import DataError, OptionError
-from sipp.records.options import Precision
+from sipp.results.options import Precision
 from sipp.storage.small_file import network as coded_network
 from sipp.storage.small_file import parts
 

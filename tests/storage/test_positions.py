@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sipp.errors import DataError
-from sipp.records.saved_file import entropy_bytes
+from sipp.results.saved_file import entropy_bytes
 from sipp.storage.small_file.coding import MOST_WEIGHTS_PER_BYTE, decode_positions, encode_positions
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.records.network_hash import model_hash
+from sipp.results.network_hash import model_hash
 from sipp.storage import pruned_folder
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import OTHER_COPY, read_pruned

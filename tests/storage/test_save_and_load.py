@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.records.saved_file import COLUMNS, entropy_bytes
+from sipp.results.saved_file import COLUMNS, entropy_bytes
 
 EXACT = ("fp32", "lossless")
 LOSSY = ("fp16", "bf16", "int8")

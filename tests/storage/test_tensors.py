@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sipp.errors import DataError, ModelError
-from sipp.records.network_hash import state_hash
+from sipp.results.network_hash import state_hash
 from sipp.storage.files import file_hash, sha256_of
 from sipp.storage.tensors import raw_hash, raw_tensors, tensors_from_bytes, tensors_to_bytes
 

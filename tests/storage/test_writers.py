@@ -17,9 +17,9 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.records.certificate import Certificate, from_json, to_json
-from sipp.records.network_hash import model_hash, state_hash
 from sipp.report.results import read_intact_results
+from sipp.results.certificate import Certificate, from_json, to_json
+from sipp.results.network_hash import model_hash, state_hash
 from sipp.storage.files import sync_folder, temporary_path, write_atomic
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME, write_file
 from sipp.storage.pruned_folder import OTHER_COPY, read_pruned

@@ -17,8 +17,8 @@ from oracles.rates import too_often
 from torch import Tensor, nn
 
 import sipp
-from sipp.records.options import Method
-from sipp.records.pruned import Pruned
+from sipp.results.options import Method
+from sipp.results.pruned import Pruned
 
 N_CALIBRATION, N_FRESH, N_STEPS = 120, 4000, 15
 N_SEEDS = 6

@@ -9,7 +9,7 @@ import torch
 from oracles.rates import at_most
 
 from sipp.certificates.measures import point_ratios
-from sipp.records import binomial
+from sipp.results import binomial
 
 N_RUNS = 4000
 DELTA = 0.05

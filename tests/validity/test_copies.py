@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.measures import Outcomes, outcome_counts
-from sipp.records import binomial
+from sipp.results import binomial
 
 BETA, DELTA = 0.05, 0.05
 N_RUNS, N_DROPS = 2000, 500

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sipp.certificates import evidence, ledger
 from sipp.errors import DataError
-from sipp.records import binomial
+from sipp.results import binomial
 from sipp.verbs import prune_to as tolerance
 from sipp.verbs.certify import certify
 from sipp.verbs.prune_to import prune_to

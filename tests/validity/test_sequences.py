@@ -19,8 +19,8 @@ from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import Outcomes, outcome_counts
 from sipp.certificates.tokens import mean_at
 from sipp.errors import DataError
-from sipp.records.binomial import certified_epsilon, share_limit
-from sipp.records.certificate import from_json, to_json
+from sipp.results.binomial import certified_epsilon, share_limit
+from sipp.results.certificate import from_json, to_json
 
 N_TOKENS, LENGTH, N, N_TRIALS, BETA = 64, 8, 60, 150, 0.1
 

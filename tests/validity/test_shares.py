@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.bounds.statements import floored_sensitivity, measure_constant, network_coverage, network_epsilon
-from sipp.records.pruned import coverage
-from sipp.records.ranking import Sensitivities
+from sipp.results.pruned import coverage
+from sipp.results.ranking import Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import task_of
 

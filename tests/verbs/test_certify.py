@@ -20,8 +20,8 @@ from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import record_use
 from sipp.certificates.measures import point_ratios
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.records.certificate import from_json, to_json
-from sipp.records.network_hash import model_hash
+from sipp.results.certificate import from_json, to_json
+from sipp.results.network_hash import model_hash
 from sipp.verbs.certify import certify, certify_accuracy
 from sipp.verbs.verify import verify
 

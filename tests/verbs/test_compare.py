@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.records.comparison import is_level
+from sipp.results.comparison import is_level
 from sipp.verbs.compare import LABELLED, USUAL
 
 

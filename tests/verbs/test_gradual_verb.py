@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.masking import masks_of
-from sipp.records.options import Method
+from sipp.results.options import Method
 from sipp.scoring.methods import METHODS
 from sipp.verbs.gradual import BEGIN, END, budget_at, cut_times
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.records.options import Method
+from sipp.results.options import Method
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
 METHODS = [*SIPP_METHODS, "wt", "snip", "random"]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
-from sipp.records.options import PruneOptions
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
+from sipp.results.options import PruneOptions
 from sipp.verbs import prune_on_disk as on_disk
 
 N_BLOCKS, WIDTH = 4, 8

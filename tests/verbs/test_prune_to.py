@@ -13,10 +13,10 @@ from sipp.certificates import claims
 from sipp.errors import DataError, OptionError
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
-from sipp.records import certificate as record
-from sipp.records.binomial import k_allowed
-from sipp.records.options import Method, PruneOptions
-from sipp.records.pruned_to import PrunedTo
+from sipp.results import certificate as record
+from sipp.results.binomial import k_allowed
+from sipp.results.options import Method, PruneOptions
+from sipp.results.pruned_to import PrunedTo
 from sipp.scoring.task import task_of
 from sipp.verbs.prune_to import default_levels, prune_to, prune_to_with
 

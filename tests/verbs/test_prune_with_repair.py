@@ -13,10 +13,10 @@ import sipp
 from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.pruning import blending, cutting
-from sipp.records import ranking as ranking_records
-from sipp.records.options import pattern_of
 from sipp.repairing import both_networks, choosing, repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
+from sipp.results import ranking as ranking_records
+from sipp.results.options import pattern_of
 from sipp.scoring.task import task_of
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too

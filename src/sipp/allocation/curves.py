@@ -29,7 +29,7 @@ from sipp.allocation.rows import (
     over_rows,
 )
 from sipp.native.compiling import product_and_sum
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.results.numerics import BOUND_DTYPE
 
 # A row's curve ends where it lacks less than _LACK weights: the rest is never on the convex envelope. With
 # y_j = -N log(1 - q_j), the tangent through the cap touches the curve where the mean of y_j under the weights e^-y_j is

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from sipp.allocation.rows import as_array, over_rows
 from sipp.allocation.sparse_rows import row_chunks
 from sipp.errors import DataError, OptionError
-from sipp.records.numerics import BOUND_DTYPE
-from sipp.records.options import Pattern
+from sipp.results.numerics import BOUND_DTYPE
+from sipp.results.options import Pattern
 
 
 def largest(scores: Sequence[Tensor], budget: int, *, ascending: np.ndarray | None = None) -> list[Tensor]:

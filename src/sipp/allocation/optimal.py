@@ -14,7 +14,7 @@ from sipp.allocation.envelope import Optimum, fill_in_order, optimum
 from sipp.allocation.rows import check_sensitivity, sampling_constant
 from sipp.allocation.sparse_rows import row_totals
 from sipp.errors import OptionError
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.results.numerics import BOUND_DTYPE
 
 _FRACTION_BITS = 40  # rounding works on whole multiples of 2^-40, so that its sums are exact
 # How far below half a weight a row's curve starts: as many octaves where a row has more than a weight of the budget,

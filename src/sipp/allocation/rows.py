@@ -19,7 +19,7 @@ from torch import Tensor
 from sipp.errors import DataError
 from sipp.native.compiling import compiled, product_and_sum
 from sipp.native.threads import run_parallel
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.results.numerics import BOUND_DTYPE
 
 UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
 MAX_DRAWS = 1e300  # more draws than this would be infinite in float64, and an infinite N would claim an error of 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.rows import N_SUMS
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.results.numerics import BOUND_DTYPE
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)

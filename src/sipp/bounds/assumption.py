@@ -27,12 +27,12 @@ from sipp.inputs.capture import depends_on_batch
 from sipp.inputs.data import AnyData, Data, data_of, points_at
 from sipp.inputs.probing import Probes, runner
 from sipp.progress import Advance, progress_bar
-from sipp.records.assumption import Assumption, LayerAssumption, share_needed
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.checking import check_flag, check_record
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
-from sipp.records.options import DELTA, Constants, Scoring, Selector
-from sipp.records.ranking import DrawUnit, Weight, to_rows
+from sipp.results.assumption import Assumption, LayerAssumption, share_needed
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.checking import check_flag, check_record
+from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
+from sipp.results.options import DELTA, Constants, Scoring, Selector
+from sipp.results.ranking import DrawUnit, Weight, to_rows
 from sipp.scoring.running_sensitivities import overflow_error, unreached_error
 from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
 from sipp.scoring.task import ScoringTask, resolve_points, task_of

@@ -24,7 +24,7 @@ from sipp.bounds.operations import (
 )
 from sipp.errors import DataError
 from sipp.inputs.data import points_at
-from sipp.records.batches import Batch
+from sipp.results.batches import Batch
 
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around.
 _ONE_LIPSCHITZ = frozenset(

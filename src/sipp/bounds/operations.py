@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sipp.errors import DataError
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.records.batches import Batch
+from sipp.results.batches import Batch
 
 THE_MODEL = "the model itself"
 SAME_OUTPUT = 1e-9  # how far two outputs in float64 may differ by rounding, as a share of the largest value

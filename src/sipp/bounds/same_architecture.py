@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from sipp.bounds.operations import SAME_OUTPUT, device_in, hidden_behaviour, in_precision, same_output
 from sipp.errors import ModelError
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.records.batches import Batch
-from sipp.records.options import NormStats
+from sipp.results.batches import Batch
+from sipp.results.options import NormStats
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far two runs of the same operations may differ by rounding, in machine epsilons of their dtype.

@@ -11,8 +11,8 @@ from torch import Tensor
 from sipp.certificates.evidence import MeasuredOutputs
 from sipp.certificates.measures import Labels, Outcomes, outcome_counts, outcomes_of, point_ratios
 from sipp.errors import DataError, OptionError
-from sipp.records.batches import Batch
-from sipp.records.binomial import (
+from sipp.results.batches import Batch
+from sipp.results.binomial import (
     certified_epsilon,
     drop_limit,
     holdout_needed,
@@ -20,10 +20,10 @@ from sipp.records.binomial import (
     n_violations,
     share_limit,
 )
-from sipp.records.certificate import AccuracyCertificate, AnyCertificate, Certificate, Measure
-from sipp.records.checking import check_drop, check_number, check_share
-from sipp.records.display import exactly, percent
-from sipp.records.options import HOLDOUT_DELTA
+from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, Measure
+from sipp.results.checking import check_drop, check_number, check_share
+from sipp.results.display import exactly, percent
+from sipp.results.options import HOLDOUT_DELTA
 
 
 def output_claim(

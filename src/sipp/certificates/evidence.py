@@ -20,10 +20,10 @@ from sipp.inputs.data import Data, data_of
 from sipp.inputs.outputs import allowed_difference, why_dependent
 from sipp.inputs.point_keys import draw_keys_of, keys_of, labels_of, ledger_keys_of, set_hash, sketch_of
 from sipp.progress import progress_bar
-from sipp.records.batches import Batch
-from sipp.records.hashing import SeenPoints
-from sipp.records.network_hash import model_hash
-from sipp.records.pruned_to import NetworkLike, network_of, points_seen
+from sipp.results.batches import Batch
+from sipp.results.hashing import SeenPoints
+from sipp.results.network_hash import model_hash
+from sipp.results.pruned_to import NetworkLike, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # prefix for the name of an `output=` function, which a record cannot store

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sipp.errors import DataError, HoldoutReusedWarning, OptionError, warn_caller
-from sipp.records.certificate import is_hash
+from sipp.results.certificate import is_hash
 
 WALK = "prune_to"  # tests many networks and certifies one; its line names no pruned network
 COMPARING = "compare"  # measures many networks and certifies none; its line names the dense one

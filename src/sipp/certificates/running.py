@@ -16,7 +16,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import run_batch
 from sipp.inputs.data import fresh, on_device, points_at
 from sipp.inputs.outputs import allowed_difference
-from sipp.records.batches import Batch
+from sipp.results.batches import Batch
 
 Output = int | str | Callable[[Any], Any] | None
 

@@ -25,12 +25,12 @@ from sipp.cli.options import StoredOptions
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.native import pytree
-from sipp.records.bench import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
-from sipp.records.display import size_words
-from sipp.records.network_hash import model_hash
-from sipp.records.speed import speed_of
 from sipp.report.numbers import counted
 from sipp.report.summary import claim_of
+from sipp.results.bench import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
+from sipp.results.display import size_words
+from sipp.results.network_hash import model_hash
+from sipp.results.speed import speed_of
 from sipp.runtime.examples import call_of, output_difference
 from sipp.runtime.sparse_network import Sparse
 

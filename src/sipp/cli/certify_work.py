@@ -19,11 +19,11 @@ from sipp.cli.model_option import both_networks
 from sipp.cli.out_option import check_ledger_option, check_out, write_out
 from sipp.cli.output import Answer
 from sipp.errors import DataError, OptionError
-from sipp.records.certificate import AnyCertificate, from_json, to_json
-from sipp.records.display import listed
-from sipp.records.hashing import SeenPoints, seen_points, with_all_points
-from sipp.records.schemas import PrunedRecord
 from sipp.report.results import PrunedModel, read_pruned_result
+from sipp.results.certificate import AnyCertificate, from_json, to_json
+from sipp.results.display import listed
+from sipp.results.hashing import SeenPoints, seen_points, with_all_points
+from sipp.results.schemas import PrunedRecord
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import is_pruned_folder
 from sipp.verbs.certify import certify_accuracy

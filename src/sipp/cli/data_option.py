@@ -18,7 +18,7 @@ from sipp.cli.options import KINDS, InputOptions
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import data_of, fresh, points_per_batch
 from sipp.inputs.point_keys import set_hash
-from sipp.records.display import labelled_line
+from sipp.results.display import labelled_line
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout

@@ -18,8 +18,8 @@ from typing import Any
 import typer
 
 from sipp.errors import SippError
-from sipp.records.checking import SHARES
-from sipp.records.options import PruneOptions
+from sipp.results.checking import SHARES
+from sipp.results.options import PruneOptions
 
 UNEXPECTED = 1
 WRONG_INPUT = 2

@@ -21,10 +21,10 @@ from sipp.cli.out_option import check_out, write_record
 from sipp.cli.output import Answer
 from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
-from sipp.records.display import labelled_line
-from sipp.records.evaluation import EVAL_FORMAT, EVAL_KIND, EvalMeasures
-from sipp.records.json_values import json_value
-from sipp.records.network_hash import model_hash
+from sipp.results.display import labelled_line
+from sipp.results.evaluation import EVAL_FORMAT, EVAL_KIND, EvalMeasures
+from sipp.results.json_values import json_value
+from sipp.results.network_hash import model_hash
 from sipp.storage.outputs import EVALUATION
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_gguf, stage_network, stage_tokenizer
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
-from sipp.records.display import listed
+from sipp.results.display import listed
 
 PREFIX, GGUF = "hf:", ".gguf"
 OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}

@@ -18,7 +18,7 @@ from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.experiments.own_code import call_user_code, import_named
 from sipp.experiments.training.setup import Device, device_named
 from sipp.pruning.torch_masks import masked_values
-from sipp.records.display import listed
+from sipp.results.display import listed
 from sipp.storage.block_by_block.sharded_weights import INDEX, sharded_weights
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.verbs.load import load

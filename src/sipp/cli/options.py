@@ -20,7 +20,7 @@ import typer
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
-from sipp.records.options import CliOption, Group, PruneOptions
+from sipp.results.options import CliOption, Group, PruneOptions
 from sipp.scoring.methods import NAMES
 
 KINDS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from sipp.cli.errors import naming_option
 from sipp.errors import OptionError
-from sipp.records.display import labelled_line
+from sipp.results.display import labelled_line
 from sipp.storage.files import seal
 from sipp.storage.outputs import OutputKind, check_file, check_ledger, check_place, write_file
 

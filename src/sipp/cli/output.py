@@ -12,8 +12,8 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
-from sipp.records.display import plain_table
-from sipp.records.json_values import json_value
+from sipp.results.display import plain_table
+from sipp.results.json_values import json_value
 
 UNBOUNDED = 10_000  # columns for files and pipes, so that no name is wrapped
 

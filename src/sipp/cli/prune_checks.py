@@ -11,7 +11,7 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.options import load_code, option_name
 from sipp.cli.out_option import check_ledger_option
 from sipp.errors import OptionError
-from sipp.records.options import PruneOptions, unused_in_prune_to
+from sipp.results.options import PruneOptions, unused_in_prune_to
 from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, refuse_input
 
 

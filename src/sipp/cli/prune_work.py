@@ -23,16 +23,16 @@ from sipp.cli.prune_checks import check
 from sipp.errors import OptionError
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import HELD_BACK_SHARE
-from sipp.records.binomial import holdout_needed
-from sipp.records.certificate import AnyCertificate, Certificate, certificate_values
-from sipp.records.display import bytes_in_words, labelled_line, size_words
-from sipp.records.network_hash import model_hash
-from sipp.records.options import asked_values
-from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import PrunedTo
-from sipp.records.pruned_words import pruned_text
-from sipp.records.saved_file import SavedFile
-from sipp.records.serialising import pruned_values
+from sipp.results.binomial import holdout_needed
+from sipp.results.certificate import AnyCertificate, Certificate, certificate_values
+from sipp.results.display import bytes_in_words, labelled_line, size_words
+from sipp.results.network_hash import model_hash
+from sipp.results.options import asked_values
+from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import PrunedTo
+from sipp.results.pruned_words import pruned_text
+from sipp.results.saved_file import SavedFile
+from sipp.results.serialising import pruned_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.task import sample_size
 from sipp.storage.files import file_hash

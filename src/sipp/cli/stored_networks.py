@@ -20,10 +20,10 @@ from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
-from sipp.records.certificate import certificate_values, from_values
-from sipp.records.network_hash import class_name
-from sipp.records.saved_file import SavedFile
-from sipp.records.schemas import given_values
+from sipp.results.certificate import certificate_values, from_values
+from sipp.results.network_hash import class_name
+from sipp.results.saved_file import SavedFile
+from sipp.results.schemas import given_values
 from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from sipp.errors import OptionError
-from sipp.records.options import Reduce
+from sipp.results.options import Reduce
 from sipp.scoring.methods import method_of, refuse_fitted
 
 SEPARATOR = " "

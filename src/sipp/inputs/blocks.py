@@ -22,8 +22,8 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh, points_at
 from sipp.inputs.probing import first_and_last
 from sipp.inputs.restore import StopForward, replaced_forwards
-from sipp.records.batches import Batch
-from sipp.records.numerics import same_tensor
+from sipp.results.batches import Batch
+from sipp.results.numerics import same_tensor
 
 FEWEST_BLOCKS = 2
 MOST_LISTS = 4  # named in an error

@@ -27,10 +27,10 @@ from sipp.inputs.layer_checks import (
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches, with_padding_zeroed
 from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, restoring, without_caches
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import is_out_of_memory
-from sipp.records.options import NormStats
-from sipp.records.ranking import Weight
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.numerics import is_out_of_memory
+from sipp.results.options import NormStats
+from sipp.results.ranking import Weight
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is zeroed

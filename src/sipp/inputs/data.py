@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from sipp.errors import DataError, warn_caller
 from sipp.inputs.point_keys import draw_keys_of, is_padding_mask
-from sipp.records.batches import Batch
-from sipp.records.checking import check_seed, check_whole
-from sipp.records.numerics import integers, same_tensor
+from sipp.results.batches import Batch
+from sipp.results.checking import check_seed, check_whole
+from sipp.results.numerics import integers, same_tensor
 
 # How many points we put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024

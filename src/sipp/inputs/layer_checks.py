@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer, by_point
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_positions_of
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import exact_matmul, places_of
-from sipp.records.ranking import Weight, to_rows
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.numerics import exact_matmul, places_of
+from sipp.results.ranking import Weight, to_rows
 
 _log = logging.getLogger("sipp")
 

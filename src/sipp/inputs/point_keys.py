@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from sipp.records.batches import Batch
-from sipp.records.network_hash import raw_bytes
+from sipp.results.batches import Batch
+from sipp.results.network_hash import raw_bytes
 
 SKETCH_SIZE = 256  # a ledger keeps only this many of the smallest hashes of a set of points
 PREFIX_BYTES = 8  # kept of each hash

@@ -28,10 +28,10 @@ from sipp.inputs.data import points_at, tensors_of_inputs
 from sipp.inputs.layer_checks import OperationRecorder, ReadGuard, tolerance_of
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.outputs import Alone
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import integers
-from sipp.records.options import NormStats
-from sipp.records.ranking import Weight
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.numerics import integers
+from sipp.results.options import NormStats
+from sipp.results.ranking import Weight
 
 _log = logging.getLogger("sipp")
 

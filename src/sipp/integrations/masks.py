@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.layers.registry import find_prunable_layers
-from sipp.records.options import Selector
+from sipp.results.options import Selector
 
 Masks = Mapping[str, Tensor]  # {parameter name: bool tensor}, True = kept
 

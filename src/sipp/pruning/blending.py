@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from sipp.inputs.data import Data
 from sipp.inputs.outputs import dense_outputs, error_of, split_long_batches
 from sipp.inputs.restore import copy_of
-from sipp.records.blend import BlendChoice, BlendTrial
-from sipp.records.numerics import SCORE_DTYPE, device_of
-from sipp.records.options import Reduce
-from sipp.records.ranking import BlendInputs, Sensitivities, Weight, from_rows, to_rows
+from sipp.results.blend import BlendChoice, BlendTrial
+from sipp.results.numerics import SCORE_DTYPE, device_of
+from sipp.results.options import Reduce
+from sipp.results.ranking import BlendInputs, Sensitivities, Weight, from_rows, to_rows
 from sipp.scoring.lamp import shares_of
 from sipp.scoring.task import ScoringTask
 from sipp.scoring.wanda import wanda

@@ -29,13 +29,13 @@ from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampled_rows import sampled_rows
 from sipp.pruning.spared_rows import with_spared
-from sipp.records.blend import BlendChoice
-from sipp.records.checking import check_whole
-from sipp.records.network_hash import tensors_of
-from sipp.records.numerics import SCORE_DTYPE, budget_of
-from sipp.records.options import PruneOptions, pattern_of
-from sipp.records.pruned import OutputChange
-from sipp.records.ranking import BlendInputs, Ranking, Weight, from_rows, to_rows
+from sipp.results.blend import BlendChoice
+from sipp.results.checking import check_whole
+from sipp.results.network_hash import tensors_of
+from sipp.results.numerics import SCORE_DTYPE, budget_of
+from sipp.results.options import PruneOptions, pattern_of
+from sipp.results.pruned import OutputChange
+from sipp.results.ranking import BlendInputs, Ranking, Weight, from_rows, to_rows
 from sipp.scoring.methods import CutRule, method_of
 from sipp.scoring.task import ScoringTask
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from sipp.errors import ModelError
 from sipp.inputs.layers.registry import lora_layers
-from sipp.records.network_hash import MASK_SUFFIX
+from sipp.results.network_hash import MASK_SUFFIX
 
 WEIGHT, BIAS = "weight", "bias"
 PATCHED = ("get_delta_weight", "forward")

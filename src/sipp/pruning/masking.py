@@ -47,9 +47,9 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
 from sipp.pruning.lora import check_lora, mask_lora, merge_lora
 from sipp.pruning.torch_masks import fold_torch_masks
-from sipp.records.hashing import WRAPPERS, canonical
-from sipp.records.network_hash import HOLD_STATE as STATE
-from sipp.records.network_hash import MASK_SUFFIX
+from sipp.results.hashing import WRAPPERS, canonical
+from sipp.results.network_hash import HOLD_STATE as STATE
+from sipp.results.network_hash import MASK_SUFFIX
 
 LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts into a name
 N_NEAREST = 3  # names suggested for an unknown one

@@ -18,10 +18,10 @@ from sipp.inputs.layers import warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
 from sipp.pruning.spared_rows import rows_of_rare_experts
-from sipp.records.batches import Batch
-from sipp.records.checking import check_flag
-from sipp.records.options import PruneOptions, pattern_of
-from sipp.records.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
+from sipp.results.batches import Batch
+from sipp.results.checking import check_flag
+from sipp.results.options import PruneOptions, pattern_of
+from sipp.results.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
 from sipp.scoring.methods import MethodInfo, checked_method, method_of, score_of
 from sipp.scoring.own import own_scores
 from sipp.scoring.sensitivities import measure_sensitivities

@@ -29,9 +29,9 @@ from sipp.allocation.rows import (
 from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows, with_restored
 from sipp.errors import DataError
 from sipp.pruning.sampling import DrawRequest, batches, draw_fixed, draw_rows_until
-from sipp.records.numerics import BOUND_DTYPE
-from sipp.records.options import Draws
-from sipp.records.ranking import Ranking
+from sipp.results.numerics import BOUND_DTYPE
+from sipp.results.options import Draws
+from sipp.results.ranking import Ranking
 from sipp.scoring.methods import method_of
 
 EMPTY_ROW_EPS = 1.0  # a row without weights outputs 0 in every quadrant, and |0 - z| = z

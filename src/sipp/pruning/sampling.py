@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sipp.allocation.rows import MAX_DRAWS, as_array, compiled_rows, decay, over_rows, smallest_of
-from sipp.records.numerics import BOUND_DTYPE
+from sipp.results.numerics import BOUND_DTYPE
 
 _BATCH = 2**22  # weights drawn from at once: bounds memory
 _INVERTED_RATE = 10.0

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sipp.allocation.sparse_rows import WHOLE, SparseRows, with_restored
 from sipp.errors import warn_caller
 from sipp.inputs.patches import n_patches_of, rows_of
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.ranking import Ranking, Weight, from_rows
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.ranking import Ranking, Weight, from_rows
 from sipp.scoring.task import ScoringTask, each_use
 
 FEWEST_TOKENS = 32  # an expert that saw fewer is not pruned

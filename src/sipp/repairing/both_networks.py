@@ -21,12 +21,12 @@ from sipp.inputs.blocks import Blocks, Entered, enter
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh
 from sipp.inputs.layers import PrunableLayer
-from sipp.records.batches import Batch
-from sipp.records.numerics import device_of, float32_products
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.layer_usage import Groups, LayerUsage
 from sipp.repairing.network_pair import NetworkPair, Side
 from sipp.repairing.replaying import Replay, ReplayMode
+from sipp.results.batches import Batch
+from sipp.results.numerics import device_of, float32_products
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the states of one network stay there if they take at most this
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
 from sipp.inputs.data import fresh, points_at
 from sipp.inputs.outputs import output_error
-from sipp.records.numerics import SCORE_DTYPE
-from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight, from_rows, to_rows
-from sipp.records.repair import Budgets, Trial
 from sipp.repairing.data_split import DataSplit, merged_batches
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.layer_usage import DenseOutputs, layer_usage
 from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
 from sipp.repairing.repair_options import Candidates
+from sipp.results.numerics import SCORE_DTYPE
+from sipp.results.ranking import MOST_WEIGHTS_OF_SMALL, Weight, from_rows, to_rows
+from sipp.results.repair import Budgets, Trial
 
 TRIAL_SHARE, FEWEST_TRIED = 1 / 4, 256  # of the fit points, used in each trial; but at least this number of them
 NOISE = 0.05  # relative: trials whose errors are closer than this count as equal, and the first is taken

@@ -22,9 +22,9 @@ from sipp.inputs.data import (
 )
 from sipp.inputs.outputs import output_error
 from sipp.inputs.point_keys import draw_keys_of
-from sipp.records.batches import Batch
-from sipp.records.numerics import SCORE_DTYPE, device_of, integers
 from sipp.repairing.layer_usage import DenseOutputs
+from sipp.results.batches import Batch
+from sipp.results.numerics import SCORE_DTYPE, device_of, integers
 
 # Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
 # class in turn, must not lose one class. Half of these are for validation: they choose the ridges, leave layers alone

@@ -22,9 +22,9 @@ from sipp.inputs.data import fresh
 from sipp.inputs.layer_checks import every_tensor
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.outputs import tensors_in
-from sipp.records.batches import Batch
-from sipp.records.repair import Intercept
 from sipp.repairing.residual_connections import reads_values
+from sipp.results.batches import Batch
+from sipp.results.repair import Intercept
 
 _OWN_KINDS = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # with known biases, though no "products"
 _PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: one tensor holds their biases in order

@@ -14,10 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.records.numerics import BOUND_DTYPE, exact_matmul
-from sipp.records.options import Pattern, RepairMethod
-from sipp.records.ranking import Weight, from_rows, to_rows
-from sipp.records.repair import FittedLayer, MaskOrigin
 from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
 from sipp.repairing.layer_search import (
     ALPS_GROWTHS,
@@ -33,6 +29,10 @@ from sipp.repairing.moments import Moments, RowBlock, WeightMoments, slice_of, s
 from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
+from sipp.results.numerics import BOUND_DTYPE, exact_matmul
+from sipp.results.options import Pattern, RepairMethod
+from sipp.results.ranking import Weight, from_rows, to_rows
+from sipp.results.repair import FittedLayer, MaskOrigin
 
 RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
 N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved

@@ -17,9 +17,6 @@ from sipp.inputs.data import points_at
 from sipp.inputs.layer_checks import every_tensor
 from sipp.inputs.patches import patches_of
 from sipp.inputs.probing import first_and_last
-from sipp.records.batches import Batch
-from sipp.records.numerics import SCORE_DTYPE, device_of
-from sipp.records.ranking import Weight
 from sipp.repairing.layer_usage import DenseOutputs, Targets, most_target_bytes
 from sipp.repairing.moments import WeightMoments
 from sipp.repairing.network_pair import NetworkPair, thinned
@@ -32,6 +29,9 @@ from sipp.repairing.residual_connections import (
     output_as_use,
     per_row,
 )
+from sipp.results.batches import Batch
+from sipp.results.numerics import SCORE_DTYPE, device_of
+from sipp.results.ranking import Weight
 
 SAME = 1e-3  # of the largest output: tolerance between a layer's output and the products of its weight
 

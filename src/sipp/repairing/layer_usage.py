@@ -16,9 +16,9 @@ from sipp.inputs.data import points_at
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import n_patches_of, n_rows_of
 from sipp.inputs.probing import Orders, Probes, first_and_last, goes_by_form, is_new_form, probe, runner, signature_of
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import SCORE_DTYPE, for_device, same_tensor
-from sipp.records.ranking import Weight
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.numerics import SCORE_DTYPE, for_device, same_tensor
+from sipp.results.ranking import Weight
 
 TARGET_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of dense outputs that are kept: one pass serves many layers
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled

@@ -20,11 +20,6 @@ from sipp.inputs.probing import Probes
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
-from sipp.records.batches import Batch
-from sipp.records.numerics import device_of
-from sipp.records.options import Pattern
-from sipp.records.ranking import MOST_WEIGHTS_OF_SMALL, Weight
-from sipp.records.repair import FittedLayer
 from sipp.repairing.both_networks import BothNetworks
 from sipp.repairing.data_split import DataSplit
 from sipp.repairing.intercepts import Place, find_places
@@ -40,6 +35,11 @@ from sipp.repairing.layer_targets import (
 from sipp.repairing.layer_usage import Groups, LayerUsage, dense_passes, layer_usage, layers_with, masked_layers
 from sipp.repairing.network_pair import NetworkPair
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
+from sipp.results.batches import Batch
+from sipp.results.numerics import device_of
+from sipp.results.options import Pattern
+from sipp.results.ranking import MOST_WEIGHTS_OF_SMALL, Weight
+from sipp.results.repair import FittedLayer
 
 Masks = Mapping[str, Tensor]
 

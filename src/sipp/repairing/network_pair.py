@@ -20,13 +20,13 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, split_windows
 from sipp.inputs.probing import runner
 from sipp.inputs.restore import StopForward
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
-from sipp.records.ranking import Weight, to_rows
 from sipp.repairing.layer_usage import LayerUsage, Targets
 from sipp.repairing.moments import Moments, RowBlock, WeightMoments, gains_by_split, lie_far, squared
 from sipp.repairing.replaying import Replay, gives_zeros
 from sipp.repairing.residual_connections import ResidualInputs, reading_residual_inputs
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, float32_products, same_tensor
+from sipp.results.ranking import Weight, to_rows
 
 _NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 

@@ -17,10 +17,10 @@ from sipp.inputs.data import fresh, points_at
 from sipp.inputs.outputs import dense_outputs, error_of, squared_distance
 from sipp.progress import progress_bar
 from sipp.pruning.masking import hold, release
-from sipp.records.batches import Batch
-from sipp.records.numerics import SCORE_DTYPE
-from sipp.records.repair import Polish
 from sipp.repairing.data_split import DataSplit, merged_batches
+from sipp.results.batches import Batch
+from sipp.results.numerics import SCORE_DTYPE
+from sipp.results.repair import Polish
 
 N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are large, whatever the gradient

@@ -29,19 +29,19 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import fit_cost, progress_bar
 from sipp.pruning.cutting import Cut, cut_as_given
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
-from sipp.records.batches import Batch
-from sipp.records.network_hash import tensors_of
-from sipp.records.numerics import device_of
-from sipp.records.options import RepairMethod
-from sipp.records.pruned import Repaired
-from sipp.records.ranking import Ranking
-from sipp.records.repair import FittedLayer, Repair
 from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted
 from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
+from sipp.results.batches import Batch
+from sipp.results.network_hash import tensors_of
+from sipp.results.numerics import device_of
+from sipp.results.options import RepairMethod
+from sipp.results.pruned import Repaired
+from sipp.results.ranking import Ranking
+from sipp.results.repair import FittedLayer, Repair
 from sipp.scoring.sensitivities import chunk_bytes_on
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"

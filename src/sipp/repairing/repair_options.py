@@ -9,9 +9,9 @@ from typing import get_args
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.records.options import ChunkBytes, Pattern, PeerMethod, RepairMethod
-from sipp.records.ranking import Weight, is_like_a_language_model
-from sipp.records.repair import Budgets
+from sipp.results.options import ChunkBytes, Pattern, PeerMethod, RepairMethod
+from sipp.results.ranking import Weight, is_like_a_language_model
+from sipp.results.repair import Budgets
 
 PEERS: tuple[PeerMethod, ...] = get_args(PeerMethod)  # methods of others, by their definitions
 

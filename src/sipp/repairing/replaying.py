@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.restore import replaced_forwards
-from sipp.records.numerics import for_device
+from sipp.results.numerics import for_device
 
 REPLAY_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # of outputs that are kept; others are recomputed
 

@@ -24,7 +24,7 @@ from sipp.inputs.data import fresh
 from sipp.inputs.layer_checks import every_tensor
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import with_padding_zeroed
-from sipp.records.batches import Batch, WeightUse
+from sipp.results.batches import Batch, WeightUse
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct nothing
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sipp.records.certificate import USELESS
-from sipp.records.display import percent_up
-from sipp.records.evaluation import EvalRecord
 from sipp.report.contents import Article, Finding, Section, Table, TableCell
 from sipp.report.numbers import certified_limit, number
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel
 from sipp.report.run_article import WORST, tone_of
 from sipp.report.series import Curve, point_of
+from sipp.results.certificate import USELESS
+from sipp.results.display import percent_up
+from sipp.results.evaluation import EvalRecord
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (

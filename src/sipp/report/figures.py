@@ -13,7 +13,6 @@ from typing import Any
 
 from sipp.experiments.runs.reading import Run
 from sipp.extras import needed_for
-from sipp.records.display import short_names
 from sipp.report import palette, series
 from sipp.report.compare_networks import by_dense_network, comparisons_of
 from sipp.report.compare_runs import Panel, panels_of
@@ -22,6 +21,7 @@ from sipp.report.palette import MARKERS, Style
 from sipp.report.plots import curve_view, epsilon_views, layer_view, metric_view, metric_views
 from sipp.report.results import PrunedModel, Result
 from sipp.report.series import METRICS, Curve, Point
+from sipp.results.display import short_names
 from sipp.storage.files import make_folder, write_atomic
 from sipp.storage.outputs import FIGURE_MARK
 

@@ -6,7 +6,7 @@ import math
 from decimal import ROUND_CEILING, Context
 from typing import Literal
 
-from sipp.records.display import percent_up
+from sipp.results.display import percent_up
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 

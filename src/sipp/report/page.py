@@ -7,14 +7,14 @@ from os import PathLike
 from pathlib import Path
 
 from sipp.errors import OptionError
-from sipp.records.certificate import AnyCertificate, certificate_values, check_certificate
-from sipp.records.checking import check_path
-from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import PrunedTo, certificate_of, record_of
-from sipp.records.schemas import CertificateRecord, PrunedRecord, checked
-from sipp.records.serialising import pruned_values
 from sipp.report.rendering import write_page
 from sipp.report.results import PrunedModel
+from sipp.results.certificate import AnyCertificate, certificate_values, check_certificate
+from sipp.results.checking import check_path
+from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
+from sipp.results.schemas import CertificateRecord, PrunedRecord, checked
+from sipp.results.serialising import pruned_values
 from sipp.storage.outputs import PAGE, check_file
 
 PruneResult = Pruned | PrunedTo

@@ -11,13 +11,13 @@ from math import fsum
 from typing import Any
 
 from sipp.experiments.runs.reading import Run
-from sipp.records.certificate import USELESS
-from sipp.records.display import points_up
-from sipp.records.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 from sipp.report import series
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, certified_limit, number, rounded_up
 from sipp.report.series import METRICS, Curve
+from sipp.results.certificate import USELESS
+from sipp.results.display import points_up
+from sipp.results.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
 
 DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
 LAYER_DIGITS = 5

@@ -6,13 +6,6 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from sipp.records.bench import BenchRecord, BenchStep
-from sipp.records.blend import BlendChoice
-from sipp.records.display import listed
-from sipp.records.evaluation import EvalRecord
-from sipp.records.json_values import json_value
-from sipp.records.repair import Repair
-from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
@@ -20,6 +13,13 @@ from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, cards_plot, certificate_card, layer_view, statement_cards
 from sipp.report.results import PrunedModel
 from sipp.report.summary import claim_in, lead, next_steps, outputs_rows, shown_output_change, tiles_of
+from sipp.results.bench import BenchRecord, BenchStep
+from sipp.results.blend import BlendChoice
+from sipp.results.display import listed
+from sipp.results.evaluation import EvalRecord
+from sipp.results.json_values import json_value
+from sipp.results.repair import Repair
+from sipp.results.schemas import given_values
 
 # Fields of the record that are shown elsewhere on the page
 SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}

@@ -15,9 +15,9 @@ from sipp.errors import DataError
 from sipp.experiments.arms import SEPARATOR
 from sipp.experiments.runs.reading import Run, UnreadableFolder, read_run
 from sipp.experiments.runs.store import MANIFEST
-from sipp.records.bench import BENCH_KIND, BenchRecord
-from sipp.records.evaluation import EVAL_KIND, EvalRecord
-from sipp.records.schemas import CertificateRecord, PrunedRecord, checked
+from sipp.results.bench import BENCH_KIND, BenchRecord
+from sipp.results.evaluation import EVAL_KIND, EvalRecord
+from sipp.results.schemas import CertificateRecord, PrunedRecord, checked
 from sipp.storage import pruned_folder
 from sipp.storage.files import read_file, read_sealed
 from sipp.storage.outputs import RECORD_NAME

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from sipp.experiments.runs.reading import Run
-from sipp.records.certificate import USELESS
-from sipp.records.display import percent_up
-from sipp.records.schemas import given_values
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Plot, Section, SummaryTile, Table, TableCell, key_value_rows
 from sipp.report.numbers import TOLERANCE, number, seconds
 from sipp.report.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
 from sipp.report.series import Curve
+from sipp.results.certificate import USELESS
+from sipp.results.display import percent_up
+from sipp.results.schemas import given_values
 
 FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
 # Loss of accuracy against the dense network (as a share), up to which a cell has this CSS class

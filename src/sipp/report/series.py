@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import fsum
 
 from sipp.experiments.runs.reading import Run
-from sipp.records.schemas import LayerRecord, NetworkRecord
 from sipp.report.numbers import Unit
+from sipp.results.schemas import LayerRecord, NetworkRecord
 
 PARTS = ("score", "prune", "certify", "train", "other")  # of a stage's time; "other" is the rest
 COMPILE = "compile"  # a part that plots leave out

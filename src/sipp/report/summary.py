@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sipp.records.certificate import AccuracyCertificate, AnyCertificate, claim_about_tokens, from_values
-from sipp.records.display import bytes_in_words, percent, percent_up, points_up
-from sipp.records.schemas import CertificateRecord, given_values
 from sipp.report.contents import Finding, NextStep, SummaryTile
 from sipp.report.numbers import certified_limit, counted, number
 from sipp.report.results import PrunedModel
+from sipp.results.certificate import AccuracyCertificate, AnyCertificate, claim_about_tokens, from_values
+from sipp.results.display import bytes_in_words, percent, percent_up, points_up
+from sipp.results.schemas import CertificateRecord, given_values
 
 UNKNOWN = "not measured"
 MUCH_LOST = 0.01  # of the accuracy

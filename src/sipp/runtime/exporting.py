@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.records.checking import check_choice, check_path, check_size
-from sipp.records.network_hash import raw_bytes
-from sipp.records.pruned_to import NetworkLike, network_of
+from sipp.results.checking import check_choice, check_path, check_size
+from sipp.results.network_hash import raw_bytes
+from sipp.results.pruned_to import NetworkLike, network_of
 from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.exported import TRACED, Exported, Target
 from sipp.runtime.plain_copy import plain_copy

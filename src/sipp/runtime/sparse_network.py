@@ -12,8 +12,8 @@ from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.records.html import view
-from sipp.records.pruned_to import NetworkLike, network_of
+from sipp.results.html import view
+from sipp.results.pruned_to import NetworkLike, network_of
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
 from sipp.runtime.gpu.network import GpuNetwork

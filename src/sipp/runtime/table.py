@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from sipp.records.display import plain_table, text_of
-from sipp.records.html import labels_html, table_html
+from sipp.results.display import plain_table, text_of
+from sipp.results.html import labels_html, table_html
 from sipp.runtime.plan_cache import Compiled
 from sipp.runtime.steps import MS, Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.records.numerics import BOUND_DTYPE, integers
+from sipp.results.numerics import BOUND_DTYPE, integers
 from sipp.scoring.task import ScoringTask
 
 

@@ -15,8 +15,8 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh
 from sipp.inputs.labels import cross_entropy
 from sipp.inputs.restore import check_can_be_written
-from sipp.records.batches import Batch
-from sipp.records.options import Loss
+from sipp.results.batches import Batch
+from sipp.results.options import Loss
 from sipp.scoring.task import ScoringTask
 
 

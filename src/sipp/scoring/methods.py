@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
-from sipp.records.checking import check_choice, method_here
-from sipp.records.options import (
+from sipp.results.checking import check_choice, method_here
+from sipp.results.options import (
     PeerMethod,
     PruneOptions,
     Reduce,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sipp.errors import ModelError
 from sipp.inputs.patches import fan_in_of, n_groups_of, n_rows_of, patches_of, split_windows
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE
-from sipp.records.ranking import Weight, from_rows, to_rows
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.numerics import BOUND_DTYPE
+from sipp.results.ranking import Weight, from_rows, to_rows
 from sipp.scoring.task import ScoringTask, each_use
 
 CHUNK_BYTES = 32 << 20

@@ -29,10 +29,10 @@ from sipp.inputs.patches import (
     to_device,
     to_score_dtype,
 )
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
-from sipp.records.options import Reduce
-from sipp.records.ranking import LayerSensitivities, Weight, to_rows
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
+from sipp.results.options import Reduce
+from sipp.results.ranking import LayerSensitivities, Weight, to_rows
 from sipp.scoring.kernels.protocol import KernelFunctions, Signs
 from sipp.scoring.running_norms import RunningNorms
 

@@ -25,11 +25,11 @@ from sipp.inputs.patches import ValueRange, copy_windows, start_value_range
 from sipp.inputs.point_keys import batch_key, draw_keys_of
 from sipp.inputs.probing import Probe, Probes, probe, runner
 from sipp.progress import progress_bar
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.checking import check_choice, check_flag
-from sipp.records.numerics import current_device, device_of, float32_products
-from sipp.records.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
-from sipp.records.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.checking import check_choice, check_flag
+from sipp.results.numerics import current_device, device_of, float32_products
+from sipp.results.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
+from sipp.results.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities

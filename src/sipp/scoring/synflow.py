@@ -15,8 +15,8 @@ from sipp.inputs.capture import run_batch
 from sipp.inputs.data import fresh, points_at
 from sipp.inputs.outputs import tensors_in
 from sipp.inputs.restore import copy_of
-from sipp.records.batches import Batch
-from sipp.records.numerics import BOUND_DTYPE, integers
+from sipp.results.batches import Batch
+from sipp.results.numerics import BOUND_DTYPE, integers
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask

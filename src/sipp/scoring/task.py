@@ -17,11 +17,11 @@ from sipp.inputs.data import AnyData, Data, as_given, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import n_positions_of, n_rows_of
 from sipp.inputs.probing import runner
-from sipp.records.batches import Batch, WeightUse
-from sipp.records.checking import check_number, check_record, check_share
-from sipp.records.numerics import device_of
-from sipp.records.options import DEFAULT_METHOD, DELTA, Constants, Method, Scoring, Selector
-from sipp.records.ranking import Weight
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.checking import check_number, check_record, check_share
+from sipp.results.numerics import device_of
+from sipp.results.options import DEFAULT_METHOD, DELTA, Constants, Method, Scoring, Selector
+from sipp.results.ranking import Weight
 from sipp.scoring.methods import method_of
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed

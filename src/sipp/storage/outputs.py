@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, OptionError
-from sipp.records.bench import BENCH_KIND
-from sipp.records.certificate import SCHEMA
-from sipp.records.evaluation import EVAL_KIND
+from sipp.results.bench import BENCH_KIND
+from sipp.results.certificate import SCHEMA
+from sipp.results.evaluation import EVAL_KIND
 from sipp.storage.files import child_path, target_of_temporary, temporary_path, write_atomic
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, warn_caller
-from sipp.records.hashing import with_buffers
-from sipp.records.json_values import json_value
-from sipp.records.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
+from sipp.results.hashing import with_buffers
+from sipp.results.json_values import json_value
+from sipp.results.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
 from sipp.storage.files import CHANGED, Values, make_folder, read_file, read_sealed, seal, write_atomic
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
 from sipp.storage.tensors import metadata_in, raw_hash, raw_tensors, tensors_to_bytes

@@ -21,7 +21,7 @@ SUFFIX = ".safetensors"
 
 def save_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Saves tensors and values under this name, atomically."""
-    from sipp.records.network_hash import state_hash
+    from sipp.results.network_hash import state_hash
 
     header = json_with_checksum({"tensors_sha256": state_hash(tensors), "values": values})
     data = tensors_to_bytes(tensors, {KEY: header.decode()})

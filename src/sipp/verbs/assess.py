@@ -16,10 +16,10 @@ from sipp.inputs.layers import unwrap
 from sipp.inputs.restore import copy_of
 from sipp.pruning.cutting import cut_as_given
 from sipp.pruning.ranking import rank
-from sipp.records.checking import check_choice, check_record
-from sipp.records.numerics import device_of
-from sipp.records.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
-from sipp.records.pruned import Pruned
+from sipp.results.checking import check_choice, check_record
+from sipp.results.numerics import device_of
+from sipp.results.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
+from sipp.results.pruned import Pruned
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 

@@ -25,10 +25,10 @@ from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.ledger import ACCURACY, OUTPUT, ledger_lines
 from sipp.certificates.measures import Labels, measure_of, outcomes_of
 from sipp.certificates.running import Output
-from sipp.records.certificate import AccuracyCertificate, Certificate, Measure
-from sipp.records.checking import check_choice, check_flag, check_number, check_share
-from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
-from sipp.records.pruned_to import NetworkLike
+from sipp.results.certificate import AccuracyCertificate, Certificate, Measure
+from sipp.results.checking import check_choice, check_flag, check_number, check_share
+from sipp.results.options import CONFIDENCE, HOLDOUT_DELTA
+from sipp.results.pruned_to import NetworkLike
 
 
 @torch.inference_mode(False)

@@ -24,10 +24,13 @@ from sipp.inputs.point_keys import draw_keys_of
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import hold_back_points, needs_first_mask_only, rank
-from sipp.records.checking import check_flag, check_seed, explain_unknown_options
-from sipp.records.comparison import Compared, Comparison
-from sipp.records.numerics import budget_of, device_of
-from sipp.records.options import (
+from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import repaired_cut
+from sipp.repairing.repair_options import RepairOptions
+from sipp.results.checking import check_flag, check_seed, explain_unknown_options
+from sipp.results.comparison import Compared, Comparison
+from sipp.results.numerics import budget_of, device_of
+from sipp.results.options import (
     DEFAULT_METHOD,
     DELTA,
     Constants,
@@ -38,10 +41,7 @@ from sipp.records.options import (
     Selector,
     check_repair,
 )
-from sipp.records.ranking import Ranking
-from sipp.repairing.data_split import split_data
-from sipp.repairing.repair_network import repaired_cut
-from sipp.repairing.repair_options import RepairOptions
+from sipp.results.ranking import Ranking
 from sipp.scoring.methods import method_of, repairs_of
 from sipp.scoring.task import ScoringTask, resolve_points, task_of
 

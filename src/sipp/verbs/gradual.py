@@ -32,11 +32,11 @@ from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write
 from sipp.pruning.lora import lora_merged
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
 from sipp.pruning.ranking import masks_within, only_alive, rank
-from sipp.records.checking import check_flag, check_whole, explain_unknown_options
-from sipp.records.gradual import Gradual
-from sipp.records.numerics import budget_of
-from sipp.records.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
-from sipp.records.ranking import Ranking
+from sipp.results.checking import check_flag, check_whole, explain_unknown_options
+from sipp.results.gradual import Gradual
+from sipp.results.numerics import budget_of
+from sipp.results.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
+from sipp.results.ranking import Ranking
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 

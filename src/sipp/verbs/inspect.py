@@ -6,8 +6,8 @@ from os import PathLike
 
 import torch
 
-from sipp.records.checking import check_path
-from sipp.records.saved_file import SavedFile
+from sipp.results.checking import check_path
+from sipp.results.saved_file import SavedFile
 from sipp.storage.small_file.network import read_network
 
 

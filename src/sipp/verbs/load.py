@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs.restore import check_can_be_written
-from sipp.records.checking import check_path
-from sipp.records.display import listed
-from sipp.records.network_hash import buffers_hash
-from sipp.records.saved_file import SavedFile
+from sipp.results.checking import check_path
+from sipp.results.display import listed
+from sipp.results.network_hash import buffers_hash
+from sipp.results.saved_file import SavedFile
 from sipp.storage.small_file.network import bits_differ, cannot_share, named_tensors, read_network
 
 OTHER_BUFFERS = (

@@ -18,11 +18,11 @@ from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of, points_at
 from sipp.progress import progress_bar
-from sipp.records.batches import Batch
-from sipp.records.checking import check_flag
-from sipp.records.numerics import device_of
-from sipp.records.pruned_to import NetworkLike, network_of
-from sipp.records.text_scores import TextScores
+from sipp.results.batches import Batch
+from sipp.results.checking import check_flag
+from sipp.results.numerics import device_of
+from sipp.results.pruned_to import NetworkLike, network_of
+from sipp.results.text_scores import TextScores
 
 
 @torch.inference_mode(False)

@@ -16,11 +16,14 @@ from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
 from sipp.pruning.cutting import Cut, budget_for, cut, output_change
 from sipp.pruning.ranking import hold_back_points, rank
-from sipp.records.checking import explain_unknown_options
-from sipp.records.display import listed
-from sipp.records.network_hash import tensors_hash
-from sipp.records.numerics import device_of
-from sipp.records.options import (
+from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import repaired_cut
+from sipp.repairing.repair_options import RepairOptions
+from sipp.results.checking import explain_unknown_options
+from sipp.results.display import listed
+from sipp.results.network_hash import tensors_hash
+from sipp.results.numerics import device_of
+from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     DELTA,
@@ -36,11 +39,8 @@ from sipp.records.options import (
     Scoring,
     Selector,
 )
-from sipp.records.pruned import OutputChange, Pruned, Repaired
-from sipp.records.ranking import Ranking
-from sipp.repairing.data_split import split_data
-from sipp.repairing.repair_network import repaired_cut
-from sipp.repairing.repair_options import RepairOptions
+from sipp.results.pruned import OutputChange, Pruned, Repaired
+from sipp.results.ranking import Ranking
 from sipp.scoring.methods import MethodInfo, checked_method, repairs_of
 from sipp.scoring.task import ScoringTask, task_of
 

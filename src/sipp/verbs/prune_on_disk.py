@@ -28,13 +28,13 @@ from sipp.progress import progress_bar, progress_line
 from sipp.pruning.cutting import budget_for, cut
 from sipp.pruning.ranking import rank
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
-from sipp.records.batches import Batch
-from sipp.records.checking import check_flag, check_path
-from sipp.records.numerics import exact_matmul
-from sipp.records.options import Method, PruneOptions, Scoring, pattern_of
-from sipp.records.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.network_fit import fit_block
+from sipp.results.batches import Batch
+from sipp.results.checking import check_flag, check_path
+from sipp.results.numerics import exact_matmul
+from sipp.results.options import Method, PruneOptions, Scoring, pattern_of
+from sipp.results.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.sensitivities import chunk_bytes_on
 from sipp.scoring.task import task_of

@@ -42,14 +42,18 @@ from sipp.inputs.restore import copy_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
-from sipp.records.batches import Batch
-from sipp.records.binomial import first_failure
-from sipp.records.blend import BlendChoice
-from sipp.records.certificate import AnyCertificate
-from sipp.records.checking import check_number, explain_unknown_options
-from sipp.records.network_hash import model_hash
-from sipp.records.numerics import budget_of, integers
-from sipp.records.options import (
+from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.layer_usage import DenseOutputs
+from sipp.repairing.repair_network import apply_repairs
+from sipp.repairing.repair_options import BUDGETS, RepairOptions
+from sipp.results.batches import Batch
+from sipp.results.binomial import first_failure
+from sipp.results.blend import BlendChoice
+from sipp.results.certificate import AnyCertificate
+from sipp.results.checking import check_number, explain_unknown_options
+from sipp.results.network_hash import model_hash
+from sipp.results.numerics import budget_of, integers
+from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     Floor,
@@ -62,14 +66,10 @@ from sipp.records.options import (
     repairs_asked,
     unused_in_prune_to,
 )
-from sipp.records.pruned import Pruned, Repaired
-from sipp.records.pruned_to import Level, PrunedTo
-from sipp.records.ranking import Ranking
-from sipp.records.repair import Repair
-from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.layer_usage import DenseOutputs
-from sipp.repairing.repair_network import apply_repairs
-from sipp.repairing.repair_options import BUDGETS, RepairOptions
+from sipp.results.pruned import Pruned, Repaired
+from sipp.results.pruned_to import Level, PrunedTo
+from sipp.results.ranking import Ranking
+from sipp.results.repair import Repair
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of, warn_of_dead_rows

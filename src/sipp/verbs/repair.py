@@ -12,17 +12,17 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
 from sipp.pruning.cutting import dead_rows
-from sipp.records.checking import check_flag, check_number, check_seed, check_whole
-from sipp.records.network_hash import tensors_hash, tensors_of
-from sipp.records.numerics import device_of
-from sipp.records.options import ChunkBytes, Scoring, pattern_of
-from sipp.records.pruned import Pruned, PrunedLayer, regrown_weight, without_statements
-from sipp.records.pruned_to import points_seen
-from sipp.records.ranking import to_rows
 from sipp.repairing.data_split import split_data
 from sipp.repairing.layer_usage import masked_layers
 from sipp.repairing.repair_network import is_dense_under_masks, repair_network
 from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
+from sipp.results.checking import check_flag, check_number, check_seed, check_whole
+from sipp.results.network_hash import tensors_hash, tensors_of
+from sipp.results.numerics import device_of
+from sipp.results.options import ChunkBytes, Scoring, pattern_of
+from sipp.results.pruned import Pruned, PrunedLayer, regrown_weight, without_statements
+from sipp.results.pruned_to import points_seen
+from sipp.results.ranking import to_rows
 
 MOST_STEPS = 10_000_000
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.pruning.torch_masks import masked_by_torch
-from sipp.records.certificate import AnyCertificate, check_certificate, to_json
-from sipp.records.checking import check_choice, check_path, check_size
-from sipp.records.display import listed
-from sipp.records.network_hash import buffers_hash, class_name, model_hash
-from sipp.records.options import Precision
-from sipp.records.pruned import Pruned, up_to_date
-from sipp.records.pruned_to import NetworkLike, certificate_of, pruned_or_module
-from sipp.records.saved_file import SavedFile, StoredStatements
-from sipp.records.serialising import pruning_values
+from sipp.results.certificate import AnyCertificate, check_certificate, to_json
+from sipp.results.checking import check_choice, check_path, check_size
+from sipp.results.display import listed
+from sipp.results.network_hash import buffers_hash, class_name, model_hash
+from sipp.results.options import Precision
+from sipp.results.pruned import Pruned, up_to_date
+from sipp.results.pruned_to import NetworkLike, certificate_of, pruned_or_module
+from sipp.results.saved_file import SavedFile, StoredStatements
+from sipp.results.serialising import pruning_values
 from sipp.storage.small_file.file_format import MARK, MARK_OF_PARTS, Index, pack, write_index
 from sipp.storage.small_file.network import (
     Groups,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from sipp.records.certificate import AnyCertificate
-from sipp.records.checking import check_path
-from sipp.records.pruned import Pruned
-from sipp.records.pruned_to import PrunedTo, certificate_of, record_of
-from sipp.records.serialising import pruned_values
+from sipp.results.certificate import AnyCertificate
+from sipp.results.checking import check_path
+from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
+from sipp.results.serialising import pruned_values
 from sipp.storage.pruned_folder import write_pruned
 
 

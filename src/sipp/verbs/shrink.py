@@ -13,11 +13,11 @@ from sipp.errors import DataError, ModelError, SippError
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
-from sipp.records.batches import Batch
-from sipp.records.network_hash import tensors_hash
-from sipp.records.numerics import device_of
-from sipp.records.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
-from sipp.records.shrunk import Shrunk, ShrunkLayer
+from sipp.results.batches import Batch
+from sipp.results.network_hash import tensors_hash
+from sipp.results.numerics import device_of
+from sipp.results.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
+from sipp.results.shrunk import Shrunk, ShrunkLayer
 from sipp.runtime.examples import (
     Call,
     call_of,

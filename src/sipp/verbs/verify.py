@@ -17,11 +17,11 @@ from sipp.certificates.ledger import ACCURACY, OUTPUT, WALK, ledger_lines, n_use
 from sipp.certificates.measures import measure_of, outcomes_of
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
-from sipp.records.binomial import certified_epsilon, n_violations
-from sipp.records.certificate import AnyCertificate, Certificate, from_json, to_json
-from sipp.records.pruned_to import NetworkLike
-from sipp.records.shrunk import Shrunk
-from sipp.records.verification import Verification
+from sipp.results.binomial import certified_epsilon, n_violations
+from sipp.results.certificate import AnyCertificate, Certificate, from_json, to_json
+from sipp.results.pruned_to import NetworkLike
+from sipp.results.shrunk import Shrunk
+from sipp.results.verification import Verification
 
 # Fields of a certificate that a new measurement cannot repeat.
 HISTORY = ("calibration_checked", "ledger_kept", "prior_uses")

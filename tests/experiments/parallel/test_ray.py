@@ -42,7 +42,7 @@ from sipp.experiments.runs.run_recipe import FinishedRun, Progress, run
 from sipp.experiments.runs.store import code_version, open_run
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
-from sipp.records.schemas import OriginRecord
+from sipp.results.schemas import OriginRecord
 from sipp.storage.files import temporary_path
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for

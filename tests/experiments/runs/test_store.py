@@ -18,7 +18,7 @@ from sipp.errors import DataError, OptionError
 from sipp.experiments.runs import store
 from sipp.experiments.runs.store import newest_checkpoint, open_run, run_name, save_checkpoint
 from sipp.experiments.training.signals import Interrupted, stop_on_signals
-from sipp.records.schemas import OriginRecord
+from sipp.results.schemas import OriginRecord
 from sipp.storage import files
 from sipp.storage.files import read_json, write_atomic, write_json
 from sipp.storage.state_files import load_state, save_state

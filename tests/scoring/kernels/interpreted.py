@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import sipp
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.patches import start_value_range
-from sipp.records.batches import Batch
-from sipp.records.options import Reduce
-from sipp.records.ranking import Weight
+from sipp.results.batches import Batch
+from sipp.results.options import Reduce
+from sipp.results.ranking import Weight
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference
 from sipp.scoring.running_sensitivities import RunningSensitivities

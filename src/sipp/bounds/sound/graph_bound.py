@@ -37,8 +37,8 @@ from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import as_batch, refuse_non_finite
-from sipp.records.batches import Batch
-from sipp.records.pruned_to import NetworkLike, network_of
+from sipp.results.batches import Batch
+from sipp.results.pruned_to import NetworkLike, network_of
 
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 MEASURED = 1e-13  # of the output: the error of a distance that is measured in float64

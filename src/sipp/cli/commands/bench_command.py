@@ -9,9 +9,9 @@ from rich.console import RenderableType
 
 from sipp.cli.options import MACHINE_PANEL, OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
-from sipp.records.bench import BenchRecord
-from sipp.records.display import bytes_in_words, labelled_line, plain_table
 from sipp.report.numbers import counted
+from sipp.results.bench import BenchRecord
+from sipp.results.display import bytes_in_words, labelled_line, plain_table
 from sipp.storage.outputs import BENCH_NAME
 
 LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # with fewer there is no spread
@@ -46,7 +46,7 @@ def bench(
 ) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
     from sipp.cli.out_option import check_out, write_record
-    from sipp.records.json_values import json_value
+    from sipp.results.json_values import json_value
     from sipp.storage.outputs import BENCH
 
     check_out(out, BENCH, force=force)

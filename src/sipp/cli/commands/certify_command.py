@@ -9,8 +9,8 @@ from typing import Annotated
 from sipp.cli import options as shared
 from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, option
 from sipp.cli.output import Answer
-from sipp.records.certificate import Measure
-from sipp.records.options import CONFIDENCE, HOLDOUT_DELTA
+from sipp.results.certificate import Measure
+from sipp.results.options import CONFIDENCE, HOLDOUT_DELTA
 
 
 @dataclass(frozen=True, kw_only=True)

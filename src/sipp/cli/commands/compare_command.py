@@ -10,8 +10,8 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
-from sipp.records.comparison import Comparison
-from sipp.records.display import labelled_line
+from sipp.results.comparison import Comparison
+from sipp.results.display import labelled_line
 from sipp.scoring.methods import NAMES, method_of
 
 

@@ -39,7 +39,7 @@ def export(
     from sipp.cli.hugging_face_models import own_tokenizer
     from sipp.cli.out_option import check_new
     from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
-    from sipp.records.saved_file import SavedFile
+    from sipp.results.saved_file import SavedFile
     from sipp.runtime.exported import TRACED, Exported
     from sipp.runtime.exporting import export as export_network
 

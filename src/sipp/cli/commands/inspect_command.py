@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sipp.cli.output import Answer
-from sipp.records.display import labelled_line
+from sipp.results.display import labelled_line
 
 
 def inspect(

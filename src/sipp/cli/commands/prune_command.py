@@ -9,8 +9,8 @@ from typing import Annotated
 from sipp.cli import options as shared
 from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option
 from sipp.cli.output import Answer
-from sipp.records.checking import check_drop, check_number, check_share, check_size
-from sipp.records.options import HOLDOUT_DELTA, Precision, PruneOptions
+from sipp.results.checking import check_drop, check_number, check_share, check_size
+from sipp.results.options import HOLDOUT_DELTA, Precision, PruneOptions
 from sipp.storage.outputs import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
 
 

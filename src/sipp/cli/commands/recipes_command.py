@@ -11,7 +11,7 @@ from sipp.cli.errors import CommandError
 from sipp.cli.output import Answer, listing
 from sipp.experiments.recipes import load_recipe, recipe_descriptions
 from sipp.experiments.recipes.schema import recipe_keys
-from sipp.records.display import plain_table
+from sipp.results.display import plain_table
 
 
 def recipes(

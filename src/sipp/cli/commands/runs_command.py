@@ -13,7 +13,7 @@ from sipp.cli.options import DEFAULT_RUNS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.experiments.runs.reading import RunStatus, UnreadableFolder
-from sipp.records.display import plain_table
+from sipp.results.display import plain_table
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
 

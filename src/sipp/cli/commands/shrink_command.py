@@ -75,7 +75,7 @@ def _write_module(model: Any, path: Path) -> None:
 
 def _as_json(small: Any) -> dict[str, Any]:
     """The result as JSON values, without the network and the calibration points."""
-    from sipp.records.certificate import certificate_values
+    from sipp.results.certificate import certificate_values
 
     plain = {f.name: getattr(small, f.name) for f in fields(small) if f.name not in ("model", "seen", "certificate")}
     layers = [asdict(layer) for layer in small.layers]

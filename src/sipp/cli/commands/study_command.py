@@ -14,8 +14,8 @@ from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
-from sipp.records.display import plain_table
-from sipp.records.schemas import Manifest
+from sipp.results.display import plain_table
+from sipp.results.schemas import Manifest
 from sipp.storage.outputs import PAGE, check_file
 
 

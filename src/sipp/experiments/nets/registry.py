@@ -22,7 +22,7 @@ from sipp.experiments.nets.plain import (
     lenet5,
     lenet_300_100,
 )
-from sipp.records.checking import check_choice, nearest
+from sipp.results.checking import check_choice, nearest
 
 DIGITS, MNIST, CIFAR, IMAGENET = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
 INPUT_SHAPES = {"digits": DIGITS, "mnist": MNIST, "cifar10": CIFAR, "imagenet": IMAGENET}  # by data set

@@ -39,7 +39,7 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.setup import code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import Interrupted, StopSignal
 from sipp.extras import needed_for
-from sipp.records.schemas import OriginRecord
+from sipp.results.schemas import OriginRecord
 from sipp.storage.files import child_path, remove_leftovers
 
 LOCAL = "local"  # Ray's address for starting a new instance here

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, SippError
 from sipp.extras import needed_for
-from sipp.records.network_hash import state_hash
+from sipp.results.network_hash import state_hash
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from sipp.experiments.runs.plan import Stage
-from sipp.records.checking import check_choice
+from sipp.results.checking import check_choice
 
 # Types from runs/context.py and training/loop.py, which import torch
 RunContext = Any

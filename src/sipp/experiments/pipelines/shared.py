@@ -23,16 +23,16 @@ from sipp.experiments.training.loop import evaluate
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import masks_within, only_alive, rank
-from sipp.records.certificate import certificate_values
-from sipp.records.json_values import json_value
-from sipp.records.options import NormStats, PruneOptions, Scoring, repairs_asked
-from sipp.records.pruned import Pruned
-from sipp.records.ranking import Ranking, to_rows
-from sipp.records.schemas import Accuracy
-from sipp.records.serialising import pruning_values
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
+from sipp.results.certificate import certificate_values
+from sipp.results.json_values import json_value
+from sipp.results.options import NormStats, PruneOptions, Scoring, repairs_asked
+from sipp.results.pruned import Pruned
+from sipp.results.ranking import Ranking, to_rows
+from sipp.results.schemas import Accuracy
+from sipp.results.serialising import pruning_values
 from sipp.scoring.task import task_of
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify

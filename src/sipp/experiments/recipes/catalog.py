@@ -11,7 +11,7 @@ from typing import Any
 from sipp.errors import OptionError
 from sipp.experiments.own_code import score_digest
 from sipp.experiments.recipes.schema import OWN, Code, Recipe, check_recipe
-from sipp.records.checking import nearest
+from sipp.results.checking import nearest
 from sipp.scoring.methods import own_methods
 
 BASE_PREFIX = "base"  # files with this prefix only serve as bases

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.pipelines import pipeline_names, pipeline_of
-from sipp.records.checking import check_choice, nearest, problem_words
-from sipp.records.options import Draws, Reduce, RepairChoice
+from sipp.results.checking import check_choice, nearest, problem_words
+from sipp.results.options import Draws, Reduce, RepairChoice
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]

@@ -15,7 +15,7 @@ from sipp.errors import DataError, SippError
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
-from sipp.records.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
+from sipp.results.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
 from sipp.storage.files import CHANGED, child_path
 
 RunState = Literal["running", "finished", "stopped"]

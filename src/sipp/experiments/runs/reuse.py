@@ -14,7 +14,7 @@ from sipp.experiments.arms import arm_of
 from sipp.experiments.recipes import Recipe, check_recipe, config_of
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, plan
-from sipp.records.schemas import Manifest, OriginRecord
+from sipp.results.schemas import Manifest, OriginRecord
 from sipp.scoring.methods import method_of
 from sipp.storage import state_files
 from sipp.storage.files import Values, child_path

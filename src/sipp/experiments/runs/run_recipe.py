@@ -21,8 +21,8 @@ from sipp.experiments.runs.reuse import reuse_networks
 from sipp.experiments.runs.train_networks import train_networks
 from sipp.experiments.training.setup import Device, code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import stop_on_signals
-from sipp.records.checking import check_choice
-from sipp.records.schemas import EpochRow, OriginRecord
+from sipp.results.checking import check_choice
+from sipp.results.schemas import EpochRow, OriginRecord
 from sipp.storage.files import Values
 
 Engine = Literal["process", "ray"]

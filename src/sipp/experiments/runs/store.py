@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.records.checking import refuse_constant
-from sipp.records.schemas import Manifest, OriginRecord, checked, given_values
+from sipp.results.checking import refuse_constant
+from sipp.results.schemas import Manifest, OriginRecord, checked, given_values
 from sipp.storage import files, state_files
 from sipp.storage.files import Values
 

@@ -43,7 +43,7 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.masking import release
-from sipp.records.schemas import EpochRow, NetworkRecord, checked, given_values
+from sipp.results.schemas import EpochRow, NetworkRecord, checked, given_values
 from sipp.storage.files import Values
 
 OPTIMIZER = "optimizer."

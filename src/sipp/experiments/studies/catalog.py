@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sipp.errors import OptionError
 from sipp.experiments.recipes.catalog import SUFFIX, derived_recipe, merge
 from sipp.experiments.recipes.schema import Recipe
-from sipp.records.checking import first_problem, nearest
+from sipp.results.checking import first_problem, nearest
 
 Form = Literal["short", "full"]
 Panel = str | dict[str, Any]  # the name of a recipe, or a recipe's values over those of its `base`

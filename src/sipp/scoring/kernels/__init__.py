@@ -12,8 +12,8 @@ from typing import get_args
 import torch
 
 from sipp.errors import OptionError
-from sipp.records.checking import check_choice
-from sipp.records.options import Kernel
+from sipp.results.checking import check_choice
+from sipp.results.options import Kernel
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.protocol import KernelFunctions
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.records.pruned_on_disk import BlockWeight
+from sipp.results.pruned_on_disk import BlockWeight
 from sipp.storage.block_by_block.sharded_weights import companion_files
 from sipp.storage.files import child_path, make_folder, read_json, write_json
 from sipp.storage.state_files import load_state, save_state

@@ -12,7 +12,7 @@ from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs.blocks import Blocks, block_names, find_blocks
-from sipp.records.batches import Batch
+from sipp.results.batches import Batch
 from sipp.storage.block_by_block.renamed_weights import renamed_weights
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
 

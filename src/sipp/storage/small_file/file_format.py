@@ -22,8 +22,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sipp.errors import DataError
-from sipp.records.options import Precision
-from sipp.records.saved_file import MOST_WEIGHTS, Count, Line, StoredStatements, StrictRecord
+from sipp.results.options import Precision
+from sipp.results.saved_file import MOST_WEIGHTS, Count, Line, StoredStatements, StrictRecord
 from sipp.storage.files import read_file, sha256_of
 from sipp.storage.small_file.coding import (
     DTYPES,

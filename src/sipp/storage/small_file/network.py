@@ -17,11 +17,11 @@ from torch.nn.parameter import is_lazy
 
 from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import DataError, ModelError
-from sipp.records.certificate import AnyCertificate, from_json
-from sipp.records.hashing import with_buffers
-from sipp.records.network_hash import state_hash
-from sipp.records.options import Precision, pattern_of
-from sipp.records.saved_file import About, SavedFile, StoredTensor
+from sipp.results.certificate import AnyCertificate, from_json
+from sipp.results.hashing import with_buffers
+from sipp.results.network_hash import state_hash
+from sipp.results.options import Precision, pattern_of
+from sipp.results.saved_file import About, SavedFile, StoredTensor
 from sipp.storage.small_file.coding import (
     DTYPES,
     FLOATS,

@@ -37,7 +37,7 @@ from sipp.native.compiling import (
 from sipp.native.instructions import FLOAT_BYTES
 from sipp.native.processor import LANES
 from sipp.native.threads import cut_evenly, threads_for
-from sipp.records.numerics import integers
+from sipp.results.numerics import integers
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
 from sipp.scoring.kernels.cpu.blocks import DOUBLE_BYTES

@@ -1,0 +1,122 @@
+"""The result of `check_assumption` (T4): counts per layer, a table and a verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from sipp.results.display import plain_table, text_of
+from sipp.results.html import table_html, text_html, view
+from sipp.results.ranking import DrawUnit
+
+
+@dataclass(frozen=True)
+class LayerAssumption:
+    """How far the assumption holds for one weight tensor."""
+
+    name: str
+    fan_in: int
+    n_weights: int
+    n_holding: int  # weights with g_j(x) > 1/C on S often enough; one of value 0, or never met, has g_j = 0
+    es_failures: int | None  # pairs of the holdout with w_j a_j > C s_j z; None without a holdout
+    n_pairs: int | None  # (patch, weight) pairs of the holdout with w_j a_j != 0: each lies in exactly one quadrant
+
+    @property
+    def share_holding(self) -> float:
+        return self.n_holding / self.n_weights
+
+    @property
+    def es_failure_share(self) -> float | None:
+        """The share of failing pairs; None without pairs."""
+        return self.es_failures / self.n_pairs if self.es_failures is not None and self.n_pairs else None
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """How far the assumption of T4 holds in a network. `print` it."""
+
+    layers: tuple[LayerAssumption, ...]  # in the order of the model's parameters
+    c_constant: float
+    k_constant: float
+    n_calibration: int
+    n_holdout: int  # 0 without a holdout
+    unit: DrawUnit  # what the two numbers count: batches where a point's patches depend on its batch
+
+    @property
+    def total(self) -> LayerAssumption:
+        """The counts of the whole network, as one layer with the largest fan-in."""
+        return LayerAssumption(
+            name="all",
+            fan_in=max(layer.fan_in for layer in self.layers),
+            n_weights=sum(layer.n_weights for layer in self.layers),
+            n_holding=sum(layer.n_holding for layer in self.layers),
+            es_failures=sum(layer.es_failures or 0 for layer in self.layers) if self.n_holdout else None,
+            n_pairs=sum(layer.n_pairs or 0 for layer in self.layers) if self.n_holdout else None,
+        )
+
+    @property
+    def share_needed(self) -> float:
+        """1 - exp(-1/K_s): the share of points on which each g_j must exceed 1/C."""
+        return share_needed(self.k_constant)
+
+    @property
+    def plausible(self) -> bool:
+        """Whether every weight exceeded 1/C on S as often as the assumption says."""
+        return self.total.n_holding == self.total.n_weights
+
+    @property
+    def verdict(self) -> str:
+        """A sentence: whether the assumption looks plausible on this data, and what that means."""
+        total = self.total
+        often = f"above 1/C = {1 / self.c_constant:.3g} on at least {self.share_needed:.1%} of the {self.unit}"
+        seen = f"{total.n_holding:,} of {total.n_weights:,} weights were {often} (n={self.n_calibration})"
+        if self.plausible:
+            return (
+                f"The theory's assumption looks plausible on this data: {seen}. The paper's bounds rest on it; a "
+                "certificate does not."
+            )
+        text = (
+            f"The theory's assumption does not look plausible on this data: {seen}, but it is about every weight. "
+            "The paper's bounds rest on it and are not proved here; a certificate does not need it."
+        )
+        if any(layer.n_holding < layer.n_weights and layer.fan_in > self.c_constant for layer in self.layers):
+            text += (
+                " Read literally, it nearly always fails once rows have more than a few weights: the ratios of a row "
+                "sum to at most 1 in a patch and quadrant, so fewer than C of its weights can be above 1/C at once."
+            )
+        return text
+
+    @property
+    def es_verdict(self) -> str:
+        """A sentence: how often the ES inequality, which the assumption implies, failed on the holdout."""
+        total = self.total
+        if total.es_failures is None:
+            return "The ES inequality was not checked: pass a holdout."
+        counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
+        return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} holdout {self.unit}."
+
+    def _table(self) -> Table:
+        """One line per layer, and one for all."""
+        table = plain_table("weight", "fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing")
+        for layer in (*self.layers, self.total):
+            counts = (layer.fan_in, layer.n_weights, layer.n_holding)
+            pairs = ("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures))
+            failed = "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}"
+            table.add_row(layer.name, *(f"{n:,}" for n in counts), f"{layer.share_holding:.2%}", *pairs, failed)
+        return table
+
+    def __str__(self) -> str:
+        return "\n".join((text_of(self._table()), self.verdict, self.es_verdict))
+
+    def __repr__(self) -> str:
+        word = "plausible" if self.plausible else "not plausible"
+        return f"<Assumption: {word} on {self.n_calibration} {self.unit}; print() shows the layers>"
+
+    def _repr_html_(self) -> str:
+        return view(self.verdict, text_html(self.es_verdict), table_html(self._table(), bars=("share",)))
+
+
+def share_needed(k_constant: float) -> float:
+    return -math.expm1(-1 / k_constant)

@@ -1,0 +1,252 @@
+"""Checks the arguments of public functions: each returns the value, or raises an OptionError that names it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+import numbers
+import re
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from sipp.errors import OptionError, UnknownOption
+
+MOST_SEED = 2**63 - 1  # what every generator takes
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGT]?B|[KMGT]IB)", re.IGNORECASE | re.ASCII)
+_UNITS = (
+    {"B": 1}
+    | {f"{k}B": 1000**n for n, k in enumerate("KMGT", 1)}
+    | {f"{k}IB": 1024**n for n, k in enumerate("KMGT", 1)}
+)
+
+
+def check_number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> float:
+    """The value as a finite float of at least `least` and greater than `above`."""
+    wanted = f"greater than {above:g}" if above > -math.inf else f"of at least {least:g}" if least > -math.inf else ""
+    if not _is(value, numbers.Real) or not math.isfinite(value) or value < least or value <= above:
+        raise OptionError(f"{name}={value!r:.60} must be a finite number {wanted}".rstrip(), option=name)
+    return float(value)
+
+
+def check_share(name: str, value: Any, fix: str = "") -> float:
+    """The value as a float, if it lies strictly between 0 and 1."""
+    if not _is(value, numbers.Real) or not 0.0 < value < 1.0:
+        raise OptionError(
+            f"{name}={value!r:.60} must lie strictly between 0 and 1",
+            fix=fix or f"for example {name}=0.05 or {name}=0.95",
+            option=name,
+        )
+    return float(value)
+
+
+def check_drop(name: str, value: Any) -> float:
+    """A drop in accuracy as a float, if it lies strictly between 0 and 1."""
+    return check_share(name, value, fix=f"{name}=0.02 is two percentage points")
+
+
+def check_keep(keep: Any) -> None:
+    """Raises unless `keep` is in (0, 1]."""
+    if not _is(keep, numbers.Real) or not 0.0 < keep <= 1.0:
+        raise OptionError(
+            f"keep={keep!r:.60} is not in (0, 1]",
+            fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
+            option="keep",
+        )
+
+
+def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """The value as an int from `least` to `most`."""
+    if not _is(value, numbers.Integral) or value < least or (most is not None and value > most):
+        limit = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise OptionError(f"{name}={value!r:.60} must be a whole number {limit}", option=name)
+    return int(value)
+
+
+def check_seed(seed: Any) -> int:
+    """The seed as an int that every random generator takes."""
+    return check_whole("seed", seed, least=0, most=MOST_SEED)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """The value, if it is True or False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r:.60} must be True or False", option=name)
+    return value
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """The value, if it is one of the allowed words."""
+    words = tuple(allowed)
+    if not isinstance(value, str) or value not in words:
+        raise OptionError(f"{name}={value!r:.60} is not one of {', '.join(words)}", option=name)
+    return value
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """' (did you mean x?)' for an unknown name; empty if no known name is close."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1) if isinstance(name, str) else []
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def check_record(name: str, value: Any, kind: type) -> None:
+    """Raises unless the value is of this class."""
+    if not isinstance(value, kind):
+        raise OptionError(
+            f"{name}={value!r:.60} is not a sipp.{kind.__name__}", fix=f"give sipp.{kind.__name__}(...)", option=name
+        )
+
+
+def check_path(name: str, value: Any, example: str) -> Path:
+    """The value as a Path."""
+    if not isinstance(value, (str, PathLike)) or not str(value) or "\0" in str(value):
+        raise OptionError(f"{name}={value!r:.80} is not a path", fix=f"give one such as {example!r}")
+    return Path(value)
+
+
+def check_size(name: str, value: Any) -> int:
+    """The number of bytes that a size such as "5GB" means, or the number itself."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    n_bytes = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else value
+    if not _is(n_bytes, int) or n_bytes < 1:
+        raise OptionError(f"{name}={value!r:.40} is not a size", fix="give '5GB', or a number of bytes", option=name)
+    return int(n_bytes)
+
+
+def refuse_constant(name: str) -> None:
+    """Rejects NaN and infinity, as the `parse_constant` of Python's JSON reader, which would accept them."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether the value is a number of this kind; bools and tensors are not."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+# --- pydantic's errors, in our words ----------------------------------------------------------------------------------
+
+_WANTED = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "dataclass_type": "must be an object",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "string_pattern_mismatch": "does not have the form {pattern}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be greater than {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt:g}",
+    "literal_error": "must be one of {expected}",
+    "too_short": "must hold at least {min_length}",
+    "extra_forbidden": "is not known here",
+}
+
+
+def problem_words(problem: Mapping[str, Any]) -> str:
+    """One entry of a ValidationError's `errors()` as a plain sentence: which key, what it must be, what it is."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    key = _key_words(problem["loc"])
+    if kind == "missing":
+        return f"{key} is missing"
+    if kind == "value_error":  # a check of our own, which has its own words
+        return f"{key}: {context['error']}" if problem["loc"] else str(context["error"])
+    wanted = _WANTED[kind].format(**context) if kind in _WANTED else problem["msg"]
+    value = problem["input"]
+    return f"{key} {wanted}" + ("" if isinstance(value, dict) else f", found {value!r:.60}")
+
+
+def first_problem(error: Any) -> str:
+    """The first problem of a ValidationError, as a plain sentence."""
+    return problem_words(dict(error.errors(include_url=False)[0]))
+
+
+def _key_words(path: tuple[int | str, ...]) -> str:
+    """'kept' in layers.0, for the path ("layers", 0, "kept"); places in a list go with their list."""
+    n_last = next((n for n, part in enumerate(reversed(path), start=1) if isinstance(part, str)), len(path))
+    outer, last = (".".join(map(str, part)) for part in (path[: len(path) - n_last], path[len(path) - n_last :]))
+    return f"{last!r} in {outer}" if outer else f"{last!r}" if last else "the whole"
+
+
+# --- Options and methods by the names that other libraries have for them ----------------------------------------------
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
+KEPT = ("density", "keep_ratio")
+SHARES = (*REMOVED, *KEPT)
+RECORDS = {
+    **dict.fromkeys(("loss", "n_points", "norm_stats", "kernel", "chunk_bytes"), ("scoring", "Scoring")),
+    **dict.fromkeys(("c_constant", "k_constant"), ("constants", "Constants")),
+}
+TOLERANCES = ("epsilon", "max_accuracy_drop")
+METHODS = {
+    **dict.fromkeys(("magnitude", "l1", "global_magnitude", "threshold"), "wt"),
+    **dict.fromkeys(("sipp", "default", "auto"), "sipp-blend"),
+    "uniform": "random",
+    "sensitivity": "sipp-det",
+}
+
+OF_ONE_LAYER = {"l1_unstructured": "wt", "random_unstructured": "random"}  # of torch.nn.utils.prune
+
+
+def explain_unknown_options(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorates a function: an unknown option raises an error that says what to write instead.
+
+    Example:
+        >>> from sipp.results.checking import explain_unknown_options
+        >>> @explain_unknown_options
+        ... def prune(*, keep): ...
+        >>> prune(sparsity=0.9)
+        Traceback (most recent call last):
+        sipp.errors.UnknownOption: prune has no option sparsity; sparsity=0.9 is keep=0.1
+    """
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        for name, value in options.items():
+            if name not in known and (fix := _how_to_write(name, value, known)):
+                raise UnknownOption(f"{function.__name__} has no option {name}", fix=fix, option=name)
+        return function(*args, **options)
+
+    return checked
+
+
+def method_here(name: str) -> tuple[str, str] | None:
+    """Our name for a method of another library, and what to write; None if it is unknown."""
+    plain = name.lower().replace("-", "_")
+    if (here := OF_ONE_LAYER.get(plain)) is not None:
+        what = f"{here!r} of one layer here; {here!r} alone compares the weights of all layers"
+        return what, f"give method={here!r}, include='LAYER.weight'; without include= for all layers together"
+    here = METHODS.get(plain)
+    return None if here is None else (f"called {here!r} here", f"give method={here!r}")
+
+
+def _how_to_write(name: str, value: Any, known: Any) -> str:
+    """What to write instead of an unknown option; empty if there is no suggestion."""
+    keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
+    if keep and name in SHARES:
+        what = "the share of weights to keep" + ("" if name in KEPT else ", not the share to remove")
+        is_share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < float(value) < 1
+        if not is_share:
+            return f"give {keep}=, {what}"
+        share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
+        return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
+    record, kind = RECORDS.get(name, ("", ""))
+    if record in known:
+        return f"write {record}=sipp.{kind}({name}=...)"
+    if name in TOLERANCES and "method" in known:
+        return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
+    return ""

@@ -1,0 +1,172 @@
+"""The result of `compare`: one row per method and keep, a table, and which method to use."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from sipp.results.display import LARGE_ERROR, WIDTH, percent_up, plain_table, text_of
+from sipp.results.html import table_html, text_html, view
+from sipp.results.plots import curves
+
+STANDARD_ERRORS = 2.0  # a mean difference below this many standard errors counts as chance
+BEST = "*"
+KEEPS_A_TABLE = 3  # as many as fit the width
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One method at one keep, measured on points that did not choose its weights."""
+
+    method: str
+    keep: float  # as asked
+    is_repaired: bool
+    kept: int
+    dead_rows: int
+    error: float  # ||f^ - f|| / ||f|| over all points together; infinite if an output is not finite
+    same: float | None  # share of points with the same predicted class; None if outputs are not n x classes
+    accuracy: float | None  # None without labels
+    moved: tuple[float, ...] = field(repr=False)  # ||f^ - f||^2 of every point, over the mean ||f||^2
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} + repair" if self.is_repaired else self.method
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods at all values of keep, on the same points. `print` it."""
+
+    rows: tuple[Compared, ...]
+    n_weights: int
+    n_calibration: int  # points that chose weights, and repaired them
+    n_test: int  # distinct test points, which chose nothing
+    is_held_back: bool  # they were held back from the data; False: a holdout was given
+    dense_accuracy: float | None
+
+    @property
+    def keeps(self) -> tuple[float, ...]:
+        """The values of keep, from dense to sparse."""
+        return tuple(sorted({row.keep for row in self.rows}, reverse=True))
+
+    def best(self, keep: float) -> Compared:
+        """The row with the smallest error at this keep; the first of equal ones."""
+        return min((row for row in self.rows if row.keep == keep), key=lambda row: row.error)
+
+    def level_with(self, best: Compared) -> tuple[Compared, ...]:
+        """The other rows at this keep whose difference from `best` may be chance."""
+        others = (row for row in self.rows if row.keep == best.keep and row is not best)
+        return tuple(row for row in others if is_level(best.moved, row.moved, self.n_test))
+
+    @property
+    def sentence(self) -> str:
+        """Which method to use, at the smallest keep that leaves most of the output."""
+        usable = [row for row in map(self.best, self.keeps) if row.error <= LARGE_ERROR]
+        inputs = f"{self.n_test:,} {'held-back inputs' if self.is_held_back else 'holdout inputs'}"
+        if not usable:
+            best = self.best(self.keeps[0])
+            return (
+                f"None of these is usable as it is: at keep {best.keep:g} even the best, {best.name}, moves the output "
+                f"by {percent_up(best.error)} of its norm on {inputs}. Try a larger keep"
+                f"{'' if any(row.is_repaired for row in self.rows) else ', repair'} or training."
+            )
+        chosen = usable[-1]
+        text = f"Use {chosen.name} at keep {chosen.keep:g}: on {inputs} {self._found(chosen)}."
+        if level := self.level_with(chosen):
+            text += f" On these inputs, {', '.join(row.name for row in level)} cannot be told apart from it."
+        if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
+            text += f" At keep {smaller[0]:g} even the best moved it by {percent_up(self.best(smaller[0]).error)}."
+        return text + " It was chosen on these inputs, so certify it on other inputs."
+
+    def _found(self, row: Compared) -> str:
+        """What was measured of a row, in words."""
+        measured = [f"the output moved by {percent_up(row.error)} of its norm"]
+        if row.same is not None:
+            measured.append(f"the largest output stayed the same for {_down(row.same)}")
+        if row.accuracy is not None and self.dense_accuracy is not None:
+            measured.append(f"the accuracy is {_down(row.accuracy)} (dense: {percent_up(self.dense_accuracy)})")
+        return ", ".join(measured)
+
+    @property
+    def _head(self) -> str:
+        """How many inputs were used for pruning and for testing, in one line."""
+        inputs = "held-back inputs" if self.is_held_back else "holdout inputs"
+        head = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} inputs, "
+        head += f"tested on {self.n_test:,} {inputs}"
+        if self.dense_accuracy is not None:
+            head += f"; the dense network is right on {self.dense_accuracy:.1%}"
+        return head
+
+    @property
+    def _words(self) -> str:
+        """What the columns mean."""
+        words = "error: how far the output moved, relative to its norm; same: inputs with the same largest output"
+        words += "; right: inputs classified correctly" if self.dense_accuracy is not None else ""
+        return f"{words}; {BEST}: best"
+
+    def __str__(self) -> str:
+        parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
+        texts = (textwrap.fill(text, WIDTH) for text in (self._words, self.sentence))
+        return "\n".join([self._head, *(text_of(self._table(keeps)) for keeps in parts), *texts])
+
+    def __repr__(self) -> str:
+        names = dict.fromkeys(row.name for row in self.rows)
+        return f"<Comparison of {len(names)} methods at {len(self.keeps)} levels; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        table, errors = self._table(self.keeps), [f"{keep:g}: error" for keep in self.keeps]
+        return view(self.sentence, text_html(self._head), table_html(table, bars=errors), text_html(self._words))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws each method's error over keep, on `ax` or on new axes, and gives them."""
+        lines = {}
+        for name in dict.fromkeys(row.name for row in self.rows):
+            rows = sorted((row for row in self.rows if row.name == name), key=lambda row: row.keep)
+            lines[name] = ([100 * row.keep for row in rows], [row.error for row in rows])
+        like = {row.name: row.method for row in self.rows if row.is_repaired}
+        ax = curves(ax, lines, "weights kept (%)", "error of the output, relative to its length", like=like)
+        ax.invert_xaxis()
+        return ax
+
+    def _table(self, keeps: tuple[float, ...]) -> Table:
+        """Methods x keeps."""
+        columns = (("error", "error"), ("same", "same"), ("accuracy", "right"))
+        shown = [(name, word) for name, word in columns if any(getattr(row, name) is not None for row in self.rows)]
+        heads = (f"{keep:g}: {word}" if name == "error" else word for keep in keeps for name, word in shown)
+        table = plain_table("keep", *heads, tight=True)
+        for label in dict.fromkeys(row.name for row in self.rows):
+            by_keep = {row.keep: row for row in self.rows if row.name == label}
+            table.add_row(label, *(self._cell(by_keep[keep], name) for keep in keeps for name, _ in shown))
+        return table
+
+    def _cell(self, row: Compared, field: str) -> str:
+        value: float | None = getattr(row, field)
+        if value is None:
+            return ""
+        column = [getattr(other, field) for other in self.rows if other.keep == row.keep]
+        is_best = value == (min if field == "error" else max)(other for other in column if other is not None)
+        return (f"{value:.3g}" if field == "error" else f"{value:.1%}") + (BEST if is_best else " ")
+
+
+def is_level(best: tuple[float, ...], other: tuple[float, ...], n_points: int | None = None) -> bool:
+    """Whether the mean difference of two networks' errors on the same points may be chance; a heuristic.
+
+    One point, or non-finite errors on both sides, decide nothing. `n_points` is the number of distinct points.
+    """
+    gaps = [other_error - best_error for best_error, other_error in zip(best, other)]
+    n_points = len(gaps) if n_points is None else n_points
+    if n_points < 2:
+        return True
+    if not all(map(math.isfinite, gaps)):
+        return not all(map(math.isfinite, best))
+    return statistics.fmean(gaps) <= STANDARD_ERRORS * statistics.stdev(gaps) / math.sqrt(n_points)
+
+
+def _down(share: float) -> str:
+    """A measured share as a percentage, rounded down: the words never claim more than the record."""
+    return f"{math.floor(share * 1000) / 10:g} %"

@@ -1,0 +1,145 @@
+"""Shared numerical conventions: dtypes, rounding limits, zero denominators, and small tensor helpers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sipp.errors import ModelError, OptionError
+from sipp.results.checking import check_keep
+
+SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
+BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
+
+# A product of a weight and an activation (both scaled to a maximum near 1) below this could underflow in float32 and
+# turn a ratio of 1 into 0/0. Where that is possible, float64 is used.
+UNDERFLOW_GUARD = 2.0**-100
+
+# A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
+# activation, their product, the reciprocal and the product with it, each by at most a unit. Two such ratios are
+# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units. Tensor cores cut sums off
+# instead of rounding them, so a unit is that of cutting off.
+FLOAT32_UNIT = 2.0**-23
+FEW_ROUNDINGS = 8
+
+
+def integers(first: int, last: int, step: int = 1) -> Tensor:
+    """torch.arange as int64 on the CPU, whatever torch's default dtype and device are."""
+    return torch.arange(first, last, step, dtype=torch.int64, device="cpu")
+
+
+def same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same dtype, device, shape and values."""
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+def for_device(table: Mapping[str, int], device: torch.device) -> int:
+    """The entry of a table by type of device; that of "cpu" for types that have none."""
+    return table.get(device.type, table["cpu"])
+
+
+def ratio_rounding(fan_in: int) -> float:
+    """The largest relative difference that float32 rounding can make between two equal ratios of this fan-in."""
+    return 2 * (fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT
+
+
+def inverse_or_zero(denominator: Tensor) -> Tensor:
+    """1 / denominator, and 0 where the denominator is 0: the convention 0/0 := 0 of T2 (numerators are 0 there)."""
+    return torch.where(denominator > 0, denominator.reciprocal(), 0.0)
+
+
+def budget_of(keep: float, n_weights: int) -> int:
+    """The number of weights that the share `keep` means, rounded; raises if it is 0."""
+    check_keep(keep)
+    budget = math.floor(keep * n_weights + 0.5)
+    if budget == 0:
+        raise OptionError(
+            f"keep={keep!r} of {n_weights} prunable weights keeps none",
+            fix=f"ask for at least {1 / n_weights:.2g}",
+            option="keep",
+        )
+    return budget
+
+
+def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The index along each dimension of flat indices, as torch.unravel_index.
+
+    That function spends half a second on imports at its first call.
+    """
+    places: list[Tensor] = []
+    for size in reversed(sizes):
+        places.insert(0, flat % size)
+        flat = flat // size
+    return places
+
+
+@contextmanager
+def exact_matmul(*operands: Tensor, allow_tf32: bool = False) -> Iterator[None]:
+    """A context for our own products: float32 is float32, not TF32 or bfloat16, whatever the caller's settings.
+
+    If all `operands` are in half precision on a GPU, TF32 is exact for them and is used. With `allow_tf32` a GPU may
+    always use it. Autocast is off, also inside of a model that switches it on.
+    """
+    halves = (torch.float16, torch.bfloat16)
+    allow_tf32 |= bool(operands) and all(operand.is_cuda and operand.dtype in halves for operand in operands)
+    is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if not is_cast and _float32_settings() == ("high" if allow_tf32 else "highest", []):
+        yield  # the settings are these already, and to set them takes longer than a small product
+        return
+    with (
+        float32_products(allow_tf32=allow_tf32),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        yield
+
+
+@contextmanager
+def float32_products(*, allow_tf32: bool) -> Iterator[None]:
+    """A context for passes of a model: its float32 products use TF32 or full float32, whatever the caller's setting."""
+    before, by_backend = _float32_settings()
+    torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        for backend, precision in by_backend:
+            backend.fp32_precision = precision
+
+
+def current_device(model: nn.Module) -> AbstractContextManager[Any]:
+    """A context in which the model's GPU is the current one: Triton launches kernels there, and events are its own."""
+    device = device_of(model)
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _float32_settings() -> tuple[str, list[tuple[Any, str]]]:
+    """The caller's precision of float32 products: for all backends, and for those that were set one by one.
+
+    Torch 2.9 and later refuse to name a common one then.
+    """
+    try:
+        return torch.get_float32_matmul_precision(), []
+    except RuntimeError:
+        matmuls: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+        return "highest", [(backend, backend.fp32_precision) for backend in matmuls]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: torch raises a plain RuntimeError on the CPU, and its own error on a GPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's parameters; raises if they are on several."""
+    devices = sorted(map(str, {parameter.device for parameter in model.parameters()}))
+    if len(devices) != 1:
+        raise ModelError(
+            f"the model's parameters are on {', '.join(devices) or 'no device'}", fix="move the model to one device"
+        )
+    return torch.device(devices[0])

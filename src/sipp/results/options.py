@@ -1,0 +1,315 @@
+"""Options as frozen records, with their defaults and checks.
+
+Importing this file does not import torch, so that the command line can show help quickly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from sipp.errors import OptionError
+from sipp.results.checking import (
+    MOST_SEED,
+    check_choice,
+    check_flag,
+    check_keep,
+    check_number,
+    check_record,
+    check_seed,
+    check_share,
+    check_whole,
+)
+
+Reduce = Literal["max", "mean"]  # of a point's patches (T3)
+NormStats = Literal["running", "batch"]
+PeerMethod = Literal["alps", "sparsegpt"]  # methods of others that find values with the mask
+RepairMethod = Literal["joint", "refit"] | PeerMethod  # "joint": masks may move (T21); "refit": they stay
+RepairChoice = bool | Literal["joint", "refit"]  # the option of the verbs; True is "joint"
+Score = Callable[[Any], Any]  # of a ScoringTask, {parameter name: tensor of its shape}
+Method = str | Score  # its name in `scoring/methods.py`, or a score of the caller's own
+Kernel = Literal["auto", "reference", "cpu", "gpu"]
+Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in a file of `save`
+Draws = Literal["until", "fixed"]  # of a sampled row (T8)
+Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
+Floor = float | Literal["method", "off"]  # under rows and layers: a share of an even cut
+ChunkBytes = int | Literal["auto"]
+NPoints = int | Literal["theory"] | None
+Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
+Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
+
+DEFAULT_METHOD = "sipp-blend"
+DELTA = 1e-16  # failure probability of T4
+CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
+HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
+
+
+def method_name(method: Method) -> str:
+    """The name of a method in records and tables; for a function, its own name."""
+    if isinstance(method, str):
+        return method
+    name = getattr(method, "__name__", type(method).__name__)
+    return name if name.isidentifier() else "own score"  # a lambda has none
+
+
+def check_repair(repair: Any) -> RepairChoice:
+    """The repair option, if it is True, False, "joint" or "refit"."""
+    if isinstance(repair, str):
+        check_choice("repair", repair, ("joint", "refit"))
+    else:
+        check_flag("repair", repair)
+    checked: RepairChoice = repair
+    return checked
+
+
+def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
+    """The repair that the option asks for, if any; True is "joint"."""
+    if not repair:
+        return []
+    return ["joint" if isinstance(repair, bool) else repair]
+
+
+def check_floor(floor: Any) -> Floor:
+    """The floor, if it is "method", "off" or a share from 0 to below 1."""
+    if isinstance(floor, str):
+        check_choice("floor", floor, ("method", "off"))
+    elif check_number("floor", floor, least=0) >= 1:
+        raise OptionError(
+            f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer",
+            option="floor",
+        )
+    checked: Floor = floor
+    return checked
+
+
+def parse_floor(text: str) -> Floor:
+    """The floor from its text on the command line: a share, or a word."""
+    try:
+        share = float(text)
+    except ValueError:
+        return check_floor(text)
+    return check_floor(share)
+
+
+def _is_word(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Rarely used options for scoring: how calibration inputs are run, and how scores are computed.
+
+    Example:
+        >>> import sipp
+        >>> sipp.Scoring(n_points="theory").norm_stats
+        'running'
+    """
+
+    norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
+    n_points: NPoints = None  # None: all there are; "theory": as many as T4 asks for
+    loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
+    kernel: Kernel = "auto"
+    chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
+
+    def __post_init__(self) -> None:
+        check_choice("norm_stats", self.norm_stats, get_args(NormStats))
+        check_choice("kernel", self.kernel, get_args(Kernel))
+        if self.loss is not None and not callable(self.loss):
+            raise OptionError(
+                f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
+            )
+        if self.n_points is not None and not _is_word(self.n_points, "theory"):
+            check_whole("n_points (or 'theory')", self.n_points, least=1)
+        if not _is_word(self.chunk_bytes, "auto"):
+            check_whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Constants C and K of the theory's assumption (T4): each weight often gives more than 1/C of its row's sum.
+
+    Example:
+        >>> import sipp
+        >>> sipp.Constants(c_constant=2.0).k_constant
+        3.0
+    """
+
+    c_constant: float = 3.0  # C
+    k_constant: float = 3.0  # K_s: how often
+
+    def __post_init__(self) -> None:
+        check_number("c_constant", self.c_constant, above=0)
+        check_number("k_constant", self.k_constant, above=0)
+
+
+Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
+
+
+@dataclass(frozen=True)
+class CliOption:
+    """Annotates what is an option on the command line; fields of a record without it are not."""
+
+    words: str  # its line in --help; {methods} is replaced by their names
+    group: Group  # its group in --help
+    prune_to: bool = False  # whether `prune_to` takes it too
+    repeated: bool = False  # may be given several times
+    parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
+    least: int | None = None
+    most: int | None = None
+
+
+_goal = partial(CliOption, group="What to prune")
+_guarantee = partial(CliOption, group="Guarantee")
+_repair = partial(CliOption, group="Repair")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
+
+    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). Each `CliOption`
+    holds the help text of the field on the command line.
+
+    Example:
+        >>> from sipp.results.options import PruneOptions
+        >>> PruneOptions(keep=0.15).floor
+        'method'
+    """
+
+    keep: Annotated[float | None, _goal("Share of the prunable weights to keep, in (0, 1].")] = None
+    budget: Annotated[int | None, _goal("Instead of --keep: the number of weights to keep.")] = None
+    pattern: Annotated[str | None, _goal("Instead of --keep: n of every m weights of a row, such as 2:4.")] = None
+    method: Annotated[
+        Method, _goal("How weights are chosen: {methods}, or one that --code registers.", prune_to=True, parse=str)
+    ] = DEFAULT_METHOD
+    include: Annotated[
+        Selector | None,
+        _goal("Only layers with this name or glob; may be repeated.", prune_to=True, repeated=True),
+    ] = None
+    exclude: Annotated[
+        Selector | None,
+        _goal("All layers except this name or glob; may be repeated.", prune_to=True, repeated=True),
+    ] = None
+    floor: Annotated[
+        Floor,
+        _goal(
+            "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
+            prune_to=True,
+            parse=parse_floor,
+        ),
+    ] = "method"
+    reduce: Annotated[
+        Reduce | None,
+        _goal(
+            "How to combine scores over positions: max, or mean (without bounds). Default: depends on the method.",
+            prune_to=True,
+        ),
+    ] = None
+    draws: Annotated[
+        Draws, _goal("For methods that sample: until the budget is reached, or a fixed number of draws.")
+    ] = "until"
+    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.", prune_to=True)] = (
+        CONFIDENCE
+    )
+    delta: Annotated[float, _guarantee("Theory: the allowed failure probability.")] = DELTA
+    bound: Annotated[Mode, _guarantee("Theory: the paper's bound, or a sound bound from operator norms.")] = "paper"
+    statements: Annotated[
+        bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).")
+    ] = True
+    repair: Annotated[
+        RepairChoice, _repair("Find the mask and the weights together, without labels or training.", prune_to=True)
+    ] = False
+    blocks: Annotated[
+        str | None,
+        _repair("The list of modules to prune one by one, such as model.layers; default: found automatically."),
+    ] = None
+    seed: Annotated[
+        int, CliOption("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)
+    ] = 0
+    scoring: Scoring = Scoring()
+    constants: Constants = Constants()
+
+    def __post_init__(self) -> None:
+        if self.keep is not None:
+            check_keep(self.keep)
+        check_share("delta", self.delta)
+        check_share("confidence", self.confidence)
+        check_seed(self.seed)
+        check_choice("draws", self.draws, get_args(Draws))
+        check_choice("bound", self.bound, get_args(Mode))
+        check_floor(self.floor)
+        check_record("scoring", self.scoring, Scoring)
+        check_record("constants", self.constants, Constants)
+        if self.reduce is not None:
+            check_choice("reduce", self.reduce, get_args(Reduce))
+        if self.pattern is not None:
+            pattern_of(self.pattern)
+        check_flag("statements", self.statements)
+        check_repair(self.repair)
+        if self.blocks is not None and (not isinstance(self.blocks, str) or not self.blocks):
+            raise OptionError(
+                f"blocks={self.blocks!r:.60} is not a name of a list of modules",
+                fix="give one such as 'model.layers'",
+                option="blocks",
+            )
+        if not self.statements and self.bound != "paper":
+            raise OptionError(
+                "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"
+            )
+
+
+def unused_in_prune_to(options: PruneOptions) -> list[str]:
+    """The fields that differ from their defaults and that `prune_to` does not take."""
+    taken = {"scoring", *(name for name, option in _cli_options().items() if option.prune_to)}
+    return [
+        field.name
+        for field in fields(PruneOptions)
+        if field.name not in taken and getattr(options, field.name) != field.default
+    ]
+
+
+def asked_values(options: PruneOptions) -> dict[str, Any]:
+    """The value of every option that the command line has."""
+    return {name: getattr(options, name) for name in _cli_options()}
+
+
+@cache  # reading annotations is slow
+def _cli_options() -> dict[str, CliOption]:
+    """The options of the command line by field, in order."""
+    notes = {name: get_args(hint) for name, hint in get_type_hints(PruneOptions, include_extras=True).items()}
+    return {name: note for name, found in notes.items() for note in found if isinstance(note, CliOption)}
+
+
+MOST_GROUP = 2**20
+_FORM = re.compile(r"([0-9]{1,7}):([0-9]{1,7})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """n of every m consecutive weights."""
+
+    n: int
+    m: int
+
+    def kept(self, fan_in: int) -> int:
+        """How many weights a row of this fan-in keeps."""
+        return fan_in // self.m * self.n + min(self.n, fan_in % self.m)
+
+    def __str__(self) -> str:
+        return f"{self.n}:{self.m}"
+
+
+def pattern_of(text: Any) -> Pattern:
+    """Parses a pattern such as "2:4"; OptionError if it is none."""
+    match = _FORM.fullmatch(text) if isinstance(text, str) else None
+    n, m = (int(match.group(1)), int(match.group(2))) if match is not None else (0, 0)
+    if not 1 <= n <= m <= MOST_GROUP:
+        raise OptionError(
+            f"pattern={text!r:.60} is not a pattern n:m with 1 <= n <= m",
+            fix="give for example pattern='2:4': two of every four weights are kept",
+            option="pattern",
+        )
+    return Pattern(n, m)

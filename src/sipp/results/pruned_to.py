@@ -1,0 +1,144 @@
+"""The result of `prune_to`, and access to the network in any result that holds one."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from torch import nn
+
+from sipp.errors import ModelError, OptionError
+from sipp.results.certificate import AnyCertificate
+from sipp.results.display import WIDTH, percent_up, plain_table, text_of
+from sipp.results.html import folded, table_html, text_html, view
+from sipp.results.network_hash import model_hash, tensors_hash
+from sipp.results.plots import curves
+from sipp.results.pruned import Pruned
+from sipp.results.shrunk import Shrunk
+
+PATH_WORDS = (
+    "  bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
+)
+CHANGED_SINCE = (
+    "its weights or buffers changed after it was certified, by training or by hand, so nothing is certified of them; "
+    "sipp.certify with new inputs says what holds"
+)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One tested level: how many points were bad, and whether the claim is proved."""
+
+    keep: float
+    budget: int
+    count: int  # violations, or points whose class got wrong (without labels: changed)
+    limit: float  # the proved limit of their share, or of the accuracy drop
+    passed: bool
+
+
+@dataclass(frozen=True)
+class PrunedTo:
+    """The sparsest certified network, its certificate, and all tested levels. `print` it."""
+
+    model: nn.Module  # the sparsest network that passed, or the dense one
+    pruned: Pruned | None  # None: no level passed
+    certificate: AnyCertificate | None
+    path: tuple[Level, ...]
+    levels: tuple[float, ...]  # the whole grid, fixed in advance
+    start: int  # index of the first tested level, chosen on the calibration data
+    verdict: str
+
+    @property
+    def keep(self) -> float:
+        return self.pruned.keep if self.pruned is not None else 1.0
+
+    def _table(self) -> Table:
+        """One line per tested level."""
+        table = plain_table("keep", "weights", "bad inputs", "proved limit", "test")
+        for level in self.path:
+            limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
+            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
+        return table
+
+    @property
+    def _words_now(self) -> tuple[str, str]:
+        """The verdict and the certificate's sentence, or a notice if the network has changed since."""
+        if self.certificate is None:
+            return self.verdict, ""
+        if certificate_of(self, None) is None:
+            return CHANGED_SINCE, ""
+        return self.verdict, self.certificate.sentence
+
+    def __str__(self) -> str:
+        verdict, sentence = self._words_now
+        lines = [textwrap.fill(sentence, WIDTH)] if sentence else []
+        return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *lines])
+
+    def __repr__(self) -> str:
+        return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
+
+    def _repr_html_(self) -> str:
+        verdict, sentence = self._words_now
+        path = [table_html(self._table(), bars=("keep", "proved limit")), text_html(PATH_WORDS)] if self.path else []
+        network = [] if self.pruned is None else [folded("The network", str(self.pruned))]
+        return view(verdict, text_html(sentence), *path, *network)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the proved limit at each tested level, on `ax` or on new axes; returns the axes."""
+        lines = {
+            word: (
+                [100 * level.keep for level in self.path if level.passed == passed],
+                [100 * level.limit for level in self.path if level.passed == passed],
+            )
+            for word, passed in (("passed", True), ("failed", False))
+        }
+        return curves(ax, lines, "weights kept (%)", "proved limit (%)")
+
+
+NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # a network, or a result that holds one
+
+
+def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
+    """The record `Pruned` if there is one, else the network itself."""
+    if isinstance(given, Shrunk):
+        return given.model
+    return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
+
+
+def points_seen(given: NetworkLike) -> tuple[frozenset[bytes], bool]:
+    """Keys of the points that are known to have chosen the network, and whether these are all.
+
+    They are not if the weights have changed since, because the points of that change are unknown.
+    """
+    record = given if isinstance(given, Shrunk) else pruned_or_module(given)
+    if not isinstance(record, Pruned | Shrunk):
+        return frozenset(), False
+    return record.seen, record.seen_all and tensors_hash(network_of(given)) == record.described_hash
+
+
+def record_of(given: Pruned | PrunedTo) -> Pruned:
+    """The record of the pruned network; OptionError if `prune_to` found none. Anything else is returned as it is."""
+    if not isinstance(given, PrunedTo):
+        return given
+    if given.pruned is None:
+        raise OptionError("prune_to pruned nothing: no level passed", fix="ask for less, or give a larger holdout")
+    return given.pruned
+
+
+def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> AnyCertificate | None:
+    """The given certificate, or that of `prune_to` if its network is unchanged."""
+    held = given.certificate if isinstance(given, PrunedTo) else None
+    if certificate is not None or held is None:
+        return certificate
+    return held if held.pruned_hash == model_hash(network_of(given)) else None
+
+
+def network_of(given: NetworkLike) -> nn.Module:
+    """The network in any result; ModelError if there is none."""
+    if isinstance(given, Pruned | PrunedTo | Shrunk):
+        return given.model
+    if not isinstance(given, nn.Module):
+        raise ModelError(f"the network is a {type(given).__name__}, not an nn.Module", fix="give an instance")
+    return given

@@ -1,0 +1,263 @@
+"""The text of a `Pruned` record: its tables, what it costs, what is guaranteed, and what to do next."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from rich.table import Table
+
+from sipp.results.display import (
+    LARGE_ERROR,
+    WIDTH,
+    how_sure,
+    labelled,
+    listed,
+    number,
+    number_up,
+    percent_up,
+    plain_table,
+    short_names,
+    text_of,
+)
+from sipp.results.html import folded, labels_html, table_html, view
+from sipp.results.pruned import OutputChange, Pruned, PrunedLayer
+
+BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
+END_LAYERS = 4  # of the first and of the last in a table of many
+_ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
+_STRATEGY_WORDS = "det, rand, whole: rows that keep their most sensitive weights, a sample, all that mattered"
+_BOUND_WORDS = (
+    "eps: largest relative error of a row, with the assumed and the measured constant",
+    "Delta: how much positive and negative terms cancel",
+    "layer bound: eps measured x Delta",
+)
+
+
+def pruned_text(pruned: Pruned, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> str:
+    """The text of `print(pruned)`: weights kept, what that costs (or what is `certified`), next step, and the layers.
+
+    Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune` shows all layers.
+    """
+    bounds = in_full or has_useful_layer_bounds(pruned)
+    is_short = not (in_full or in_shell) and len(pruned.layers) > 2 * END_LAYERS
+    hidden = f" and the {len(pruned.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
+    rest = f"print(pruned.details) shows every statement in full{hidden}"
+    if in_shell:
+        rest = "--json prints every bound and statement"
+    return "\n".join(
+        [
+            headline(pruned),
+            *(labelled(label, text) for label, text in _summary(pruned, certified, in_full=in_full)),
+            labelled("next", next_step(pruned, in_shell=in_shell, is_certified=bool(certified))),
+            text_of(layers_table(pruned, bounds=bounds, ends=END_LAYERS if is_short else None, strategies=in_full)),
+            column_words(pruned, bounds, strategies=in_full),
+            *([] if in_full else [rest]),
+        ]
+    )
+
+
+def headline(pruned: Pruned) -> str:
+    """One line: the method, and how many weights are kept."""
+    pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
+    pattern += " that was pruned" if pattern and pruned.kept > pruned.budget else ""
+    return (
+        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%}){pattern}"
+    )
+
+
+def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None, strategies: bool = False) -> Table:
+    """One line per layer, without empty columns; with `ends`, only that many first and last layers."""
+    ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if strategies else []
+    columns = ["weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if bounds else ())]
+    labels = short_names([layer.name for layer in pruned.layers])
+    rows = [
+        (
+            label,
+            f"{layer.n_rows:,}",
+            f"{layer.fan_in:,}",
+            f"{layer.kept:,}",
+            f"{layer.keep:.2%}",
+            *(str(layer.strategies.get(way, 0)) for way in ways),
+            str(len(layer.dead_rows) or ""),
+            *(number_up(value) for value in (bounds_of(layer) if bounds else ())),
+        )
+        for label, layer in zip(labels, pruned.layers)
+    ]
+    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]  # not what is empty
+    table = plain_table(*(columns[i].replace(" ", "\n") for i in shown), folds=False, tight=True)
+    for at, row in enumerate(rows):
+        if ends is None or at < ends or at >= len(rows) - ends:
+            table.add_row(*(row[i] for i in shown))
+        elif at == ends:
+            table.add_row(f"... {len(rows) - 2 * ends} more")
+    return table
+
+
+def column_words(pruned: Pruned, has_bounds: bool, *, strategies: bool = False) -> str:
+    """What the columns of a table of layers mean."""
+    known = has_bounds and any(value is not None for layer in pruned.layers for value in bounds_of(layer))
+    words = [_ROW_WORDS, *([_STRATEGY_WORDS] if strategies else ()), *(_BOUND_WORDS if known else ())]
+    return textwrap.fill("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def pruned_html(pruned: Pruned) -> str:
+    """The HTML for a notebook: the printed text, with all layers and statements folded away."""
+    ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
+    table = layers_table(pruned, bounds=has_useful_layer_bounds(pruned), ends=ends)
+    return view(
+        headline(pruned),
+        labels_html([*_summary(pruned), ("next", next_step(pruned))]),
+        table_html(table, bars=("keep",)),
+        folded("All layers and statements", pruned_text(pruned, in_full=True)),
+    )
+
+
+def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
+    """The values of `BOUND_COLUMNS`: eps with the assumed and the measured C, Delta, and the layer bound (T11, T19)."""
+    return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
+
+
+def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[tuple[str, str]]:
+    """The cost (or what was `certified`), warnings, the choice, the repair, the statements: labels and texts."""
+    lines = [("what it costs", certified or cost_of(pruned))]
+    if warning := moved_warning(pruned):
+        lines.insert(0, ("warning", warning))
+    dead = [layer for layer in pruned.layers if layer.dead_rows]
+    if dead:
+        n_rows, names = sum(len(layer.dead_rows) for layer in dead), [layer.name for layer in dead]
+        lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
+    if pruned.kept != pruned.budget:
+        why = f"but only {pruned.kept:,} weights have a positive sensitivity"
+        if pruned.kept > pruned.budget:  # what is spared comes beside the budget
+            why = f"and {pruned.kept - pruned.budget:,} more stay: experts that saw too few tokens are left as they are"
+        if pruned.draws == "fixed":
+            why = "but with draws='fixed' the number kept is random, and at most that on average"
+        lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))
+    if pruned.choice is not None:
+        when = "before repair, " if pruned.repair is not None else ""
+        lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice}"))
+    if pruned.repair is not None:
+        lines.append(("repair", pruned.repair.sentence))
+    return lines + _statements(pruned, in_full=in_full)
+
+
+def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
+    """The measured bounds (T19) and those of the paper's theory.
+
+    Unless `in_full`, only those with a bound below 1 for the network or a layer, or one line if there is none.
+    """
+    if pruned.guarantee is None:
+        return [("statements", f"none: {pruned.bound.reason}")]
+    measured_layers, paper_layers = _useful_layer_bounds(pruned)
+    delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
+    statements = [
+        (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", str(pruned.bound)),
+        (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee}{delta}"),
+    ]
+    if pruned.measured is not None:
+        is_useful = _is_small(pruned.measured.epsilon) or measured_layers
+        statements.insert(0, (is_useful, "measured", str(pruned.measured)))
+    shown = [(label, text) for is_useful, label, text in statements if in_full or is_useful]
+    return shown or [
+        ("theory", f"no useful bound for this network: {_why_no_useful_bound(pruned)}; make a certificate instead")
+    ]
+
+
+def has_useful_layer_bounds(pruned: Pruned) -> bool:
+    """Whether a layer that lost weights has a bound below 1: only then are the columns of bounds shown."""
+    return pruned.guarantee is not None and any(_useful_layer_bounds(pruned))
+
+
+def _useful_layer_bounds(pruned: Pruned) -> tuple[bool, bool]:
+    """Whether a layer that lost weights has a bound below 1: a measured one, and one of the paper's theory."""
+    lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
+    is_met = pruned.guarantee is not None and pruned.guarantee.met
+    measured = any(_is_small(layer.bound_measured) for layer in lost)
+    return measured, is_met and any(_is_small(layer.bound) for layer in lost)
+
+
+def _is_small(bound: float | None) -> bool:
+    """Whether an error bound is below 1: an output of zeros is within any other. NaN is not."""
+    return bound is not None and bound < 1
+
+
+def _why_no_useful_bound(pruned: Pruned) -> str:
+    """Why there is no bound below 1 on the output, in a few words."""
+    candidates = [pruned.bound.epsilon] if pruned.bound.met else []
+    candidates += [] if pruned.measured is None else [pruned.measured.epsilon]
+    epsilons = [epsilon for epsilon in candidates if epsilon is not None]
+    if epsilons:
+        return f"it allows an error of {number(min(epsilons))} times the output"
+    if pruned.guarantee is not None and not pruned.guarantee.met:
+        if pruned.guarantee.contradicted:
+            return "the data contradicts the theory's assumption"
+        return pruned.guarantee.reason
+    measured = "" if pruned.measured is None else pruned.measured.reason or pruned.measured.network_reason
+    return measured or pruned.bound.reason
+
+
+def moved_warning(pruned: Pruned) -> str:
+    """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
+    moved = pruned.moved
+    if moved is None or moved.error <= LARGE_ERROR:  # NaN is warned of
+        return ""
+    inputs = _inputs_of(moved)
+    if not math.isfinite(moved.error):
+        return f"an output is not finite, or the dense output is 0, on {inputs}: check the outputs of the dense model"
+    return (
+        f"the output moved by {percent_up(moved.error)} of its norm on {inputs}: measure what that costs before you "
+        "use it"
+    )
+
+
+def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
+    """What to do next, depending on how far the output moved."""
+    if not pruned.described_hash:
+        return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
+    if not moved_warning(pruned):
+        if is_certified:
+            return "sipp eval measures accuracy, sipp report makes a page"
+        if in_shell:
+            return "sipp eval measures accuracy, --holdout bounds the error on new inputs, sipp report makes a page"
+        return (
+            "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
+            "sipp.save(pruned, file) stores it in a small file; sipp.sparse(pruned, example) runs it faster"
+        )
+    if pruned.repair is not None:
+        repair = "more data for the repair" if in_shell else "sipp.repair with steps= and more data"
+    else:
+        repair = "--repair" if in_shell else "repair=True"
+    compare, keep = ("sipp compare", "--keep") if in_shell else ("sipp.compare", "keep")
+    measure = "sipp.certify_accuracy(model, pruned, labelled_inputs)"
+    if in_shell:
+        measure = "sipp eval" if is_certified else "sipp eval and --holdout"
+    costly = f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
+    return f"{measure} on new inputs; if it costs too much, {costly}"
+
+
+def _inputs_of(moved: OutputChange) -> str:
+    held = "held-back " if moved.is_held_back else ""
+    return f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
+
+
+def cost_of(pruned: Pruned) -> str:
+    """The best bound on the output in plain words, or the change measured on calibration points."""
+    is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may have other values
+    if is_dense and pruned.described_hash and pruned.repair is None:
+        return "nothing was removed, so the output is the same."
+    bounds = []
+    if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:
+        bounds.append((pruned.bound.epsilon, pruned.bound.coverage.share, pruned.bound.coverage.confidence))
+    if pruned.measured is not None and pruned.measured.epsilon is not None:
+        bounds.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
+    if not bounds or not min(bounds)[0] < 1:
+        if pruned.moved is None or moved_warning(pruned):
+            return "not measured on new inputs yet."
+        moved = f"{percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved)}"
+        return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
+    epsilon, share, confidence = min(bounds)
+    return (
+        f"the output moves by at most {percent_up(epsilon)} of its norm for all but {percent_up(share)} of new "
+        f"inputs, {how_sure(confidence)}."
+    )

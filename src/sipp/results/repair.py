@@ -1,0 +1,144 @@
+"""The record of a repair: its effect on each layer and on the output. `print` it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, with_config
+from rich.table import Table
+
+from sipp.results.display import number, plain_table, text_of
+from sipp.results.html import table_html, view
+from sipp.results.options import RepairMethod
+from sipp.results.plots import layer_bars
+
+FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
+# Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
+Budgets = Literal["given", "magnitude", "even", "between"]
+Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
+MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
+
+
+@with_config(FROM_JSON)
+@dataclass(frozen=True)
+class FittedLayer:
+    """What the fit of one weight did.
+
+    Errors are distances to the layer's target (the dense layer's output, for an error feedback of 1), relative to the
+    norm of the dense output, on validation points. These chose the fit, so the errors are optimistic.
+    """
+
+    name: str
+    mask_origin: MaskOrigin
+    kept: int
+    n_moved: int = 0  # kept weights that were not in the first mask
+    ridge: float | None = None  # a share of the mean square of the inputs; None if nothing was refitted with one
+    error_before: float | None = None  # of the first mask, unfitted; None if it could not be compared
+    error_first_mask: float | None = None  # refitted; None also if a few rows showed that it is worse
+    error_searched_mask: float | None = None  # refitted
+    error_after: float | None = None  # of what was taken
+    rounds: int = 0  # of the search
+    corrects: bool = False  # the residual stream that its output is added to
+    intercept: Intercept = "none"
+    left_alone: str = ""  # why it is unfitted; empty if it was fitted
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate for the error feedback and the budgets, fitted to fewer points; no file stores it."""
+
+    error_feedback: float
+    budgets: Budgets
+    n_layers: int  # the first ones, which were fitted
+    error: float  # of the output on the validation points; infinite if the output has no real numbers
+
+
+@with_config(FROM_JSON)
+@dataclass(frozen=True)
+class Polish:
+    """The outcome of the polish by gradient descent."""
+
+    asked: int
+    taken: int  # steps until it stopped, over both rounds if there was a second
+    best: int  # the step (of its round) whose weights were kept; 0: the weights before the polish
+    rate: float  # the largest learning rate of a step of that round
+    mixes: bool = False  # the second round was kept, on mixtures of two inputs each
+
+
+@with_config(FROM_JSON)
+@dataclass(frozen=True)
+class Repair:
+    """The record of a repair, and the points it used: fit, validation and test.
+
+    Output errors are relative to the output's norm, on test points; None if there are too few of them.
+    """
+
+    layers: tuple[FittedLayer, ...]  # in the order of execution; `n_moved` counts from the masks that were given
+    n_fit: int  # points that the weights were fitted on
+    n_validation: int  # points that chose ridges, left layers alone and stopped the polish
+    n_test: int  # test points, which chose nothing; 0: there were too few
+    output_before: float | None  # None also if the output holds no real numbers
+    output_refit: float | None
+    output_after: float | None
+    output_validation: float | None  # at the end, on validation points: optimistic
+    polish: Polish | None
+    undone: str  # why the repair was undone; empty if it was not
+    way: RepairMethod = "refit"
+    error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
+    budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
+
+    def _table(self) -> Table:
+        """One line per layer."""
+        columns = ("weight", "error before", "after", "ridge", "moved", "intercept", "left alone")
+        table = plain_table(*columns, texts=("intercept", "left alone"), tight=True)
+        for layer in self.layers:
+            errors = number(layer.error_before), number(layer.error_after)
+            moved = f"{layer.n_moved:,}"
+            table.add_row(layer.name, *errors, number(layer.ridge), moved, layer.intercept, layer.left_alone)
+        return table
+
+    def __str__(self) -> str:
+        return "\n".join([self.sentence, text_of(self._table())])
+
+    def __repr__(self) -> str:
+        return f"<Repair: {self.sentence.split(';')[0]}; print() shows the layers>"
+
+    def _repr_html_(self) -> str:
+        return view(self.sentence, table_html(self._table(), bars=("error before", "after")))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the error of each layer before and after, on `ax` or on new axes; returns the axes."""
+        known = [layer for layer in self.layers if layer.error_before is not None and layer.error_after is not None]
+        errors = {
+            "after": [layer.error_after or 0.0 for layer in known],
+            "before": [layer.error_before or 0.0 for layer in known],
+        }
+        names = [layer.name for layer in known]
+        return layer_bars(ax, names, errors, "error of the layer's output, relative to its norm")
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence."""
+        n_refitted = sum(not layer.left_alone for layer in self.layers)
+        text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_fit:,} inputs"
+        if self.way != "refit":
+            by = "together" if self.way == "joint" else f"by {self.way}"
+            n_moved = sum(layer.n_moved for layer in self.layers)
+            text = (
+                f"mask and weights found {by} on {self.n_fit:,} inputs ({n_moved:,} weights differ from the "
+                "masks before)"
+            )
+        if self.polish is not None:
+            text += f", then polished for {self.polish.taken} steps"
+            if self.polish.mixes:
+                text += " (the second round, on mixtures of two inputs each, came closer)"
+        if self.output_before is not None:
+            before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
+            text += (
+                f"; output error on {self.n_test:,} test inputs: {number(self.output_before)} {before}, "
+                f"{number(self.output_after)} after"
+            )
+        elif self.n_test == 0:
+            text += "; too few distinct inputs to test it on, so the error on new inputs is unknown"
+        return f"{text}; undone: {self.undone}" if self.undone else text

@@ -1,0 +1,250 @@
+"""The binomial rules of T14 to T16 against their definitions, summed term by term."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import binomial as oracle
+from scipy import stats
+
+from sipp.errors import DataError, OptionError
+from sipp.report.numbers import rounded_up
+from sipp.results import binomial, display
+from sipp.results import certificate as records
+
+shares = st.floats(0.001, 0.999)
+HASH = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [(1000, {(0.01, 0.95): 4, (0.01, 0.99): 2, (0.05, 0.95): 38, (0.05, 0.99): 34}),
+     (10_000, {(0.01, 0.95): 83, (0.01, 0.99): 77, (0.05, 0.95): 463, (0.05, 0.99): 449})],
+)  # fmt: skip
+def test_k_allowed_check_values(n, expected):
+    for (delta, confidence), k in expected.items():
+        assert binomial.k_allowed(n, delta, 1 - confidence) == k
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(n=st.integers(1, 120), delta=shares, beta=shares)
+def test_k_allowed_equals_the_definition(n, delta, beta):
+    expected = oracle.k_star(n, delta, beta)
+    found = binomial.k_allowed(n, delta, beta)
+    # the two may disagree only where a CDF equals beta to rounding
+    if found != expected:
+        near = [oracle.cdf(k, n, delta) for k in range(n + 1)]
+        assert min(abs(value - beta) for value in near) < 1e-9
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(delta=shares, beta=shares)
+def test_holdout_needed_is_the_smallest_n_with_a_claim(delta, beta):
+    n = binomial.holdout_needed(delta, beta)
+    assert binomial.k_allowed(n, delta, beta) is not None
+    assert n == 1 or binomial.k_allowed(n - 1, delta, beta) is None
+    assert abs(n - math.log(beta) / math.log1p(-delta)) < 1 + 1e-9
+
+
+def test_holdout_needed_known_values_and_extremes():
+    assert [binomial.holdout_needed(d, 0.05) for d in (0.05, 0.01)] == [59, 299]
+    assert binomial.k_allowed(58, 0.05, 0.05) is None
+    assert binomial.k_allowed(59, 0.05, 0.05) == 0
+    assert binomial.holdout_needed(0.5, 0.5) == 1
+    assert binomial.holdout_needed(1e-16, 0.05) == pytest.approx(-math.log(0.05) * 1e16)
+    assert binomial.holdout_needed(1e-300, 0.05) > 1e300
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(n=st.integers(1, 80), share=st.floats(0, 1), beta=st.floats(0.001, 0.5))
+def test_clopper_pearson_equals_the_definition(n, share, beta):
+    k = round(share * n)
+    assert binomial.upper_limit(k, n, beta) == pytest.approx(oracle.upper(k, n, beta), abs=1e-9)
+    assert binomial.lower_limit(k, n, beta) == pytest.approx(oracle.lower(k, n, beta), abs=1e-9)
+
+
+def test_clopper_pearson_against_scipy_and_at_the_ends():
+    for k, n in itertools.product((1, 7, 499), (500, 10_000)):
+        interval = stats.binomtest(k, n).proportion_ci(0.9, method="exact")
+        assert binomial.upper_limit(k, n, 0.05) == pytest.approx(interval.high, rel=1e-12)
+        assert binomial.lower_limit(k, n, 0.05) == pytest.approx(interval.low, rel=1e-12)
+    assert binomial.upper_limit(5, 5, 0.05) == 1.0
+    assert binomial.lower_limit(0, 5, 0.05) == 0.0
+    assert binomial.upper_limit(0, 59, 0.05) == pytest.approx(1 - 0.05 ** (1 / 59), rel=1e-12)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(n=st.integers(2, 400), delta=shares, beta=st.floats(0.001, 0.5))
+def test_the_limit_and_the_test_say_the_same(n, delta, beta):
+    allowed = binomial.k_allowed(n, delta, beta)
+    if allowed is not None:
+        assert binomial.upper_limit(allowed, n, beta) <= delta * (1 + 1e-9)
+    next_k = 0 if allowed is None else allowed + 1
+    assert binomial.upper_limit(next_k, n, beta) >= delta * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.1, 2.0, math.nan, math.inf])
+def test_shares_outside_the_open_interval_are_refused(value):
+    for call in (
+        lambda: binomial.k_allowed(10, value, 0.05),
+        lambda: binomial.k_allowed(10, 0.05, value),
+        lambda: binomial.holdout_needed(value, 0.05),
+        lambda: binomial.upper_limit(1, 10, value),
+        lambda: binomial.lower_limit(1, 10, value),
+    ):
+        with pytest.raises(OptionError, match="strictly between 0 and 1"):
+            call()
+
+
+@pytest.mark.parametrize(("k", "n"), [(-1, 5), (6, 5), (0, 0)])
+def test_impossible_counts_are_refused(k, n):
+    for limit in (binomial.upper_limit, binomial.lower_limit):
+        with pytest.raises(OptionError, match="is not a count"):
+            limit(k, n, 0.05)
+
+
+ratio_lists = st.lists(
+    st.one_of(st.floats(0, 3), st.sampled_from([0.0, 0.5, math.inf, math.nan])), min_size=1, max_size=90
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(ratios=ratio_lists, delta=st.floats(0.02, 0.6))
+def test_certified_epsilon_equals_the_definition(ratios, delta):
+    clean = [math.inf if math.isnan(r) else r for r in ratios]
+    found = float(binomial.certified_epsilon(np.array(ratios), delta, 0.05))
+    assert found == oracle.epsilon(clean, delta, 0.05)
+    allowed = binomial.k_allowed(len(ratios), delta, 0.05)
+    violations = int(binomial.n_violations(np.array(ratios), found))
+    if math.isfinite(found):
+        assert violations <= allowed
+    else:
+        assert allowed is None or violations > allowed
+
+
+def test_what_is_not_finite_violates_every_epsilon():
+    ratios = torch.tensor([0.0, 0.1, math.nan, math.inf], dtype=torch.float64)
+    assert [int(binomial.n_violations(ratios, e)) for e in (0.0, 0.1, 1e9, math.inf)] == [3, 2, 2, 2]
+
+
+def test_ratios_that_cannot_be_are_refused():
+    with pytest.raises(DataError, match="negative"):
+        binomial.certified_epsilon(np.array([0.1, -0.1]), 0.05, 0.05)
+    with pytest.raises(DataError, match="no ratios"):
+        binomial.certified_epsilon(np.array([]), 0.05, 0.05)
+
+
+def test_first_failure_stops_at_the_first_failure():
+    assert binomial.first_failure([]) == 0
+    assert binomial.first_failure([True, True]) == 2
+    assert binomial.first_failure([False, True]) == 0
+    looked = []
+
+    def levels():
+        for index, passes in enumerate([True, True, False, True]):
+            looked.append(index)
+            yield passes
+
+    assert binomial.first_failure(levels()) == 2
+    assert looked == [0, 1, 2]  # nothing past the failure is tested
+
+
+def certificate(**changes):
+    base = records.Certificate(
+        fixed="delta", epsilon=0.12341, delta=0.05, confidence=0.95, violations=38, n=1000, n_duplicates=0,
+        data_hash=HASH, dense_hash=HASH, pruned_hash=HASH, dtype="float32", output=None, calibration_checked=True,
+        ledger_kept=True, prior_uses=0,
+    )  # fmt: skip
+    return dataclasses.replace(base, **changes)
+
+
+def test_the_verdict_follows_from_the_counts():
+    assert certificate().verdict == "certified"
+    assert certificate().k_allowed == 38
+    assert certificate(violations=39).verdict == "not certified"
+    refused = certificate(n=58, violations=0)
+    assert refused.verdict == "refused: needs n >= 59"
+    assert refused.k_allowed is None
+    assert certificate(fixed="epsilon", violations=39).delta_hat == pytest.approx(oracle.upper(39, 1000, 0.05))
+    assert certificate().delta_hat == 0.05  # epsilon was chosen on the points: no more than delta may be claimed
+    assert refused.delta_hat == 1.0
+
+
+def test_sentences_say_the_numbers_and_never_more():
+    assert "all but at most 5 % of inputs" in certificate().sentence
+    assert "at most 12.4 % of its norm" in certificate().sentence  # 12.341 rounded up
+    assert "With 95 % confidence" in certificate().sentence
+    chosen = "further off; the limit was chosen to allow at most 38)"  # not luck: it was chosen on the points
+    assert chosen in certificate().sentence
+    assert (
+        "30 of 1,000 holdout inputs were further off, 38 were allowed"
+        in certificate(fixed="epsilon", violations=30).sentence
+    )
+    assert "at least 59 are needed" in certificate(n=58, violations=0, epsilon=math.inf).sentence
+    asked = certificate(fixed="epsilon", violations=60)
+    assert "Not certified at 12.341 %" in asked.sentence and "more than the 5 % asked for" in asked.sentence
+    assert "not finite" in certificate(violations=39, epsilon=math.inf).sentence
+    assert "this claim alone" not in certificate().sentence and not certificate().marked
+    again = certificate(prior_uses=2)
+    assert again.marked and "used 2 times before" in again.sentence and "this claim alone" in again.sentence
+    copies = certificate(n_duplicates=3).sentence
+    assert (
+        "3 of the inputs are copies" in copies and "38 of 1,003 holdout inputs, 1,000 of them distinct, were" in copies
+    )
+    few = certificate(n=20, n_duplicates=1980, violations=0, epsilon=math.inf).sentence
+    assert few.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
+    assert "at least 59 distinct ones are needed" in few
+    assert str(certificate()).splitlines()[0] == "certified"
+    sheet = str(certificate())
+    assert certificate().sentence in " ".join(sheet.split()) and "data_hash" in sheet
+    assert max(map(len, sheet.splitlines())) <= 120 and "violations that the claim allows" in sheet
+
+
+@pytest.mark.parametrize(("epsilon", "shown"), [(0.123456789, "0.1235"), (0.12341, "0.1235"), (0.5, "0.5")])
+def test_the_sheet_has_few_digits_and_rounds_limits_up(epsilon, shown):
+    (line,) = (one for one in str(certificate(epsilon=epsilon)).splitlines() if one.startswith("  epsilon "))
+    assert line.split()[1] == shown and float(shown) >= epsilon
+    assert f'"epsilon": {epsilon}' in records.to_json(certificate(epsilon=epsilon))  # the record keeps all digits
+
+
+def test_every_field_of_a_certificate_is_explained():
+    names = {one.name for record in records.KINDS.values() for one in dataclasses.fields(record)}
+    assert names <= records.FIELD_WORDS.keys()
+
+
+@settings(derandomize=True, deadline=None)
+@given(share=st.floats(0, 1e6))
+def test_measured_numbers_are_rounded_up_by_little(share):
+    shown = float(records.percent_up(share).removesuffix(" %")) / 100
+    assert share * (1 - 1e-12) <= shown <= share * 1.0101 + 1e-300
+
+
+def test_a_confidence_is_rounded_down_and_a_limit_up():
+    shown = {0.95: "95", 0.9: "90", 0.99996: "99.99", 1 - 1e-9: "99.99", 2 * 0.95 - 1: "90", 0.875: "87.5"}
+    assert {value: display.how_sure(value) for value in shown} == {
+        value: f"{text} % sure" for value, text in shown.items()
+    }
+    limits = {0.12341: "0.124", 1.0: "1", 0.0: "0", 1234.1: "1,235", 2e7 + 1: "2.01e+07", 1.2301e-5: "1.24e-05"}
+    assert {value: display.number_up(value) for value in limits} == limits
+    assert display.number_up(None) == "" and display.number_up(math.inf) == "inf"
+    assert [display.exactly(value) for value in (0.1, 1, 0.30000049)] == ["0.1", "1", "0.30000049"]
+    assert rounded_up(1.2301e-4) == "1.24e-04" and rounded_up(0.12341) == "0.1235"
+
+
+def test_percent_shows_what_was_asked_for():
+    assert [records.percent(v) for v in (0.05, 0.95, 0.1, 0.9999, 2.0, 1e-16, math.inf)] == [
+        "5 %", "95 %", "10 %", "99.99 %", "200 %", "1e-14 %", "unlimited",
+    ]  # fmt: skip
+
+
+def test_accuracy_limits():
+    beta = 1 - 0.95
+    expected = oracle.upper(12, 200, beta / 2) - oracle.lower(5, 200, beta / 2)
+    assert binomial.drop_limit(12, 5, 200, beta) == pytest.approx(expected, abs=1e-9)
+    with pytest.raises(OptionError):
+        binomial.drop_limit(150, 51, 200, beta)

@@ -1,0 +1,132 @@
+"""Words of other libraries are answered with ours, and every verb takes what `prune` and `prune_to` give."""
+
+import inspect
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+import sipp
+from sipp.cli.errors import run_and_report
+from sipp.cli.main import app
+from sipp.errors import OptionError, UnknownOption
+from sipp.results.checking import METHODS, OF_ONE_LAYER
+from sipp.runtime.exporting import export
+from sipp.scoring.methods import NAMES
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def points(seed: int, n: int = 300) -> Tensor:
+    return torch.rand(n, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sparsity": 0.9}, "sparsity=0.9 is keep=0.1"),
+        ({"amount": 0.3}, "amount=0.3 is keep=0.7"),
+        ({"pruning_ratio": 0.25}, "pruning_ratio=0.25 is keep=0.75"),
+        ({"density": 0.2}, "density=0.2 is keep=0.2"),
+        ({"amount": 20}, "give keep=, the share of weights to keep, not the share to remove"),
+        ({"keep": 0.5, "loss": len}, r"write scoring=sipp.Scoring\(loss=...\)"),
+        ({"keep": 0.5, "c_constant": 2.0}, r"write constants=sipp.Constants\(c_constant=...\)"),
+        ({"epsilon": 0.1}, r"sipp.prune_to\(model, data, holdout, epsilon=...\)"),
+    ],
+)
+def test_an_option_of_other_libraries_is_named_as_here(options: dict[str, object], said: str) -> None:
+    with pytest.raises(TypeError, match=said) as found:
+        sipp.prune(net(), points(1), **options)  # type: ignore[arg-type]
+    assert isinstance(found.value, UnknownOption) and isinstance(found.value, OptionError)
+
+
+def test_the_other_verbs_answer_too() -> None:
+    with pytest.raises(UnknownOption, match=r"compare has no option sparsity; sparsity=0.9 is keeps=\(0.1,\)"):
+        sipp.compare(net(), points(1), sparsity=0.9)  # type: ignore[call-arg]
+    with pytest.raises(UnknownOption, match="write scoring"):
+        sipp.prune_to(net(), points(1), points(2), epsilon=0.5, n_points=3)  # type: ignore[call-arg]
+    with pytest.raises(UnknownOption, match=r"sparsity=0.5 is keep=0.5"):
+        sipp.gradual(net(), lambda step: None, points(1), steps=3, sparsity=0.5)  # type: ignore[call-arg]
+
+
+def test_what_nobody_knows_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        sipp.prune(net(), points(1), keep=0.5, nonsense=1)  # type: ignore[call-arg]
+    assert "keep" in inspect.signature(sipp.prune).parameters and "sparsity" not in str(inspect.signature(sipp.prune))
+
+
+def test_warnings_still_point_at_the_callers_line() -> None:
+    x = points(1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        sipp.prune(net(), None, budget=1, method="wt")
+        sipp.prune_to(net(), x, points(2), epsilon=50.0, method="wt")
+        sipp.compare(net(), [(x, x)], keeps=(0.5,), methods=("wt",))
+    assert len(told) >= 3 and {one.filename for one in told} == {__file__}, [str(one) for one in told]
+
+
+def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, here in METHODS.items():
+        assert here in NAMES and given not in NAMES
+        with pytest.raises(OptionError, match=f"is called '{here}' here; give method='{here}'"):
+            sipp.prune(net(), points(1), keep=0.5, method=given)
+    with pytest.raises(OptionError, match="did you mean 'wanda'"):
+        sipp.prune(net(), points(1), keep=0.5, method="wandda")
+    words = ["prune", "--model", "digits-cnn", "--data", "random", "--keep", "0.5", "--method", "magnitude"]
+    assert run_and_report(app, [*words, "--dry-run"]) == 2
+    assert "give --method wt" in capsys.readouterr().err.replace("=", " ").replace("'", "")
+    assert run_and_report(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
+    assert "do:    give --keep, the share of weights to keep" in capsys.readouterr().err
+
+
+def test_what_torch_prunes_of_one_layer_is_not_what_a_method_prunes_of_all() -> None:
+    """The way out that the message names gives torch's masks; the method alone compares all layers."""
+    for given, here in OF_ONE_LAYER.items():
+        with pytest.raises(
+            OptionError, match=f"'{here}' alone compares the weights of all layers; give method='{here}'"
+        ):
+            sipp.prune(net(), None, keep=0.5, method=given)
+    masks = sipp.prune(net(), None, keep=0.25, method="wt", include="0.weight").masks
+    theirs = net()
+    torch_prune.l1_unstructured(theirs[0], "weight", amount=0.75)  # type: ignore[index, no-untyped-call]
+    assert [*masks] == ["0.weight"] and torch.equal(masks["0.weight"], theirs[0].weight_mask.bool())  # type: ignore[index]
+
+
+def test_the_loss_of_a_method_is_asked_for_where_it_is_given() -> None:
+    wrong = [(points(1), torch.full((300,), 99))]
+    with pytest.raises(sipp.errors.DataError, match=r"scoring=sipp.Scoring\(loss=...\)"):
+        sipp.prune(net(), wrong, keep=0.5, method="snip")
+
+
+def test_every_verb_takes_what_prune_and_prune_to_gave(tmp_path: Path) -> None:
+    dense, example = net(), points(3, 4)
+    best = sipp.prune_to(dense, points(1), points(2), epsilon=0.9, method="wt")
+    assert best.pruned is not None and best.certificate is not None
+    for record in (best, best.pruned):
+        assert sipp.certify(dense, record, points(4)).pruned_hash == best.certificate.pruned_hash
+        assert sipp.certify_accuracy(dense, record, points(4)).n == 300
+        assert export(record, tmp_path / "net.pt", to="pt").off_by == 0
+        assert sipp.save(record, tmp_path / "net.safetensors").certificate == (
+            best.certificate if record is best else None
+        )
+        folder = sipp.save_folder(record, tmp_path / "folder")
+        assert ("certified" in (folder / "report.json").read_text()) == (record is best)
+        page = sipp.page(record, path=tmp_path / "page.html").read_text()
+        assert ("With 95 % confidence" in page) == (record is best)
+    assert torch.allclose(sipp.sparse(best, example)(example), best.model(example), atol=1e-5)
+    sipp.page([best], best.certificate, path=tmp_path / "page.html")  # the same one twice is one
+    with torch.no_grad():
+        best.model.get_parameter("0.weight").mul_(1.01)
+    assert sipp.save(best, tmp_path / "net.safetensors").certificate is None  # it was about other weights
+
+
+def test_a_walk_without_a_result_is_no_pruned_network(tmp_path: Path) -> None:
+    none = sipp.prune_to(net(), points(1), points(2, 10), epsilon=0.5, method="wt")
+    with pytest.raises(OptionError, match="no level passed"):
+        sipp.save_folder(none, tmp_path / "folder")

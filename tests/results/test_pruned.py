@@ -1,0 +1,176 @@
+"""Statements about a pruned network are about its weights: once these change, the statements are gone."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sipp
+from sipp.errors import ModelError
+from sipp.results.pruned import up_to_date
+
+X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
+NEW = torch.rand(300, 8, generator=torch.Generator().manual_seed(1))
+SAID = ("changed after pruning", "sipp.assess")
+
+
+class Net(nn.Module):
+    """With a norm, and with state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.note = {"made": "here"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x)).relu())
+
+    def get_extra_state(self) -> Any:
+        return self.note
+
+    def set_extra_state(self, state: Any) -> None:
+        self.note = state
+
+
+def pruned_net(*, repair: bool = False) -> tuple[nn.Module, sipp.Pruned]:
+    net = Net().eval()
+    return net, sipp.prune(net, X, keep=0.5, repair=repair)
+
+
+def step(pruned: sipp.Pruned) -> None:
+    sipp.hold(pruned.model, pruned.masks)
+    optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1)
+    pruned.model(X).square().sum().backward()
+    optimizer.step()
+
+
+def watch(pruned: sipp.Pruned) -> None:
+    pruned.model.train()(X)
+    pruned.model.eval()
+
+
+def edit(pruned: sipp.Pruned) -> None:
+    pruned.model.get_parameter("last.bias").data += 1
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("change", [step, watch, edit])
+def test_statements_vanish_when_weights_change(change: Any, repair: bool) -> None:
+    _, pruned = pruned_net(repair=repair)
+    assert up_to_date(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
+    change(pruned)
+    now = up_to_date(pruned)
+    assert now.guarantee is now.measured is now.moved is now.repair is now.bound.epsilon is None and not now.bound.met
+    assert all(layer.eps is layer.bound is layer.eps_measured is layer.kappa is None for layer in now.layers)
+    assert now.kept == pruned.kept and now.masks is pruned.masks
+    for text in (str(pruned), pruned._repr_html_()):
+        assert all(word in text for word in SAID) and "before repair" not in text
+
+
+def test_statements_stay_if_no_weight_changes() -> None:
+    _, pruned = pruned_net()
+    before = str(pruned)
+    sipp.hold(pruned.model, pruned.masks)
+    pruned.model.train().eval()(X)
+    assert str(pruned) == str(copy.deepcopy(pruned)) == before and SAID[0] not in before
+    sipp.release(pruned.model)
+    assert str(pruned) == before
+
+
+def test_files_and_pages_say_that_weights_changed(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, X, keep=0.5)
+    sipp.save_folder(pruned, tmp_path / "before")
+    step(pruned)
+    sipp.save(pruned, tmp_path / "net.safetensors")
+    assert SAID[0] in " ".join(str(sipp.inspect(tmp_path / "net.safetensors")).split())
+    sipp.save_folder(pruned, tmp_path / "after")
+    records = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("before", "after")]
+    assert all(records[0][key] is not None for key in ("guarantee", "measured", "moved"))
+    assert all(records[1][key] is None for key in ("guarantee", "measured", "moved", "repaired"))
+    assert SAID[0] in records[1]["bound"]["reason"] and not records[1]["bound"]["met"]
+    sipp.page(pruned, path=tmp_path / "page.html")
+    assert SAID[0] in (tmp_path / "page.html").read_text()
+
+
+def test_a_repair_speaks_of_what_it_made() -> None:
+    net, pruned = pruned_net()
+    step(pruned)
+    fixed = sipp.repair(net, pruned, X)
+    assert up_to_date(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
+    edit(fixed)
+    assert up_to_date(fixed).repair is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_results_have_a_short_repr(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, X, keep=0.5, repair=True)
+    walk = sipp.prune_to(net, X, NEW, epsilon=0.5, method="wt")
+    steps = sipp.gradual(copy.deepcopy(net), lambda step: None, None, keep=0.5, steps=5, method="wt")
+    held = sipp.save(pruned, tmp_path / "net.safetensors")
+    shown = [repr(one) for one in (pruned, walk, steps, held, pruned.repair, sipp.sparse(pruned.model, X))]
+    assert all(text.startswith("<") and len(text) < 200 and "\n" not in text for text in shown), shown
+    words = ("192 weights", "at keep", "wt: 96 of 192", "bytes", "found together", "Sequential")
+    assert all(word in text for word, text in zip(words, shown))
+
+
+def test_a_tolerance_that_nothing_meets_is_not_called_certified() -> None:
+    walk = sipp.prune_to(nn.Sequential(nn.Linear(8, 4)), X, NEW, epsilon=1e-9, method="wt")
+    assert walk.keep == 1 and str(walk).startswith("no level below the dense network passes")
+
+
+def test_zeros_that_are_gone_are_not_counted_as_zeros(tmp_path: Path) -> None:
+    pruned = sipp.prune(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), X, keep=0.5)
+    optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1)  # nobody holds the masks
+    pruned.model(X).square().sum().backward()
+    optimizer.step()
+    with pytest.raises(ModelError, match="outside its mask is not zero"):
+        sipp.save_folder(pruned, tmp_path / "net")
+    with pytest.raises(ModelError, match="outside its mask is not zero"):
+        sipp.page(pruned, path=tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_points_that_choose_values_do_not_judge_them() -> None:
+    net = nn.Sequential(nn.Linear(8, 4, bias=False))
+    sound = sipp.prune(net, X, keep=0.5, method="wt", bound="sound", repair=True)
+    on_first = sipp.prune(net, X[:150], keep=0.5, method="wt", repair=True)
+    assert torch.equal(sound.model[0].weight, on_first.model[0].weight)  # the last quarter has no part in it
+    assert sound.bound.coverage is not None and sound.bound.coverage.n == 50
+    for method in ("sipp-blend", "wt"):
+        judged = sipp.prune(net, X, keep=0.5, method=method, bound="sound", holdout=X[150:], repair=True)
+        assert judged.bound.coverage is None or judged.bound.coverage.n == 0
+        assert not judged.bound.met
+    chosen = sipp.prune(net, X, keep=0.5, bound="sound", holdout=X[150:])  # the quarter that chose the blend
+    assert not chosen.bound.met
+
+
+def test_the_output_is_called_the_same_only_for_the_same_network() -> None:
+    said = "the output is the same"
+    net = Net().eval()
+    whole = sipp.prune(net, None, keep=1.0, method="wt")
+    assert said in str(whole)
+    edit(whole)
+    assert said not in str(whole) and SAID[0] in str(whole)
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.first.weight.neg_()
+    assert said not in str(sipp.assess(net, other, X))
+
+
+def test_weights_that_are_back_are_told_and_saving_is_not_advised(tmp_path: Path) -> None:
+    pruned = sipp.prune(Net().eval(), None, keep=0.5, method="wt")
+    assert "sipp.save(" in str(pruned)
+    with torch.no_grad():
+        pruned.model.get_parameter("first.weight").add_(1.0)
+    text = str(pruned)
+    assert "first.weight is no longer zero where it was pruned" in text and "sipp.save" not in text
+    with pytest.raises(ModelError, match="not zero"):
+        sipp.save_folder(pruned, tmp_path / "out")

@@ -1,0 +1,193 @@
+"""How a pruned network shows itself: short in a shell, folded in a notebook, a table that explains its columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from results.test_html import Page
+from shorter import narrow_resnets, search_once
+from torch import Tensor, nn
+
+import sipp
+from sipp.experiments.nets import build
+from sipp.results.display import NAME_LENGTH, short_names
+from sipp.results.pruned_words import has_useful_layer_bounds
+
+
+@pytest.fixture(scope="module")
+def pruned() -> sipp.Pruned:
+    torch.manual_seed(0)
+    net = nn.Sequential()
+    net.add_module("<encoder>_of_a_network_whose_modules_have_long_names", nn.Linear(8, 16))
+    net.add_module("relu", nn.ReLU())
+    net.add_module("head", nn.Linear(16, 4))
+    return sipp.prune(net, torch.rand(50, 8), keep=0.5, method="sipp-hybrid")
+
+
+def test_repr_is_one_short_line_and_says_what_it_is(pruned: sipp.Pruned) -> None:
+    text = repr(pruned)
+    assert len(text) < 150 and "\n" not in text
+    assert "Sequential" in text and "sipp-hybrid" in text and "96 of 192" in text and "50.00%" in text
+
+
+def test_a_notebook_shows_all_of_it_as_whole_html(pruned: sipp.Pruned) -> None:
+    text = "".join(Page(pruned._repr_html_()).texts)
+    assert str(pruned).splitlines()[0] in text and "head.weight" in text and "<encoder>" in text  # escaped, not lost
+    assert pruned.details in text and text.index("what it costs") < text.index("head.weight")  # in step with print
+
+
+def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
+    for text in (str(pruned), pruned.details):
+        (row,) = (line for line in text.splitlines() if "<encoder>" in line)
+        assert row.split()[0] == short_names([layer.name for layer in pruned.layers])[0]
+        assert all(len(line) <= 120 for line in text.splitlines())
+        assert "rows: " in text and "fan-in: " in text
+    for word in ("eps: ", "Delta: ", "layer bound: "):
+        assert word in " ".join(pruned.details.split())
+
+
+def test_short_names_keep_both_ends() -> None:
+    long = "transformer.encoder.layers.11.attention.self.query.weight"
+    whole, short = short_names(["0.weight", long])
+    assert whole == "0.weight" and len(short) == NAME_LENGTH
+    assert short.startswith("transformer.") and short.endswith("query.weight")
+
+
+BERT = [
+    f"bert.encoder.layer.{i}.{part}.weight"
+    for i in range(12)
+    for part in (
+        "attention.self.query",
+        "attention.self.key",
+        "attention.output.dense",
+        "intermediate.dense",
+        "output.dense",
+    )
+]
+
+
+def test_the_blocks_of_a_transformer_stay_different_and_keep_their_numbers() -> None:
+    short = short_names([*BERT, "classifier.weight"])
+    assert len(set(short)) == len(BERT) + 1 and max(map(len, short)) <= NAME_LENGTH and short[-1] == "classifier.weight"
+    assert short[:2] == ["b.e.l.0.a.self.query.weight", "b.e.l.0.a.self.key.weight"]
+    assert short[-2] == "b.e.l.11.output.dense.weight"
+
+
+def test_a_number_at_the_end_is_free() -> None:
+    names = ["abcy" + "x" * 20, "abcz" + "x" * 20, "abc....1"]
+    assert short_names(names, 8) == ["abc....4", "abc....2", "abc....1"]
+
+
+PARTS = st.lists(
+    st.sampled_from(["0", "11", "encoder", "encodes", "a", "...", "weight", "é…", "\n", "x" * 40]), min_size=1
+)
+
+
+@given(st.lists(PARTS.map(".".join), unique=True), st.integers(8, 40))
+@settings(max_examples=100, deadline=None)
+def test_names_that_differ_stay_different(names: list[str], length: int) -> None:
+    short = short_names(names, length)
+    assert len(set(short)) == len(names)
+    assert all(len(one) <= length for one in short)
+
+
+def test_baselines_have_no_words_for_columns_they_do_not_show() -> None:
+    net = nn.Sequential(nn.Linear(4, 4))
+    assert "Delta: " not in sipp.prune(net, None, keep=0.5, method="wt").details
+
+
+def test_no_number_is_cut_in_a_wide_table() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1000, 2000), nn.ReLU(), nn.Linear(2000, 4))
+    text = sipp.prune(net, torch.rand(20, 1000), keep=0.01, method="sipp-hybrid").details
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "2,000" in text
+
+
+def lines_of(text: str, label: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(f"{label}:")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    narrow_resnets(monkeypatch)
+    search_once(monkeypatch)
+    net = build("resnet20").eval()
+    pruned = sipp.prune(net, torch.rand(16, 3, 8, 8), keep=0.3, method="sipp-det", repair=True)
+    lines = str(pruned).splitlines()
+    assert len(lines) <= 25 and len(pruned.details.splitlines()) > 25
+    order = [lines.index(lines_of(str(pruned), label)[0]) for label in ("what it costs", "repair", "theory", "next")]
+    table = next(i for i, line in enumerate(lines) if line.strip().startswith("weight"))
+    assert f"{pruned.kept:,} of {pruned.n_weights:,}" in lines[0] and order == sorted(order) and order[-1] < table
+    shown = [layer.name for layer in pruned.layers if f" {layer.name} " in str(pruned)]
+    assert shown == [layer.name for layer in (*pruned.layers[:4], *pruned.layers[-4:])]
+    assert f"... {len(pruned.layers) - 8} more" in str(pruned) and "pruned.details" in lines[-1]
+    assert all(f" {layer.name} " in pruned.details for layer in pruned.layers)
+
+
+def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_full() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    for keep, is_useful in ((0.5, False), (0.99, True)):
+        pruned = sipp.prune(net, torch.rand(400, 8), keep=keep, method="sipp-det")
+        assert pruned.measured is not None and pruned.measured.epsilon is not None
+        assert (pruned.measured.epsilon < 1) == is_useful  # both sides are met
+        text, whole = " ".join(str(pruned).split()), " ".join(pruned.details.split())
+        assert (str(pruned.measured) in text) == is_useful == ("layer bound:" in text)
+        assert ("theory: no useful bound for this network: " in text) == (not is_useful)
+        assert str(pruned.measured) in whole and str(pruned.bound) in whole and str(pruned.guarantee) in whole
+
+
+def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det")
+    assert pruned.measured is not None and has_useful_layer_bounds(pruned)
+    whole = tuple(replace(layer, kept=layer.n_weights) for layer in pruned.layers)
+    odd = tuple(replace(layer, eps_measured=math.nan, bound=math.nan) for layer in pruned.layers)
+    assert not has_useful_layer_bounds(replace(pruned, layers=whole))
+    assert not has_useful_layer_bounds(replace(pruned, layers=odd))
+    assert "no useful bound for this network" in str(
+        replace(pruned, layers=odd, measured=replace(pruned.measured, epsilon=math.nan))
+    )
+
+
+class _Routed(nn.Module):
+    """Two experts, of which the second meets one point in a hundred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_second = x[:, 0] > 0.99
+        hidden = torch.zeros_like(x)
+        for expert, where in zip(self.experts, (~is_second, is_second)):
+            at = where.nonzero().flatten()
+            hidden = hidden.index_add(0, at, expert(x[at]))
+        return self.out(hidden)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_experts_that_are_spared_are_told_as_such() -> None:
+    torch.manual_seed(0)
+    pruned = sipp.prune(_Routed(), torch.rand(300, 8), pattern="2:4", method="wanda", statements=False)
+    assert (pruned.budget, pruned.kept) == (80, 112) and bool(pruned.masks["experts.1.weight"].all())
+    text = str(pruned)
+    assert "2:4 along every row that was pruned" in text and "positive sensitivity" not in text
+    assert "80 were asked for, and 32 more stay: experts that saw too few tokens are left as they are" in text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_spared_expert_has_lost_nothing() -> None:
+    torch.manual_seed(0)
+    pruned = sipp.prune(_Routed(), torch.rand(300, 8), keep=0.5, method="sipp-det")
+    spared = next(layer for layer in pruned.layers if layer.name == "experts.1.weight")
+    assert bool(pruned.masks[spared.name].all())
+    assert spared.strategies["whole"] == spared.n_rows and spared.eps == 0 and not bool(spared.eps_F.any())
