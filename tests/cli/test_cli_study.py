@@ -37,7 +37,7 @@ def test_a_study_and_one_more_method(tmp_path: Path) -> None:
     assert plan(*more) == [(0, 2, 1), (0, 2, 1)]
     told = json.loads(run("study", *more, "--json").stdout)
     assert [one["n_made"] for one in told["runs"]] == [1, 1]
-    assert [[r["method"] for r in one["results"]] for one in told["runs"]] == [[None, "sipp-det", "wt"]] * 2
+    assert [[r["method"] for r in one["records"]] for one in told["runs"]] == [[None, "sipp-det", "wt"]] * 2
 
 
 def test_studies_and_recipes_are_listed() -> None:

@@ -28,7 +28,7 @@ def points(seed: int, n: int = 120) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("results")
+    folder = tmp_path_factory.mktemp("records")
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
     labelled = [(points(3), torch.arange(120) % 4)]
     with warnings.catch_warnings():

@@ -82,7 +82,7 @@ def contents(out: Path) -> dict[str, object]:
         str(path.relative_to(folder)): tensors_to_bytes(load_state(path.parent, path.stem)[0])
         for path in sorted(folder.rglob("*.safetensors"))
     }
-    return {**tensors, "results": [without_times(record) for record in read_records(folder)]}
+    return {**tensors, "records": [without_times(record) for record in read_records(folder)]}
 
 
 def main(folder: Path, n_kills: int, seed: int) -> int:
