@@ -156,7 +156,7 @@ def dead_lines(name: str, case: Case) -> list[list[str]]:
         for floor in (FLOOR, "off"):
             ranking = rank(task_of(case.net, data), PruneOptions(method=row.name, floor=floor), statements=False)
             made = pruned_of(ranking, cut(ranking, round(SPARSEST * ranking.n_weights), seed=0))
-            counts.append(str(sum(len(layer.dead_rows) for layer in made.layers)))
+            counts.append(str(sum(layer.dead_rows for layer in made.layers)))
         lines.append([name, row.name, *counts])
         print(lines[-1], flush=True)
     return lines

@@ -47,7 +47,7 @@ net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Li
 train(net, data, labels[:1000], torch.optim.Adam(net.parameters(), lr=3e-3))
 
 found = sipp.compare(net, data, keeps=(0.5, KEEP), methods=("sipp-blend", "wt", "wanda"))
-print(found)  # the built-in methods on this network; found.plot() draws it
+print(found)  # the built-in methods on this network; found.rows has the numbers
 
 networks = {
     "mine": sipp.assess(net, best_share(my_score(net, data), KEEP), data),

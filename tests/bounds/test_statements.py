@@ -23,9 +23,11 @@ from sipp.bounds.statements import LEAST_OF_ROW, floored_sensitivity
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import data_of
 from sipp.pruning.ranking import rank
+from sipp.results.jsonio import to_json
 from sipp.results.options import PruneOptions
 from sipp.results.pruned import coverage
-from sipp.results.pruned_words import pruned_text
+from sipp.results.pruned_sheet import pruned_sheet
+from sipp.results.sheet import sheet_text
 from sipp.scoring.sensitivities import MOST_S2_POINTS, split_last
 from sipp.scoring.task import task_of
 
@@ -349,22 +351,20 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
 
 
 def test_print_and_record_state_assumed_and_measured_constants() -> None:
-    from sipp.results.serialising import pruned_values
-
     pruned = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.5, method="sipp-det")
     text = pruned.details
     assert "contradicted by the data" in text and text.index("what it costs") < text.index("measured:")
     said = "For all but 4.58 % of new inputs from the same source, every row stays within its measured eps, 95 % sure"
     assert said in " ".join(text.split())
-    assert "1e-16" not in str(pruned.measured) and "with probability" not in text
+    assert "1e-16" not in pruned.measured.sentence and "with probability" not in text
     assert pruned.bound.coverage == coverage(300, 2, 0.95)
-    record = pruned_values(pruned)
-    assert record["conditions"]["verdict"] == "contradicted by the data"
+    record = to_json(pruned)
+    assert record["guarantee"]["verdict"] == "contradicted by the data"
     assert record["measured"]["c_constant"] == pruned.measured.c_constant
     assert record["bound"]["coverage"]["q"] == 2 and record["bound"]["met"] is False
-    assert record["measured"]["words"] == str(pruned.measured)  # also where no bound says anything
+    assert record["measured"]["sentence"] == pruned.measured.sentence  # also where no bound says anything
     lossless = sipp.prune(mlp((40, 20, 3)), points(300, 40), keep=0.999, method="sipp-det")
-    assert any(line.startswith("measured:") for line in pruned_text(lossless, in_shell=True).splitlines())
+    assert any(line.startswith("measured:") for line in sheet_text(pruned_sheet(lossless, in_shell=True)).splitlines())
 
 
 def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:

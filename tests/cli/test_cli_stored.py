@@ -15,11 +15,11 @@ from sipp.cli.stored_networks import built_in, stored_network
 from sipp.experiments.nets import build
 from sipp.report import read_results, render
 from sipp.report.summary import claim_of
-from sipp.results.bench import BenchRecord
+from sipp.results.bench import Bench
+from sipp.results.jsonio import from_json
 from sipp.results.network_hash import model_hash
-from sipp.results.schemas import checked
 from sipp.runtime import steps
-from sipp.storage.files import read_sealed, seal
+from sipp.storage.files import read_sealed
 from sipp.verbs.certify import certify_accuracy
 
 
@@ -246,8 +246,8 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     record = tmp_path / "bench.json"
     done = run(*words, "--batch", 20, "--threads", 1, "--repeats", 5, "--out", record)
     assert done.returncode == 0, done.stderr
-    found = checked(BenchRecord, read_sealed(record), record)
-    assert done.stdout.splitlines()[-1] == found.line
+    found = from_json(Bench, read_sealed(record), record)
+    assert found.line in " ".join(done.stdout.split())
     contents = sipp.inspect(folder / "net.sipp.safetensors")
     assert contents.certificate is not None
     assert contents.n_bytes > contents.dense_bytes  # a tiny network: its certificate alone is larger
@@ -293,21 +293,18 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     assert prune(folder, "--out", net).returncode == 0
     words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 5]
     done = run(*words, "--out", net / "bench.json")
-    assert done.stdout.splitlines()[-1].endswith("4 inputs per call, 1 thread: run by torch: nothing gained")
-    found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
+    assert "4 inputs per call, 1 thread: run by torch: nothing gained" in " ".join(done.stdout.split())
+    found = from_json(Bench, read_sealed(net / "bench.json"), net / "bench.json")
     assert {(step.kernel, step.ratio, step.n_bytes == step.n_dense_bytes) for step in found.steps} == {
         ("torch", None, True)
     }
     page = render(read_results([net]))
     assert "run by torch: nothing gained" in page and "Step by step" not in page and "x faster" not in page
-    (net / "bench.json").write_text(json.dumps(seal({**found.model_dump(mode="json"), "format": 1})))
-    (result,) = read_results([net])
-    assert result.notes == ("bench.json cannot be read as a benchmark.",)  # an older record has no spread
 
 
 def test_without_a_certificate_nothing_is_certified(folder: Path) -> None:
     done = run("bench", folder / "digits.sipp.safetensors", "--batch", 2, "--repeats", 5)
-    assert done.returncode == 0 and "; not certified; 2 inputs per call" in done.stdout.splitlines()[-1], done.stderr
+    assert done.returncode == 0 and "; not certified; 2 inputs per call" in " ".join(done.stdout.split()), done.stderr
 
 
 def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_path: Path) -> None:
@@ -318,18 +315,14 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     done = run(*words, "--out", net / "bench.json")
     assert done.returncode == 0, done.stderr
     page = render(read_results([net]))
-    found = checked(BenchRecord, read_sealed(net / "bench.json"), net / "bench.json")
+    found = from_json(Bench, read_sealed(net / "bench.json"), net / "bench.json")
     assert "Size and speed" in page and f"{found.size_headline} as a small file (sipp export --to small)" in page
-    assert f"{found.bytes.file:,} bytes" in page and "4 inputs per call" in page and found.certified is not None
+    assert f"{found.bytes.file:,} bytes" in page and "4 inputs per call" in page and found.certified
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now
     (result,) = read_results([net])
     assert result.notes == ("bench.json is a benchmark for other networks and is not shown.",)
     assert "Size and speed" not in render([result])
     values = json.loads((net / "bench.json").read_text())
-    changed = [json.dumps(values | {"line": "1000 x faster"})]
-    values.pop("check")
-    changed.append(json.dumps(seal(values | {"runs": []})))
-    for text in changed:
-        (net / "bench.json").write_text(text)
-        (result,) = read_results([net])
-        assert result.notes == ("bench.json cannot be read as a benchmark.",) and result.bench is None
+    (net / "bench.json").write_text(json.dumps(values | {"line": "1000 x faster"}))
+    (result,) = read_results([net])
+    assert result.notes == ("bench.json cannot be read as a benchmark.",) and result.bench is None

@@ -40,7 +40,7 @@ def test_both_forms_in_one_run(tmp_path: Path) -> None:
     assert [(r["method"], r["level"]) for r in both.records[1:]] == [
         (arm, level) for arm in ("sipp-det", "sipp-det mean", "wt") for level in (1, 2)
     ]
-    assert {r["kept"] for r in both.records if r["level"] == 2} == {round(0.1 * 980)}
+    assert {r["pruned"]["kept"] for r in both.records if r["level"] == 2} == {round(0.1 * 980)}
     found = masks(both.folder, "seed0.sipp-det-mean.01")
     other = masks(both.folder, "seed0.sipp-det.01")
     assert not equal(found, other)

@@ -37,14 +37,17 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
 def test_a_pipeline_in_one_file_prunes_and_records(recipe: Recipe, tmp_path: Path) -> None:
     done = run(recipe, out=tmp_path, device="cpu")
     dense, *levels = done.records
-    assert dense["kind"] == "dense" and "keep" not in dense
+    assert dense["pruned"] is None and dense["keep"] == 1
     for level, record in enumerate(levels, start=1):
         tensors = final(done.folder, f"seed0.wt.{level:02d}")
         assert record["keep"] == pytest.approx(0.5**level, rel=1e-3)
-        for layer in record["layers"]:
+        for layer in record["pruned"]["layers"]:
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
-            assert int(mask.sum()) == layer["kept"] >= layer["nnz"] == int(weight.count_nonzero()) > 0
-            assert not bool(weight[~mask].any()) and layer["cut_after"] == (4 if level == 1 else 6)
+            assert (
+                int(mask.sum()) == layer["kept"] >= record["nonzero"][layer["name"]] == int(weight.count_nonzero()) > 0
+            )
+            assert not bool(weight[~mask].any())
+        assert [cut["after_step"] for cut in record["path"]] == [4 if level == 1 else 6]
     page = render([read_run(done.folder)])
     assert "halving: train, and lose half of the weights on the way" in page
 
@@ -58,7 +61,7 @@ def test_killed_before_at_and_after_each_change_it_goes_on_to_the_same_bits(
         nonlocal n_killed
         n_killed += 1
         is_cut = any(key.startswith("mask.") for key in tensors)
-        assert is_cut == ("keep" in values["facts"])  # masks and what is known of them travel together
+        assert is_cut == ("pruned" in values["facts"])  # masks and what is known of them travel together
 
     done = killed_at_every(3, recipe, tmp_path / "parts", monkeypatch, look)
     assert n_killed == 8 and contents(done.folder) == contents(whole.folder)  # three networks, eight checkpoints each

@@ -51,7 +51,7 @@ def test_a_run_uses_the_users_network_and_data(mine: Path) -> None:
     code = Code(net="mine_for_runs:make", data="mine_for_runs:load")
     recipe = load_recipe("digits-iterative", settings=SETTINGS, code=code)
     done = run(recipe, out=mine / "runs", device="cpu")
-    assert [r["net"] for r in done.records] == ["own"] * 3 and done.records[1]["kept"] == 60
+    assert [r["net"] for r in done.records] == ["own"] * 3 and done.records[1]["pruned"]["kept"] == 60
     torch.manual_seed(0)
     start = own_network("mine_for_runs:make").state_dict()
     still = load_recipe("digits-at-init", settings=(*SETTINGS, "train.rate=1.0e-30"), code=code)

@@ -52,19 +52,21 @@ def test_ladder_parents_and_masks(pipeline: str, tmp_path: Path) -> None:
             record = by_unit[method, level]
             weights = weights_of(found[f"seed0.{method}.{level:02d}"])
             n_kept = sum(int(mask.sum()) for _, mask in weights.values())
-            assert record["budget"] == next_budget(left, 0.5) == record["kept"] == n_kept
+            pruned = record["pruned"]
+            assert pruned["budget"] == next_budget(left, 0.5) == pruned["kept"] == n_kept
             assert record["keep"] == n_kept / 980
-            for layer in record["layers"]:
+            for layer in pruned["layers"]:
                 weight, mask = weights[layer["name"]]
                 assert not bool(weight[~mask].any())
-                assert layer["kept"] == int(mask.sum()) and layer["nnz"] == int(weight.count_nonzero()) <= layer["kept"]
+                assert layer["kept"] == int(mask.sum())
+                assert record["nonzero"][layer["name"]] == int(weight.count_nonzero()) <= layer["kept"]
                 assert layer["dead_rows"] == int((~mask.flatten(1).any(1)).sum())
                 if method != "sipp-hybrid":  # sampling re-weights
                     assert torch.equal(weight, torch.where(mask, dense[f"model.{layer['name']}"], 0.0))
                 if pipeline == "iterative" and level == 2:
                     above = weights_of(found[f"seed0.{method}.01"])[layer["name"]][1]
                     assert not bool((mask & ~above).any())
-            left = record["kept"]
+            left = pruned["kept"]
 
 
 def test_mask_and_weights_may_be_found_together_before_retraining(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_mask_and_weights_may_be_found_together_before_retraining(tmp_path: Path
     assert plain.folder.name == run_name(config_of(small("digits-iterative", *settings)))
     found = saved(joint.folder)
     for one, other in zip(plain.records[1:], joint.records[1:]):
-        assert one["kept"] == other["kept"] and one["before"]["loss"] > other["before"]["loss"]
+        assert one["keep"] == other["keep"] and one["before"]["loss"] > other["before"]["loss"]
     above, below = (weights_of(found[f"seed0.wt.{level:02d}"]) for level in (1, 2))
     for name, (weight, mask) in below.items():
         assert not bool(weight[~mask].any()) and not bool((mask & ~above[name][1]).any())
@@ -89,10 +91,10 @@ def test_mask_and_weights_may_be_found_together_before_retraining(tmp_path: Path
 def test_what_a_record_says(tmp_path: Path) -> None:
     recipe = small("digits-iterative", "prune.methods=[sipp-det, wt]", "prune.levels=1")
     dense, det, wt = run(recipe, out=tmp_path, device="cpu").records
-    assert (dense["kind"], dense["method"], dense["level"]) == ("dense", None, 0)
-    assert det["bound"]["epsilon"] > 0 and not det["bound"]["met"] and "convolution" in det["bound"]["reason"]
-    assert "before retraining" in det["bound"]["speaks_of"]  # and not of the retrained network
-    assert wt["bound"]["epsilon"] is None and "none were scored" in wt["bound"]["reason"]
+    assert (dense["pruned"], dense["method"], dense["level"]) == (None, None, 0)
+    bounds = [record["pruned"]["bound"] for record in (det, wt)]
+    assert bounds[0]["epsilon"] > 0 and not bounds[0]["met"] and "convolution" in bounds[0]["reason"]
+    assert bounds[1]["epsilon"] is None and "none were scored" in bounds[1]["reason"]
     for record in (det, wt):
         assert 0 <= record["before"]["top1"] <= record["before"]["top5"] <= 1 and record["before"]["n"] == 360
         assert record["after"] != record["before"] and record["seconds"] > 0
@@ -101,7 +103,7 @@ def test_what_a_record_says(tmp_path: Path) -> None:
 def test_at_init_scores_on_batch_statistics(tmp_path: Path) -> None:
     recipe = small("digits-at-init", "prune.methods=[sipp-det]", "prune.levels=1", "prune.batch_size=10")
     record = run(recipe, out=tmp_path, device="cpu").records[1]
-    assert "n=4 batches" in record["guarantee"]
+    assert "n=4 batches" in record["pruned"]["guarantee"]["sentence"]
 
 
 def n_revived(*, broken: bool) -> tuple[int, int]:

@@ -3,10 +3,17 @@
 import hashlib
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sipp.results.certificate import Certificate, to_json
+from sipp.results.accuracy import Accuracy
+from sipp.results.certificate import Certificate
+from sipp.results.evaluation import Evaluated, Evaluation, Inputs
+from sipp.results.jsonio import to_json
+from sipp.results.pruned import NetworkBound, PrunedFacts, PrunedLayer
+from sipp.results.run_records import NetworkRecord
 from sipp.storage.files import seal, write_json
 
 METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")
@@ -27,17 +34,25 @@ def config(
     }
 
 
-def accuracy(top1: float, top5: float | None = None, n: int = 1000) -> dict[str, Any]:
-    return {"n": n, "top1": top1, "top5": min(1.0, top1 + 0.05) if top5 is None else top5, "loss": 0.3}
+def accuracy(top1: float, top5: float | None = None, n: int = 1000) -> Accuracy:
+    five = min(1.0, top1 + 0.05) if top5 is None else top5
+    return Accuracy(n=n, n_top1=round(n * top1), n_top5=round(n * five), loss=0.3)
+
+
+HEAD = {"recipe": "r", "pipeline": "p", "net": "n", "data": "d"}
 
 
 def dense(seed: int, top1: float = 0.93) -> dict[str, Any]:
-    head = {"kind": "dense", "recipe": "r", "pipeline": "p", "net": "n", "data": "d", "seed": seed, "method": None}
-    return {**head, "level": 0, "after": accuracy(top1), "seconds": 100.0, "part_seconds": {"train": 99.5}}
+    record = NetworkRecord(
+        **HEAD, seed=seed, method=None, level=0, after=accuracy(top1), train_loss=0.1, seconds=100.0,
+        part_seconds={"train": 99.5},
+    )  # fmt: skip
+    values: dict[str, Any] = to_json(record)
+    return values
 
 
-def certificate(epsilon: float | str, *, verdict: str = "certified") -> dict[str, Any]:
-    """A certificate as `certify` writes it; of one that is not certified, 30 of 400 points were too far off."""
+def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
+    """A certificate; of one that is not certified, 30 of 400 points were too far off."""
     digest = hashlib.sha256(str(epsilon).encode()).hexdigest()
     found = Certificate(
         fixed="delta", epsilon=float(epsilon), delta=0.05, confidence=0.95,
@@ -45,47 +60,52 @@ def certificate(epsilon: float | str, *, verdict: str = "certified") -> dict[str
         pruned_hash=digest, dtype="float32", output=None, calibration_checked=True, ledger_kept=False, prior_uses=0,
     )  # fmt: skip
     assert found.verdict == verdict
-    content: dict[str, Any] = json.loads(to_json(found))
-    return content
+    return found
 
 
 def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", **changes: Any) -> str:
     """A record as `sipp eval --out` writes it, of the networks of `pruned_folder` and of these points."""
-    data = {"spec": f"{points}.npz", "kind": "file", "what": f"300 points of {points}.npz", "hash": points * 64}
-    error = {"error_mean": 0.2, "error_median": 0.1, "error_max": 1.5, "n_not_finite": 0, "same_class": 0.75}
-    loss = {"dense_loss": 0.5, "pruned_loss": 0.625}
-    hashes = {"dense_hash": "0" * 64, "pruned_hash": "0" * 64}
-    values = {"kind": "evaluation", "format": 1, "sipp": "0", **hashes, "data": data, "n_points": 300, **error, **loss}
-    return json.dumps(seal({**values, "dense_accuracy": dense, "pruned_accuracy": pruned, **changes}))
+    n = changes.pop("n_points", 800)
+    losses = ((dense, 0.5), (pruned, 0.625))
+    shares = (None if top1 is None else replace(accuracy(top1, n=n), loss=loss) for top1, loss in losses)
+    evaluated = Evaluated(
+        measured=Evaluation(n, *shares, same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5),
+        data=Inputs(f"300 points of {points}.npz", points * 64),
+        dense_hash="0" * 64,
+        pruned_hash="0" * 64,
+    )
+    return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(evaluated), **changes}))
 
 
-def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int) -> dict[str, Any]:
-    return {
-        "name": name, "n_weights": n_weights, "kept": kept, "dead_rows": dead, "eps": eps, "nnz": kept,
-        "strategies": {"det": 3, "rand": 5},
-    }  # fmt: skip
+def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int) -> PrunedLayer:
+    return PrunedLayer(
+        name=name, layer_type="Linear", n_rows=1, fan_in=n_weights, kept=kept, strategies={"det": 3, "rand": 5},
+        dead_rows=dead, eps=eps, sign_complexity=None, bound=None, kappa=None,
+    )  # fmt: skip
+
+
+def facts(layers: Sequence[PrunedLayer], *, method: str, epsilon: float | None, **changes: Any) -> PrunedFacts:
+    """What is known about a network with these layers, whose bound does not hold."""
+    kept = sum(one.kept for one in layers)
+    reason = "a heuristic" if epsilon is None else "too few calibration points (n=256, needs 400)"
+    bound = NetworkBound("paper", epsilon, 1e-16, None, reason, {})
+    known = PrunedFacts(
+        layers=tuple(layers), guarantee=None, bound=bound, method=method, budget=kept, kept=kept, seed=0
+    )
+    return replace(known, **changes)
 
 
 def level_record(
-    *, seed: int, method: str, level: int, keep: float, top1: float, layers: list[dict[str, Any]], epsilon: float | str
+    *, seed: int, method: str, level: int, keep: float, top1: float, layers: list[PrunedLayer], epsilon: float
 ) -> dict[str, Any]:
-    sipp = method.startswith("sipp")
-    kept = sum(one["kept"] for one in layers)
-    bound = {
-        "epsilon": 5e4 / keep if sipp else None,
-        "delta": 1e-16,
-        "met": False,
-        "reason": "too few calibration points (n=256, needs 400)" if sipp else "a heuristic",
-        "speaks_of": "the network before retraining, against the network it was pruned from",
-    }
-    return {
-        "kind": "level", "recipe": "r", "pipeline": "p", "net": "n", "data": "d",
-        "seed": seed, "method": method, "level": level, "keep": keep, "kept": kept, "budget": kept,
-        "n_weights": sum(one["n_weights"] for one in layers), "after": accuracy(top1), "before": accuracy(top1 / 2),
-        "bound": bound, "guarantee": "not met: too few points" if sipp else None, "certificate": certificate(epsilon),
-        "dead_rows": sum(one["dead_rows"] for one in layers), "layers": layers, "train_loss": 0.1,
-        "seconds": 110.0, "part_seconds": {"score": 4.0, "prune": 1.0, "certify": 2.0, "train": 102.5},
-    }  # fmt: skip
+    record = NetworkRecord(
+        **HEAD, seed=seed, method=method, level=level, after=accuracy(top1), before=accuracy(top1 / 2),
+        pruned=facts(layers, method=method, epsilon=5e4 / keep if method.startswith("sipp") else None),
+        certificate=certificate(epsilon), train_loss=0.1, seconds=110.0,
+        part_seconds={"score": 4.0, "prune": 1.0, "certify": 2.0, "train": 102.5},
+    )  # fmt: skip
+    values: dict[str, Any] = to_json(record)
+    return values
 
 
 def write_run(folder: Path, settings: dict[str, Any], records: list[dict[str, Any]]) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,11 @@ from report.test_result_folders import pruned_folder
 from sipp.report import read_results, render
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import read_pruned_result
-from sipp.results.certificate import Certificate, certificate_values, from_values
+from sipp.results.certificate import Certificate
 
 
-def of_measure(measure: Any, epsilon: float) -> dict[str, Any]:
-    """A certificate of this measure, as a file holds it."""
-    values = {**certificate(epsilon), "measure": measure}
-    names = Certificate.__dataclass_fields__
-    found = certificate_values(Certificate(**{name: values[name] for name in names}))
-    assert found is not None
-    return found
+def of_measure(measure: Any, epsilon: float) -> Certificate:
+    return replace(certificate(epsilon), measure=measure)
 
 
 def page(folder: Path, **changes: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
@@ -70,19 +66,15 @@ def test_tokens_are_not_compared_with_errors_of_the_output(tmp_path: Path) -> No
 
 
 def test_an_epsilon_that_was_asked_for_and_not_certified_is_no_limit(tmp_path: Path) -> None:
-    asked = from_values(certificate(0.1, verdict="not certified") | {"epsilon": 0.1, "fixed": "delta"})
-    assert isinstance(asked, Certificate)
-    values = certificate_values(Certificate(**{**vars(asked), "fixed": "epsilon"}))
-    model = read_pruned_result(pruned_folder(tmp_path / "net", certificate=values))
+    asked = replace(certificate(0.1, verdict="not certified"), fixed="epsilon")
+    model = read_pruned_result(pruned_folder(tmp_path / "net", certificate=asked))
     assert model.certified_error is None
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 0.95, 1.0, 1.25])
 def test_page_and_record_agree_on_what_is_useless(tmp_path: Path, epsilon: float) -> None:
-    values = certificate(epsilon)
-    cert = from_values(values)
-    assert isinstance(cert, Certificate)
-    text, tiles, card = page(tmp_path / "net", certificate=values)
+    cert = certificate(epsilon)
+    text, tiles, card = page(tmp_path / "net", certificate=cert)
     assert card["useless"] == (tiles["guarantee"] == "useless") == ("certificate is useless" in text) == cert.is_useless
     assert ("True but useless" in card["text"]) == card["useless"]
     cell = networks_table([read_pruned_result(tmp_path / "net")]).rows[0][1][4]

@@ -19,7 +19,7 @@ def made(folder: Path, **options: Any) -> Run:
 
 def moved(run: Run, seed: int) -> Run:
     """The same run as one of another seed."""
-    records = tuple(record.model_copy(update={"seed": seed}) for record in run.records)
+    records = tuple(replace(record, seed=seed) for record in run.records)
     return replace(run, name=f"seed{seed}", config={**run.config, "seed": seed}, records=records)
 
 
@@ -30,10 +30,10 @@ def test_seeds_and_methods_are_joined(tmp_path: Path) -> None:
     assert panel.folders == (first.name, "seed1", "seed2", first.name)
     other = replace(first, config={**first.config, "prune": {**first.config["prune"], "methods": ["lamp"]}})
     dense, *levels = first.records
-    other = replace(other, records=(dense, *(one.model_copy(update={"method": "lamp"}) for one in levels)))
+    other = replace(other, records=(dense, *(replace(one, method="lamp") for one in levels)))
     (panel,) = panels_of([first, other])
     assert panel.run.config["prune"]["methods"] == ["wt", "lamp"]
-    worse = dense.model_copy(update={"after": dense.after.model_copy(update={"top1": 0.1})})
+    worse = replace(dense, after=replace(dense.after, n_top1=100))
     assert len(panels_of([first, replace(other, records=(worse, *other.records[1:]))])) == 2  # another dense network
 
 
@@ -57,7 +57,7 @@ def test_what_differs_is_in_the_title(tmp_path: Path) -> None:
     ]
     assert [panel.title[-7:] for panel in panels_of(alike)] == [", run a", ", run b"]
     twice = render(
-        [first, replace(first, origins=(*first.origins[:-1], first.origins[-1].model_copy(update={"data": "x"})))],
+        [first, replace(first, origins=(*first.origins[:-1], replace(first.origins[-1], data="x")))],
     )
     assert twice.count('data-plot="panel') == 2
     assert 'data-plot="panel' not in render([first])

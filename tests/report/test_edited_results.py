@@ -1,26 +1,20 @@
 """Results edited by hand: what `sipp run` refuses or makes anew is not drawn; what cannot be checked is marked."""
 
-import copy
-import io
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from cli.commandline import files_in, run, three_lines
 
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError
 from sipp.experiments.recipes import Recipe, load_recipe
 from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run as run_recipe
 from sipp.report.results import read_intact_results, read_pruned_result
-from sipp.storage.files import read_json, read_sealed, seal, write_json
+from sipp.storage.files import read_json, seal, write_json
 from sipp.storage.pruned_folder import OTHER_COPY
-from sipp.storage.state_files import KEY
-from sipp.storage.tensors import metadata_in, tensors_from_bytes, tensors_to_bytes
 
 SMALL = (
     "train.epochs=1",
@@ -60,29 +54,6 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(found, tmp_path / "runs" / found.name))
 
 
-def leaves(values: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
-    """The place of every value that holds no others; of a long list, the first and the last."""
-    inner = values.items() if isinstance(values, dict) else list(enumerate(values)) if isinstance(values, list) else []
-    chosen = list(inner) if isinstance(values, dict) else list(inner)[:1] + list(inner)[1:][-1:]
-    for key, value in chosen:
-        yield from leaves(value, *path, key)
-    if not chosen:
-        yield path
-
-
-def forged(values: Any, path: tuple[Any, ...]) -> Any:
-    """A copy with another value of the same kind at this place."""
-    made = copy.deepcopy(values)
-    place = made
-    for key in path[:-1]:
-        place = place[key]
-    old = place[path[-1]]
-    others: dict[type, Any] = {bool: lambda: not old, int: lambda: old + 1, float: lambda: old * 1.5 + 1e-3}
-    others |= {str: lambda: f"{old[:-1]}{'0' if old[-1:] != '0' else '1'}", type(None): lambda: 1}
-    place[path[-1]] = others.get(type(old), lambda: ["x"])()
-    return made
-
-
 def refused(folder: Path, words: str) -> None:
     with pytest.raises(DataError) as caught:
         read_run(folder)
@@ -94,62 +65,33 @@ def test_a_whole_run_and_a_whole_network_have_no_marks(folder: Path, whole: Path
     assert read_pruned_result(whole / "net").notes == ()
 
 
-def test_every_field_of_a_manifest(folder: Path) -> None:
+@pytest.mark.parametrize("old", ['"seed"', '"epochs": 1', '"digits-cnn"'])
+def test_a_manifest_that_was_edited_is_refused_as_the_run_refuses_it(folder: Path, old: str) -> None:
     path = folder / "manifest.json"
-    good = json.loads(path.read_text())
-    n_tried = 0
-    for place in leaves(good):
-        path.write_text(json.dumps(forged(good, place)))
-        refused(folder, "manifest.json")
-        n_tried += 1
-    assert n_tried > 30
-    with pytest.raises(DataError, match="checksum"):  # as run refuses it
-        run_recipe(recipe(), out=folder.parent, device="cpu")
-    path.write_text(json.dumps({key: value for key, value in good.items() if key != "check"}))
-    refused(folder, "checksum")
-
-
-def test_a_configuration_forged_with_its_checksum_is_marked(folder: Path) -> None:
-    good = read_json(folder / "manifest.json")
-    plan = {("seed",), ("repetitions",), ("prune", "levels"), ("prune", "keeps"), ("prune", "methods", 0)}
-    for place in leaves(good["config"]):
-        write_json(folder / "manifest.json", {**good, "config": forged(good["config"], place)})
-        if place in plan:  # then some record is of no network of this plan, or one is missing
-            try:
-                notes = read_run(folder).notes
-            except DataError:
-                continue
-        else:
-            notes = read_run(folder).notes
-        assert any("its configuration was changed after it was written" in mark for mark in notes), place
-    with pytest.raises(OptionError, match="another configuration"):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, old.replace("s", "z").replace("1", "2"), 1))
+    refused(folder, "manifest.json")
+    with pytest.raises(DataError, match="checksum"):
         run_recipe(recipe(), out=folder.parent, device="cpu")
 
 
-def test_every_field_of_a_record(folder: Path) -> None:
+def test_records_are_compared_with_those_of_their_networks_and_made_anew(folder: Path) -> None:
     path = folder / "records.jsonl"
     text = path.read_text()
-    first, second = (json.loads(line) for line in text.splitlines())
-    n_tried = 0
-    for place in leaves(second):
-        path.write_text(f"{json.dumps(first)}\n{json.dumps(forged(second, place))}\n")
-        refused(folder, "records.jsonl line 2")
-        n_tried += 1
-    assert n_tried > 60
-    path.write_text(text + text.splitlines()[1] + "\n")
+    first, second = text.splitlines()
+    other = second.replace('"kept": ', '"kept": 1')
+    path.write_text(f"{first}\n{other}\n")
+    refused(folder, "records.jsonl line 2")
+    path.write_text(text + second + "\n")
     refused(folder, "line 3: seed0.sipp-det.01 is in the file twice")
-    run_recipe(recipe(), out=folder.parent, device="cpu")  # which makes the records anew
+    run_recipe(recipe(), out=folder.parent, device="cpu")
     assert path.read_text() == text and read_run(folder).notes == ()
 
 
-def test_every_field_of_the_record_beside_a_network_and_the_network_itself(folder: Path) -> None:
+def test_a_damaged_network_of_a_run_is_refused(folder: Path) -> None:
     path = folder / LEVEL / "final.safetensors"
     data = bytearray(path.read_bytes())
-    tensors = tensors_from_bytes(bytes(data), path)
-    good = json.loads(metadata_in(io.BytesIO(data))[KEY])
-    for place in leaves(good):
-        path.write_bytes(tensors_to_bytes(tensors, {KEY: json.dumps(forged(good, place))}))
-        refused(folder, "final.safetensors")
     data[-1] ^= 1
     path.write_bytes(data)
     refused(folder, "final.safetensors: SHA-256")
@@ -158,7 +100,7 @@ def test_every_field_of_the_record_beside_a_network_and_the_network_itself(folde
 def test_records_without_their_networks_are_marked_on_the_page_and_in_words(folder: Path, tmp_path: Path) -> None:
     shutil.rmtree(folder / LEVEL)
     lines = (folder / "records.jsonl").read_text().splitlines()
-    lines[1] = json.dumps(forged(json.loads(lines[1]), ("after", "top1")))
+    lines[1] = lines[1].replace('"kept": ', '"kept": 1')
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
     page = tmp_path / "page.html"
     done = run("report", folder, "--out", page)
@@ -199,60 +141,15 @@ def net(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole / "net", tmp_path / "net"))
 
 
-def test_every_field_of_a_pruned_network_s_record(net: Path, tmp_path: Path) -> None:
-    path = net / "report.json"
-    good = json.loads(path.read_text())
-    n_tried, true = 0, read_pruned_result(net)
-    for place in leaves(good):
-        path.write_text(json.dumps(forged(good, place)))
-        read = read_pruned_result(net)  # the record that counts is in the header of the weights
-        assert read.record == true.record and (true.notes, read.notes) == ((), (OTHER_COPY,))
-        n_tried += 1
-    assert n_tried > 100
+def test_a_report_that_was_edited_is_marked_and_the_one_beside_the_weights_is_shown(net: Path, tmp_path: Path) -> None:
+    path, true = net / "report.json", read_pruned_result(net)
+    for text in (path.read_text().replace('"seed": 0', '"seed": 1'), "{", json.dumps(seal({"kind": "other"}))):
+        path.write_text(text)
+        read = read_pruned_result(net)
+        assert (read.pruned, read.identity) == (true.pruned, true.identity)
+        assert (true.notes, read.notes) == ((), (OTHER_COPY,))
     done = run("report", net, "--out", tmp_path / "page.html")
     assert done.returncode == 0 and "not about this network" in (tmp_path / "page.html").read_text()
-
-
-SEALED = ("kept", "n_weights", "keep", "dead_rows", "dense_hash", "pruned_hash", "format", "kind")
-
-
-def test_a_record_sealed_anew_still_has_to_fit_the_network(net: Path) -> None:
-    path = net / "model.safetensors"
-    data, good = path.read_bytes(), read_sealed(net / "report.json")
-    end = 8 + int.from_bytes(data[:8], "little")
-
-    def store(record: dict[str, Any]) -> None:
-        header = {**json.loads(data[8:end]), "__metadata__": {"sipp record": json.dumps(seal(record))}}
-        text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-
-    store(good)
-    assert read_pruned_result(net).notes == ()
-
-    layer = [("layers", 0, key) for key in ("kept", "n_weights", "n_rows", "fan_in", "keep", "dead_rows", "name")]
-    derived = ("schema", "kind", "verdict", "k_allowed", "delta_hat", "marked", "dense_hash", "pruned_hash")
-    for place in [*((key,) for key in SEALED), *layer, *(("certificate", key) for key in derived)]:
-        store(forged(good, place))
-        with pytest.raises(DataError, match=r"model\.safetensors"):
-            read_pruned_result(net)
-    fewer = copy.deepcopy(good)  # counts that fit each other, and not the weights
-    fewer["layers"][0]["kept"] -= 9
-    fewer["layers"][0]["keep"] = fewer["layers"][0]["kept"] / fewer["layers"][0]["n_weights"]
-    fewer["kept"] -= 9
-    fewer["keep"] = fewer["kept"] / fewer["n_weights"]
-    store(fewer)
-    with pytest.raises(DataError, match="does not fit its weights"):
-        read_pruned_result(net)
-    words = {**good, "certificate": {**good["certificate"], "sentence": "No error at all."}}
-    store(words)
-    shown = read_pruned_result(net).record.certificate
-    assert shown is not None and "No error" not in shown.sentence  # the words on the page are those of the counts
-
-
-def test_a_copy_of_the_record_sealed_anew_changes_nothing_but_the_marks(net: Path) -> None:
-    good, path = read_pruned_result(net).record, net / "report.json"
-    path.write_text(json.dumps(seal(forged(read_sealed(path), ("kept",)))))
-    assert read_pruned_result(net).record == good and read_pruned_result(net).notes == (OTHER_COPY,)
 
 
 def test_the_network_of_a_record(net: Path) -> None:

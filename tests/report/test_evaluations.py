@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,16 @@ from sipp.report import figure_names, read_results, render
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
-from sipp.results.certificate import AccuracyCertificate, to_json
+from sipp.results.certificate import AccuracyCertificate
+from sipp.results.certificate import to_json as certificate_text
 from sipp.results.display import percent_up, points_up
+from sipp.results.evaluation import Evaluation
+from sipp.results.jsonio import to_json
+from sipp.results.repair import Repair
+from sipp.results.text_scores import TextScores
 from sipp.storage.files import seal
+
+REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")
 
 
 def network(folder: Path, *records: str, **changes: Any) -> Path:
@@ -49,12 +57,23 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
 
 
 def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> None:
-    page = shown(network(tmp_path / "net", evaluation(None, None, dense_loss=None, pruned_loss=None)))
+    page = shown(network(tmp_path / "net", evaluation(None, None)))
     assert "The output moved by 20 % of its norm on average" in page
     assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
-    nothing = dict.fromkeys(("error_mean", "error_median", "error_max"))
-    page = shown(network(tmp_path / "nan", evaluation(None, None, n_not_finite=7, **nothing)))
-    assert "An output is not finite on 7 inputs" in page
+    infinite = Evaluation(300, None, None, 0.75, math.inf, 0.1, math.inf, n_not_finite=7)
+    page = shown(network(tmp_path / "nan", evaluation(None, None, measured=to_json(infinite))))
+    assert "An output is not finite" in page and "not finite on 7 of 300 inputs" in page
+
+
+def test_a_language_model_has_its_perplexity_on_its_page(tmp_path: Path) -> None:
+    scores = TextScores(12, 64, 700, loss=3.0, dense_loss=2.5, kl=0.25, same_token=0.75)
+    page = shown(network(tmp_path / "net", evaluation(None, None, measured=to_json(scores))))
+    assert (
+        "Perplexity is 20.09 after pruning, 12.18 before" in page and "the perplexity is 20.09 (before: 12.18)" in page
+    )
+    tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
+    assert tiles["perplexity"] == "12.18 \u2192 20.09" and "0.25 nats per token" in page
+    assert "Measure its accuracy" not in page and "not finite" not in page
 
 
 @pytest.mark.parametrize(
@@ -62,10 +81,8 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
     [
         ({"pruned_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
         ({"dense_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
-        ({"pruned_accuracy": 1.5}, "cannot be read as an evaluation."),
-        ({"pruned_accuracy": None}, "cannot be read as an evaluation."),
-        ({"n_points": 0}, "cannot be read as an evaluation."),
-        ({"format": 2}, "cannot be read as an evaluation."),
+        ({"data": None}, "cannot be read as an evaluation."),
+        ({"measured": {"n_points": "many"}}, "cannot be read as an evaluation."),
     ],
 )
 def test_evaluations_of_other_networks_or_with_faults_are_not_shown(
@@ -76,7 +93,7 @@ def test_evaluations_of_other_networks_or_with_faults_are_not_shown(
 
 
 def test_a_number_that_was_changed_is_not_shown(tmp_path: Path) -> None:
-    text = evaluation(0.9, 0.875).replace("0.875", "0.895")
+    text = evaluation(0.9, 0.875).replace("0.625", "0.125")
     found = read_pruned_result(network(tmp_path / "net", text))
     assert found.evaluations == {} and found.notes[-1] == "eval0.json cannot be read as an evaluation."
 
@@ -86,7 +103,7 @@ def several(tmp_path: Path) -> list[Path]:
     """Three networks of one parent: two were measured on the same points, one of them on more points too."""
     return [
         network(tmp_path / "wt", evaluation(0.9, 0.8), evaluation(0.5, 0.4, points="b", n_points=900), method="wt"),
-        network(tmp_path / "wt-r", evaluation(0.9, 0.85), method="wt", repair=True),
+        network(tmp_path / "wt-r", evaluation(0.9, 0.85), method="wt", repair=REPAIR),
         network(tmp_path / "lamp", evaluation(0.5, 0.45, points="c"), method="lamp", kept=(5, 5)),
     ]
 
@@ -121,12 +138,12 @@ def accuracy_claim(n_lost: int = 9) -> AccuracyCertificate:
 
 def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_path: Path) -> None:
     """Beside a certificate of the outputs too; of two the one that allows more, and no advice to make one."""
-    own = {**certificate(0.0421), "dense_hash": "0" * 64, "pruned_hash": "0" * 64}
+    own = replace(certificate(0.0421), dense_hash="0" * 64, pruned_hash="0" * 64)
     folder = pruned_folder(tmp_path / "net", certificate=own)
     (folder / "eval.json").write_text(evaluation(0.9, 0.875))
     assert "sipp certify --accuracy bounds the loss on new inputs" in shown(folder)
-    (folder / "accuracy.json").write_text(to_json(accuracy_claim()))
-    (folder / "other.json").write_text(to_json(accuracy_claim(n_lost=5)))
+    (folder / "accuracy.json").write_text(certificate_text(accuracy_claim()))
+    (folder / "other.json").write_text(certificate_text(accuracy_claim(n_lost=5)))
     (result,) = read_results([folder])
     assert isinstance(result, PrunedModel)
     (tile,) = [one for one in tiles_of(result) if one.name == "guarantee"]
@@ -139,9 +156,9 @@ def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_pat
 
 
 def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) -> None:
-    own = {**certificate(0.0421), "dense_hash": "0" * 64, "pruned_hash": "0" * 64}
+    own = replace(certificate(0.0421), dense_hash="0" * 64, pruned_hash="0" * 64)
     for name, more, lines in (
-        ("shell", {"model": "my:net", "weights": "my.pt"}, (
+        ("shell", {"model": "my:net", "weights": "my.pt", "rest": {"asked": {}}}, (
             "sipp export shell --model my:net --to small --out small.safetensors",
             'import sipp, my; fast = sipp.sparse(sipp.load("small.safetensors", my.net()), example)',
         )),
@@ -161,7 +178,7 @@ def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> Non
     for has_claim in (False, True):
         table = networks_table([one for one in read_results(several) if isinstance(one, PrunedModel)])
         assert ("certified drop" in table.head) == has_claim
-        (several[1] / "accuracy.json").write_text(to_json(claim))
+        (several[1] / "accuracy.json").write_text(certificate_text(claim))
     limit = math.ceil(1e4 * claim.drop_upper) / 100
     assert {name: row[-1].text for name, row in table.rows} == {
         "wt": "none",

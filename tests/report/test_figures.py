@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from report.synthetic import big_run, config, dense, write_run
+from report.synthetic import big_run, config, layer, level_record, write_run
 
 from sipp.experiments.runs.reading import Run
 from sipp.report import figures, series
@@ -19,7 +19,6 @@ NAMES = {
     "delta-top1", "delta-top5", "top1", "top5", "before-top1", "certified-epsilon", "theory-epsilon",
     "layers-keep", "layers-epsilon",
 }  # fmt: skip
-LAYER = {"name": "a", "n_weights": 4, "kept": 2, "dead_rows": 0, "eps": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +114,12 @@ def test_an_unfinished_run_has_the_figures_it_can_have(tmp_path: Path) -> None:
 def test_hostile_names_and_equal_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "FORMATS", ("png",))
     name = r"$\frac{a$ <b> \\ _"
+    layers = [layer(name, 10, 5, eps=None, dead=0)]
     runs = [
         write_run(
             tmp_path / folder / "run",
             config(name=name, pipeline="at-init", methods=(name,), n_levels=1, n_seeds=1),
-            [{**dense(0), "method": name, "level": 1, "keep": 0.5, "layers": [LAYER | {"name": name}]}],
+            [level_record(seed=0, method=name, level=1, keep=0.5, top1=0.5, layers=layers, epsilon=0.1)],
         )
         for folder in ("a", "b")
     ]

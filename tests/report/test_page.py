@@ -2,11 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report.synthetic import big_run, certificate, config, dense, write_run
+from report.synthetic import big_run, certificate, config, dense, facts, layer, write_run
 from report.test_result_folders import pruned_folder
 from typer.testing import CliRunner
 
@@ -17,7 +18,8 @@ from sipp.experiments.runs.reading import read_run
 from sipp.report.plots import statement_cards
 from sipp.report.rendering import embedded, render
 from sipp.report.results import read_results
-from sipp.results.schemas import BoundRecord
+from sipp.results.jsonio import to_json
+from sipp.results.pruned import Coverage, Guarantee, NetworkBound
 from sipp.storage.files import read_json, write_json
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -130,11 +132,10 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u
 def test_hostile_names_are_only_text(tmp_path: Path) -> None:
     settings = config(name=HOSTILE, pipeline=HOSTILE, methods=(HOSTILE,), n_levels=1, n_seeds=1)
     settings["net"] = settings["data"]["name"] = settings["train"]["x" + HOSTILE] = HOSTILE
-    record = {**dense(0), "method": HOSTILE, "level": 1, "keep": 0.5, "guarantee": HOSTILE}
-    record["layers"] = [{"name": HOSTILE, "n_weights": 2, "kept": 1, "dead_rows": 0, "eps": 1.0}]
-    record["certificate"] = {"verdict": HOSTILE}
+    known = facts([layer(HOSTILE, 2, 1, eps=1.0, dead=0)], method=HOSTILE, epsilon=1.0)
+    record = {**dense(0), "method": HOSTILE, "level": 1, "pruned": to_json(known), "why_no_certificate": HOSTILE}
     run = write_run(tmp_path / "run", settings, [dense(0), record])
-    pruned_folder(tmp_path / "net", method=HOSTILE, extra=HOSTILE)
+    pruned_folder(tmp_path / "net", method=HOSTILE, rest={"extra": HOSTILE})
     made = render(read_results([run, tmp_path / "net"]))
     assert faults(made) == []
     assert made.count("<script") == 2 and "<img" not in made
@@ -173,7 +174,7 @@ def test_the_page_keeps_its_caveats(page: str) -> None:
 
 
 def test_a_pruned_model(tmp_path: Path) -> None:
-    folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501), model="my:net")
+    folder = pruned_folder(tmp_path / "net", certificate=certificate(0.2501), model="my:net", rest={"asked": {}})
     made = render(read_results([folder]))
     assert faults(made) == []
     assert "the output stays within 25.1 % of the original (95 % confidence)" in made  # rounded up
@@ -185,7 +186,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     )
     assert "2 rows in 1 layer lost all weights" in made
     assert "0.weight keeps" not in made and "1.weight keeps the smallest share" in made
-    refused = pruned_folder(tmp_path / "no", certificate=certificate("inf", verdict="not certified"))
+    refused = pruned_folder(tmp_path / "no", certificate=certificate(float("inf"), verdict="not certified"))
     assert "Certificate: not certified" in render(read_results([refused]))
 
 
@@ -228,8 +229,11 @@ def test_figures_of_nothing_are_refused(tmp_path: Path, n_records: int) -> None:
     assert "nothing to draw" in str(done.exception) and not (tmp_path / "page.html").exists()
 
 
-def test_a_contradicted_bound_is_called_so_by_its_field_not_by_its_words() -> None:
-    bound = BoundRecord(epsilon=2.0, met=False, reason="zeros")
-    for contradicted, word in ((True, "Contradicted by the data, so"), (False, "Not met, so")):
-        card = statement_cards(None, bound, "contradicted by the data: zeros", contradicted=contradicted)[-1]
+def test_a_contradicted_bound_is_called_so() -> None:
+    of_layers = Coverage(0.1, 0.95, 30, 1)
+    for n_never_above, word in ((50, "Contradicted by the data, so"), (0, "Not met, so")):
+        guarantee = Guarantee(1e-16, 300, 400, "inputs", 3.0, 3.0, "zeros", 60, n_never_above, of_layers)
+        bound = NetworkBound("paper", 2.0, 1e-16, guarantee, "zeros", {})
+        known = facts([layer("a", 2, 1, eps=1.0, dead=0)], method="sipp-det", epsilon=2.0)
+        card = statement_cards(replace(known, bound=bound, guarantee=guarantee), None)[-1]
         assert card["text"].startswith(word)

@@ -1,15 +1,23 @@
 """Folders that are whole, unfinished, broken or something else."""
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
-from report.synthetic import big_run, certificate
+from report.synthetic import big_run, certificate, facts, layer
 
 from sipp.errors import DataError
 from sipp.experiments.runs.reading import Run, read_run
 from sipp.report.results import PrunedModel, read_pruned_result, read_results
+from sipp.results.certificate import Certificate
+from sipp.results.jsonio import to_json
+from sipp.results.pruned import NetworkBound
+from sipp.results.stored import Identity
 from sipp.storage.files import seal
 
 
@@ -18,28 +26,23 @@ def folder(tmp_path: Path) -> Path:
     return big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
 
 
-def pruned_folder(folder: Path, *, kept: tuple[int, int] = (9, 20), **changes: Any) -> Path:
-    """A record as `sipp prune` leaves it, without its network."""
+def pruned_folder(
+    folder: Path, *, kept: tuple[int, int] = (9, 20), certificate: Certificate | None = None, kind: str = "pruned",
+    model: str = "", weights: str | None = None, rest: Mapping[str, Any] = MappingProxyType({}), **changes: Any,
+) -> Path:  # fmt: skip
+    """A report as `sipp prune` leaves it, without its network."""
     layers = [
-        {"name": "0.weight", "n_rows": 4, "fan_in": 9, "n_weights": 36, "kept": kept[0], "eps": 1.5, "dead_rows": 2},
-        {
-            "name": "1.weight",
-            "n_rows": 10,
-            "fan_in": 10,
-            "n_weights": 100,
-            "kept": kept[1],
-            "eps": None,
-            "dead_rows": 0,
-        },
+        replace(layer("0.weight", 36, kept[0], eps=1.5, dead=2), n_rows=4, fan_in=9),
+        replace(layer("1.weight", 100, kept[1], eps=None, dead=0), n_rows=10, fan_in=10),
     ]
-    layers = [{**layer, "keep": layer["kept"] / layer["n_weights"]} for layer in layers]  # type: ignore[operator]
-    bound = {"epsilon": 12.5, "delta": 1e-16, "met": False, "reason": "too few points"}
-    counts = {"kept": sum(kept), "n_weights": 136, "dead_rows": 2, "keep": sum(kept) / 136}
-    values = {"kind": "pruned", "format": 2, "method": "sipp-hybrid", "layers": layers, "bound": bound, "seed": 3}
-    certified = changes.get("certificate") or {}
-    hashes = {key: certified.get(key, "0" * 64) for key in ("dense_hash", "pruned_hash")}
+    known = facts(layers, **{"method": "sipp-hybrid", "epsilon": 12.5, "seed": 3, **changes})
+    hashes = ("0" * 64, "0" * 64) if certificate is None else (certificate.pruned_hash, certificate.dense_hash)
+    identity = Identity(
+        model=model, pruned_hash=hashes[0], dense_hash=hashes[1], certificate=certificate, weights=weights
+    )
     folder.mkdir(parents=True)
-    (folder / "report.json").write_text(json.dumps(seal({**values, **counts, **hashes, **changes})))
+    values = {"kind": kind, **to_json(identity), **to_json(known), **rest}
+    (folder / "report.json").write_text(json.dumps(seal(values)))
     return folder
 
 
@@ -47,7 +50,7 @@ def test_a_finished_run_is_read(folder: Path) -> None:
     run = read_run(folder)
     assert run.finished and run.n_stages == len(run.records) == 5
     assert run.records[0].method is None and run.records[0].keep == 1.0
-    assert run.records[1].layers[0].n_weights == 432 and run.records[1].certificate is not None
+    assert run.records[1].pruned.layers[0].n_weights == 432 and run.records[1].certificate is not None
 
 
 def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
@@ -66,10 +69,9 @@ def test_an_unfinished_run(folder: Path) -> None:
 
 def test_a_pruned_model(tmp_path: Path) -> None:
     pruned = read_pruned_result(pruned_folder(tmp_path / "net"))
-    assert [layer.dead_rows for layer in pruned.record.layers] == [2, 0]
-    assert [layer.n_weights for layer in pruned.record.layers] == [36, 100]
-    assert pruned.record.bound is not None and not pruned.record.bound.holds and pruned.record.certificate is None
-    assert pruned.record.model_extra is not None and pruned.record.model_extra["seed"] == 3
+    assert [one.dead_rows for one in pruned.pruned.layers] == [2, 0]
+    assert [one.n_weights for one in pruned.pruned.layers] == [36, 100]
+    assert not pruned.pruned.bound.holds and pruned.identity.certificate is None and pruned.pruned.seed == 3
 
 
 def change(record: dict[str, Any], key: str, value: Any) -> str:
@@ -84,15 +86,14 @@ def change(record: dict[str, Any], key: str, value: Any) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        ("after.top1", "high", "top1"),
+        ("after.n_top1", "high", "n_top1"),
         ("after", None, "after"),
-        ("keep", True, "keep"),
         ("level", 3, "no network of this run"),
-        ("layers.0.kept", -1, "kept"),
+        ("pruned.layers.0.kept", "all", "kept"),
         ("method", 7, "method"),
-        ("bound", [], "bound"),
-        ("bound.epsilon", "many", "epsilon"),
-        ("certificate.violations", 40, "certificate"),
+        ("pruned.bound", [], "bound"),
+        ("pruned.bound.epsilon", "many", "epsilon"),
+        ("certificate.violations", "40", "violations"),
         ("seconds", None, "seconds"),
         ("part_seconds.train", "1", "train"),
     ],
@@ -129,12 +130,15 @@ def test_other_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be read as a folder"):
         read_results([tmp_path / "file"])
-    with pytest.raises(DataError, match="not a record of"):
+    with pytest.raises(DataError, match="not a report of"):
         read_pruned_result(pruned_folder(tmp_path / "net", kind="other"))
 
 
-def test_a_bound_is_met_only_where_the_record_says_so_and_gives_it(tmp_path: Path) -> None:
-    for index, (met, epsilon, expected) in enumerate([(True, 0.5, True), (True, None, False), ("yes", 0.5, False)]):
-        bound = {"epsilon": epsilon, "delta": 0.1, "met": met, "reason": ""}
-        read = read_pruned_result(pruned_folder(tmp_path / str(index), bound=bound)).record.bound
-        assert read is not None and read.holds is expected
+def test_a_bound_promises_something_only_if_it_is_met_and_finite(tmp_path: Path) -> None:
+    for index, (reason, epsilon, expected) in enumerate([("", 0.5, True), ("", None, False), ("few", 0.5, False)]):
+        bound = NetworkBound("paper", epsilon, 0.1, None, reason, {})
+        read = read_pruned_result(pruned_folder(tmp_path / str(index), bound=bound)).pruned.bound
+        assert read == bound and read.holds is expected
+    infinite = replace(bound, epsilon=math.inf, reason="")
+    read = read_pruned_result(pruned_folder(tmp_path / "inf", bound=infinite)).pruned.bound
+    assert read == infinite and not read.holds

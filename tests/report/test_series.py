@@ -9,6 +9,7 @@ from report.synthetic import certificate, config, dense, layer, level_record, wr
 from sipp.experiments.runs.reading import Run, read_run
 from sipp.report import numbers, run_article, series
 from sipp.results.display import percent_up
+from sipp.results.jsonio import to_json
 
 
 def small_run(folder: Path, *, pipeline: str = "iterative", n_seeds: int = 2, without: tuple[int, ...] = ()) -> Run:
@@ -91,9 +92,7 @@ def test_compilation_is_no_part_of_the_time(tmp_path: Path) -> None:
     run = small_run(tmp_path)
     assert series.compiling_of(run) is None and "Compilation" not in run_article.time_finding(run).detail
     first = run.records[1]  # of sipp-det
-    slow = first.model_copy(
-        update={"seconds": first.seconds + 7, "part_seconds": {**first.part_seconds, "compile": 7.0}}
-    )
+    slow = replace(first, seconds=first.seconds + 7, part_seconds={**first.part_seconds, "compile": 7.0})
     after = replace(run, records=(run.records[0], slow, *run.records[2:]))
     assert series.times(after) == series.times(run) and series.seconds_of(after) == series.seconds_of(run)
     assert "Compiling, once after an install, took 7 s and is not counted." in run_article.time_finding(after).detail
@@ -102,12 +101,12 @@ def test_compilation_is_no_part_of_the_time(tmp_path: Path) -> None:
 def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) -> None:
     part = layer("a", 10, 5, eps=1.0, dead=0)
     records = []
-    for seed, epsilon in ((0, 0.1), (1, "inf")):
+    for seed, epsilon in ((0, 0.1), (1, float("inf"))):
         for level in (1, 2):
             value = epsilon if level == 2 else 0.1
             one = level_record(seed=seed, method="wt", level=level, keep=0.5, top1=0.5, layers=[part], epsilon=0.1)
             verdict = "certified" if value == 0.1 else "not certified"
-            records.append({**one, "certificate": certificate(value, verdict=verdict)})
+            records.append({**one, "certificate": to_json(certificate(value, verdict=verdict))})
     settings = config(name="s", pipeline="iterative", methods=("wt",), n_levels=2, n_seeds=2)
     (curve,) = series.certified_curves(read_run(write_run(tmp_path / "r", settings, records)))
     assert [point.n for point in curve.points] == [2]  # a mean over the finite ones would look better than it is

@@ -5,7 +5,7 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from report.test_result_folders import pruned_folder
 
 from sipp.report.rendering import render
 from sipp.report.results import read_results
+from sipp.results.pruned import OutputChange
 from sipp.results.repair import FittedLayer, Repair
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
@@ -37,14 +38,14 @@ return grave.map((one) => one.id + " " + one.nodes[0].html);
 """
 
 
-def repaired(after: float) -> dict[str, Any]:
+def repaired(after: float) -> Repair:
     layers = (
         FittedLayer("0.weight", "searched", 4, ridge=1e-3, error_before=0.5, error_after=after),
         FittedLayer("1.weight", "unfitted", 4, left_alone="its input is not seen"),
     )
     counts = {"n_fit": 90, "n_validation": 10, "n_test": 10}
     errors = {"output_before": 0.8, "output_refit": after, "output_after": after, "output_validation": after}
-    return asdict(Repair(layers, **counts, **errors, polish=None, undone=""))
+    return Repair(layers, **counts, **errors, polish=None, undone="")
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +57,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for index, (arm, kept, epsilon) in enumerate(
         [("wt", (9, 20), 1.25), ("wt", (12, 40), 0.4), ("sipp-blend", (9, 20), 0.5), ("repaired", (9, 20), 0.2)]
     ):
-        own = {**certificate(epsilon), "dense_hash": "a" * 64, "pruned_hash": f"{index:064x}"}
-        more: dict[str, Any] = (
-            {"method": arm} if arm != "repaired" else {"method": "wt", "repair": True, "repaired": repaired(0.1)}
-        )
-        made = pruned_folder(nets / f"n{index}", kept=kept, certificate=own, moved={"error": 2 * epsilon}, **more)
-        hashes = {key: own[key] for key in ("dense_hash", "pruned_hash")}
+        own = replace(certificate(epsilon), dense_hash="a" * 64, pruned_hash=f"{index:064x}")
+        more: dict[str, Any] = {"method": arm} if arm != "repaired" else {"method": "wt", "repair": repaired(0.1)}
+        moved = OutputChange(2 * epsilon, 10, is_held_back=True)
+        made = pruned_folder(nets / f"n{index}", kept=kept, certificate=own, moved=moved, **more)
+        hashes = {key: getattr(own, key) for key in ("dense_hash", "pruned_hash")}
         (made / "eval.json").write_text(evaluation(0.9, 0.9 - epsilon / 5, **hashes))
     return {
         "run": render(read_results([run])),

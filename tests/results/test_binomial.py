@@ -207,7 +207,7 @@ def test_sentences_say_the_numbers_and_never_more():
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(0.123456789, "0.1235"), (0.12341, "0.1235"), (0.5, "0.5")])
 def test_the_sheet_has_few_digits_and_rounds_limits_up(epsilon, shown):
-    (line,) = (one for one in str(certificate(epsilon=epsilon)).splitlines() if one.startswith("  epsilon "))
+    (line,) = (one for one in str(certificate(epsilon=epsilon)).splitlines() if one.startswith(" epsilon "))
     assert line.split()[1] == shown and float(shown) >= epsilon
     assert f'"epsilon": {epsilon}' in records.to_json(certificate(epsilon=epsilon))  # the record keeps all digits
 

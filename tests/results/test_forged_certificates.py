@@ -121,7 +121,7 @@ def test_flags_without_a_witness_are_told_and_with_one_are_checked(tmp_path: Pat
     cert = made("delta", ledger)
     alone = verify(cert, *networks(), HOLDOUT)
     assert alone and all(believed(name, alone.unchecked) for name in ("calibration_checked", "prior_uses"))
-    assert "not checked: ledger_kept, prior_uses" in str(alone)
+    assert "not checked:     ledger_kept, prior_uses" in str(alone)
     whole = verify(cert, *networks(), HOLDOUT, calibration=CALIBRATION, ledger=ledger)
     assert whole and not any(believed(n, whole.unchecked) for n in ("calibration_checked", "prior_uses", "ledger_kept"))
 

@@ -39,22 +39,29 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "deep" / "net")
     assert sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME]
     record, notes = read_pruned(folder)
-    assert (record.kept, record.method, record.dense_hash, notes) == (pruned.kept, "sipp-blend", None, ())
+    assert (record.pruned.kept, record.pruned.method, record.identity.dense_hash, notes) == (
+        pruned.kept,
+        "sipp-blend",
+        None,
+        (),
+    )
     state = load_file(folder / WEIGHTS_NAME)
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
     values = json.loads((folder / RECORD_NAME).read_text())
-    assert values["repair"] is True and values["model"] == "torch.nn.modules.container.Sequential"
+    assert values["repair"]["layers"] and values["model"] == "torch.nn.modules.container.Sequential"
 
 
 def test_inputs_that_are_too_many_for_a_header_are_left_out_with_a_word(
     pruned: sipp.Pruned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(pruned.seen) > 50 and len(read_pruned(sipp.save_folder(pruned, tmp_path / "a"))[0].seen) > 50 * 16
+    assert (
+        len(pruned.seen) > 50 and len(read_pruned(sipp.save_folder(pruned, tmp_path / "a"))[0].identity.seen) > 50 * 16
+    )
     monkeypatch.setattr(pruned_folder, "MOST_SEEN", 50 * 16)
     with pytest.warns(UserWarning, match="too many inputs"):
         folder = sipp.save_folder(pruned, tmp_path / "b")
     record, notes = read_pruned(folder)
-    assert (record.seen, record.seen_all, record.kept, notes) == ("", False, pruned.kept, ())
+    assert (record.identity.seen, record.identity.seen_all, record.pruned.kept, notes) == ("", False, pruned.kept, ())
 
 
 def test_a_record_that_fits_no_header_is_refused_in_words() -> None:
@@ -66,7 +73,7 @@ def test_a_certificate_says_what_was_dense(
     dense: nn.Module, pruned: sipp.Pruned, certificate: object, tmp_path: Path
 ) -> None:
     record, _ = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
-    assert record.dense_hash == model_hash(dense) and record.certificate is not None
+    assert record.identity.dense_hash == model_hash(dense) and record.identity.certificate == certificate
     other = sipp.prune(dense, None, keep=0.2, method="wt")
     with pytest.raises(OptionError, match="another network"):
         sipp.save_folder(other, tmp_path / "other", certificate=certificate)  # type: ignore[arg-type]
@@ -92,7 +99,7 @@ def test_a_link_in_a_folder_of_others_is_not_written_through(
 def test_only_a_folder_of_the_same_kind_is_replaced(dense: nn.Module, pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "net")
     sipp.save_folder(sipp.prune(dense, None, keep=0.25, method="wt"), folder)
-    assert read_pruned(folder)[0].method == "wt"
+    assert read_pruned(folder)[0].pruned.method == "wt"
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("three years")
@@ -129,4 +136,4 @@ def test_another_network_put_into_the_folder_is_shown_as_itself(pruned: sipp.Pru
         next(other.model.parameters()).mul_(2)
     (sipp.save_folder(other, tmp_path / "other") / WEIGHTS_NAME).replace(folder / WEIGHTS_NAME)
     record, notes = read_pruned(folder)
-    assert record.pruned_hash == model_hash(other.model) and notes == (OTHER_COPY,)
+    assert record.identity.pruned_hash == model_hash(other.model) and notes == (OTHER_COPY,)

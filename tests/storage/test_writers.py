@@ -177,10 +177,10 @@ def test_a_save_during_another_save_leaves_one_complete_folder(
         else:
             sipp.save_folder(slow, folder)
     record, _ = read_pruned(folder)
-    assert record.pruned_hash == state_hash(load_file(folder / WEIGHTS_NAME))
+    assert record.identity.pruned_hash == state_hash(load_file(folder / WEIGHTS_NAME))
     assert dies or (is_pair(folder) and sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME])
     sipp.save_folder(slow, folder)
-    assert is_pair(folder) and read_pruned(folder)[0].pruned_hash == model_hash(slow.model)
+    assert is_pair(folder) and read_pruned(folder)[0].identity.pruned_hash == model_hash(slow.model)
 
 
 def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
@@ -201,7 +201,7 @@ def test_a_save_that_was_cut_short_is_shown_as_what_it_is(
             with pytest.raises(KeyboardInterrupt):
                 sipp.save_folder(new, folder)
         record, marks = read_pruned(folder)
-        assert record.pruned_hash == model_hash(new.model) and marks == (OTHER_COPY,)
+        assert record.identity.pruned_hash == model_hash(new.model) and marks == (OTHER_COPY,)
     found, broken = read_intact_results([tmp_path])
     assert len(found) == 2 and not broken
     assert (tmp_path / "net" / RECORD_NAME).read_bytes() == report

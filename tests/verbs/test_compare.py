@@ -58,7 +58,7 @@ def test_every_row_is_a_pruning_by_hand(with_holdout: bool, monkeypatch: pytest.
         assert row.error == pytest.approx(error, rel=1e-5), row.name
         assert row.same == pytest.approx(same) and row.kept == pruned.kept
         assert row.accuracy == pytest.approx(float((answers == test[1]).double().mean()))
-        assert row.dead_rows == sum(len(layer.dead_rows) for layer in pruned.layers)
+        assert row.dead_rows == sum(layer.dead_rows for layer in pruned.layers)
     with torch.no_grad():
         right = (net()(test[0]).argmax(1) == test[1]).double().mean()
     assert found.dense_accuracy == pytest.approx(float(right))

@@ -25,10 +25,9 @@ from sipp.cli.options import StoredOptions
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
 from sipp.experiments.training.setup import threads
 from sipp.native import pytree
-from sipp.report.numbers import counted
 from sipp.report.summary import claim_of
-from sipp.results.bench import BENCH_FORMAT, BENCH_KIND, BenchBytes, BenchRecord, BenchRun, BenchStep
-from sipp.results.display import size_words
+from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep
+from sipp.results.display import counted, size_words
 from sipp.results.network_hash import model_hash
 from sipp.results.speed import speed_of
 from sipp.runtime.examples import call_of, output_difference
@@ -40,7 +39,7 @@ TRIALS = 2  # of each memory format
 MS = 1e3
 
 
-def bench_file(asked: StoredOptions, *, n_points: int, n_threads: int | None, repeats: int) -> BenchRecord:
+def bench_file(asked: StoredOptions, *, n_points: int, n_threads: int | None, repeats: int) -> Bench:
     """Measures a stored network, with one input per call and with `n_points`."""
     stored = stored_network(asked.file, asked.model)
     with threads(n_threads), naming_option(f"FILE {asked.file}", "see sipp bench --help"):
@@ -77,11 +76,10 @@ def _time_calls(model: nn.Module, fast: Sparse, example: Any, repeats: int) -> B
         tried = [min(times) for times in alternate(*ways, repeats=TRIALS)]
         dense = ways[tried.index(min(tried))]
         taken = alternate(lambda: [fast(*args, **kwargs) for _ in range(n_calls)], dense, repeats=repeats)
-    speed = speed_of(*taken)
     sparse_ms, dense_ms = (MS * statistics.median(times) / n_calls for times in taken)
     n_points = next(len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
     return BenchRun(
-        n_points=n_points, dense_ms=dense_ms, sparse_ms=sparse_ms, ratio=speed.ratio, low=speed.low, high=speed.high,
+        n_points=n_points, dense_ms=dense_ms, sparse_ms=sparse_ms, faster=speed_of(*taken),
         runs_dense=fast.latest.is_dense, off_by=gap,
     )  # fmt: skip
 
@@ -104,7 +102,7 @@ def _channels_last(value: Any) -> Any:
     return value.contiguous(memory_format=torch.channels_last) if is_image else value
 
 
-def _make_record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> BenchRecord:
+def _make_record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], images: list[str]) -> Bench:
     contents = stored.contents
     is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [
@@ -126,11 +124,8 @@ def _make_record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], imag
         + (f"certified: {certified}; " if certified else "not certified; ")
         + f"{counted(best.n_points, 'input')} per call, {counted(n_threads, 'thread')}: {best.words}"
     )
-    return BenchRecord(
-        images=images[0] if images else None,
-        kind=BENCH_KIND,
-        format=BENCH_FORMAT,
-        sipp=sipp.__version__,
+    return Bench(
+        images=images[0] if images else "",
         machine=f"{_processor()}, torch {torch.__version__}",
         n_threads=n_threads,
         network=stored.name,
@@ -142,7 +137,7 @@ def _make_record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], imag
         runs=tuple(runs),
         steps=tuple(steps),
         step_points=fast.latest.chunk or best.n_points,
-        certified=certified or None,
+        certified=certified,
         line=line,
     )  # fmt: skip
 

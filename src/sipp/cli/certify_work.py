@@ -23,7 +23,7 @@ from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.results.certificate import AnyCertificate, from_json, to_json
 from sipp.results.display import listed
 from sipp.results.hashing import SeenPoints, seen_points, with_all_points
-from sipp.results.schemas import PrunedRecord
+from sipp.results.stored import Identity
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import is_pruned_folder
 from sipp.verbs.certify import certify_accuracy
@@ -41,7 +41,7 @@ def run_certify(request: CertifyRequest) -> Answer:
     reader = Reader(dense, request.model, request.inputs)
     fresh, seen = reader.holdout(request.holdout, request.points), None
     folder = _read_folder(request.pruned)
-    recorded = None if folder is None else _points_seen(folder.record)
+    recorded = None if folder is None else _points_seen(folder.identity)
     known: Known = recorded
     if request.calibration is not None:
         seen = reader.draw(reader.open(request.calibration, option="--calibration"), None)
@@ -67,7 +67,7 @@ def _read_folder(pruned: Path) -> PrunedModel | None:
         return None
 
 
-def _points_seen(record: PrunedRecord) -> SeenPoints | None:
+def _points_seen(record: Identity) -> SeenPoints | None:
     """The points used for pruning, if recorded by the same versions of sipp and torch."""
     is_same = (record.sipp, record.torch) == (sipp.__version__, str(torch.__version__))
     return seen_points(record.seen, is_all=record.seen_all) if record.seen and is_same else None
@@ -75,12 +75,12 @@ def _points_seen(record: PrunedRecord) -> SeenPoints | None:
 
 def _reuse_warning(request: CertifyRequest, folder: PrunedModel | None, certificate: AnyCertificate) -> str:
     """A warning if other certificates in the folder used the same points, else empty."""
-    certificates = {} if folder is None else {RECORD_NAME: folder.record.certificate, **folder.certificates}
+    certificates = {} if folder is None else {RECORD_NAME: folder.identity.certificate, **folder.certificates}
     replaced = None if request.out is None else request.out.resolve()
     names = [
         name
         for name, earlier in certificates.items()
-        if earlier is not None and (earlier.model_extra or {}).get("data_hash") == certificate.data_hash
+        if earlier is not None and earlier.data_hash == certificate.data_hash
         and (request.pruned / name).resolve() != replaced
     ]  # fmt: skip
     if not names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from sipp.cli.out_option import check_out, write_record
 from sipp.cli.output import Answer
 from sipp.inputs.labels import why_not_measured
 from sipp.inputs.point_keys import set_hash
+from sipp.results.accuracy import Accuracy
 from sipp.results.display import labelled_line
-from sipp.results.evaluation import EVAL_FORMAT, EVAL_KIND, EvalMeasures
-from sipp.results.json_values import json_value
+from sipp.results.evaluation import KIND, Evaluated, Evaluation, Inputs
+from sipp.results.jsonio import to_json
 from sipp.results.network_hash import model_hash
 from sipp.storage.outputs import EVALUATION
 
 
-def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> EvalMeasures:
+def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
     """Measures both networks on these points, and how much their outputs differ."""
     why: set[str] = set()
     measured_nk = measure_outputs(
@@ -42,23 +44,21 @@ def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> 
         no_accuracy = f"{n_outside:,} labels are outside the output's classes"
     elif not is_labelled:
         no_accuracy = why_not_measured(why, comparisons.has_label)
-    return EvalMeasures(
+    return Evaluation(
         n_points=len(comparisons.ratio),
-        dense_accuracy=float(comparisons.dense_right.mean()) if is_labelled else None,
-        pruned_accuracy=float(comparisons.pruned_right.mean()) if is_labelled else None,
-        dense_loss=_finite(comparisons.dense_loss.mean()) if is_labelled else None,
-        pruned_loss=_finite(comparisons.pruned_loss.mean()) if is_labelled else None,
+        dense=_accuracy(comparisons.dense_right, comparisons.dense_loss) if is_labelled else None,
+        pruned=_accuracy(comparisons.pruned_right, comparisons.pruned_loss) if is_labelled else None,
         same_class=float(comparisons.same_class.mean()) if bool(comparisons.has_classes.all()) else None,
-        error_mean=_finite(comparisons.ratio.mean()),
-        error_median=_finite(comparisons.ratio.median()) if bool(is_finite_n.all()) else None,
-        error_max=_finite(comparisons.ratio.max()),
+        error_mean=float(comparisons.ratio.mean()),
+        error_median=float(comparisons.ratio.median()),
+        error_max=float(comparisons.ratio.max()),
         n_not_finite=int((~is_finite_n).sum()),
         why_no_accuracy=no_accuracy,
     )
 
 
-def _finite(value: Tensor) -> float | None:
-    return float(value) if bool(value.isfinite()) else None
+def _accuracy(right_n: Tensor, loss_n: Tensor) -> Accuracy:
+    return Accuracy(n=len(right_n), n_top1=int(right_n.sum()), loss=float(loss_n.mean()))
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -88,10 +88,11 @@ def run_eval(request: EvalRequest) -> Answer:
         drawn = reader.holdout(request.data, request.points, "--data")
     with naming_option(f"--model {request.model}, --data {request.data}", "see sipp eval --help"):
         evaluation = evaluate(dense, pruned, drawn.batches, request.output)
-        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}  # as in certificates
-    if evaluation.dense_accuracy is None and drawn.unlabelled:
-        evaluation = evaluation.model_copy(update={"why_no_accuracy": drawn.unlabelled})
-    record = _describe(request, hashes, summary(drawn)) | evaluation.model_dump()
+        hashes = model_hash(dense), model_hash(pruned)  # as in certificates
+    if evaluation.dense is None and drawn.unlabelled:
+        evaluation = replace(evaluation, why_no_accuracy=drawn.unlabelled)
+    data = summary(drawn) or {}
+    record = _record(request, Evaluated(evaluation, Inputs(drawn.words, data["hash"]), *hashes), data)
     lines = [_network(request), labelled_line("data", drawn.words), *normalisation_lines(drawn), str(evaluation)]
     lines.append(labelled_line("", "measured on these inputs only; sipp certify bounds the error on new inputs"))
     if is_noise:
@@ -104,12 +105,11 @@ def _network(request: EvalRequest) -> str:
     return labelled_line("network", f"{request.model}, dense {dense}, pruned {request.pruned}")
 
 
-def _describe(request: EvalRequest, hashes: dict[str, str], data: dict[str, Any] | None) -> dict[str, Any]:
-    """The part of the record that describes networks and data."""
-    about = {"kind": EVAL_KIND, "format": EVAL_FORMAT, "sipp": sipp.__version__, "model": request.model, **hashes}
-    asked = {"dense": request.dense, "pruned": request.pruned, "output": request.output}
-    record: dict[str, Any] = json_value(about | {"data": data} | asked)
-    return record
+def _record(request: EvalRequest, evaluated: Evaluated, data: dict[str, Any]) -> dict[str, Any]:
+    """The record of the command: what was measured, and what was asked for."""
+    asked = {name: getattr(request, name) for name in ("model", "dense", "pruned", "output")}
+    about: dict[str, Any] = to_json({"kind": KIND, "sipp": sipp.__version__, "asked": asked})
+    return about | to_json(evaluated) | {"data": to_json(data)}
 
 
 def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) -> Answer:
@@ -118,18 +118,14 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
         all_nT = windows(Path(request.data), request.model, request.inputs.length)
         read_nT = all_nT[: request.points]
         measured = sipp.perplexity(pruned, read_nT, dense=dense, output=request.output)
-        hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
+        hashes = model_hash(dense), model_hash(pruned)
     first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
     words = f"{first} windows of {measured.window:,} tokens of {Path(request.data).name}, read as one text"
     data = {"spec": request.data, "kind": "text", "what": words, "hash": set_hash(point_keys(read_nT, "text"))}
     tokenizer = f"of {request.model.removeprefix(PREFIX)}"
-    values = {
-        "n_points": measured.n_windows, "dense_loss": measured.dense_loss, "pruned_loss": measured.loss,
-        "same_class": measured.same_token, "dense_perplexity": measured.dense_perplexity,
-        "pruned_perplexity": measured.perplexity, "kl": measured.kl, "same_token": measured.same_token,
-        "window": measured.window, "stride": measured.window, "n_tokens": measured.n_tokens, "tokenizer": tokenizer,
-    }  # fmt: skip
-    record = _describe(request, hashes, data) | json_value(values)
+    record = _record(
+        request, Evaluated(measured, Inputs(words, data["hash"]), *hashes), data | {"tokenizer": tokenizer}
+    )
     lines = [
         _network(request),
         labelled_line("data", f"{words}, tokenizer {tokenizer}"),

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from sipp.results.display import plain_table
-from sipp.results.json_values import json_value
+from sipp.results.jsonio import to_json
 
 UNBOUNDED = 10_000  # columns for files and pipes, so that no name is wrapped
 
@@ -23,14 +23,14 @@ class Answer:
     """The result of a command: tables and lines for people, values for --json, and an optional failure."""
 
     shown: Sequence[RenderableType]  # tables and text
-    values: Any
+    values: Any  # JSON values, or results
     failure: Exception | None = None  # raised after printing; None: exit code 0
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> None:
     """Prints the answer, then raises its failure, if any."""
     if as_json:
-        typer.echo(json.dumps(json_value(answer.values), indent=2, allow_nan=False))
+        typer.echo(json.dumps(to_json(answer.values), indent=2, allow_nan=False))
     else:
         show(*answer.shown)
     if answer.failure is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -24,15 +24,17 @@ from sipp.errors import OptionError
 from sipp.experiments.nets import NETS
 from sipp.inputs.data import HELD_BACK_SHARE
 from sipp.results.binomial import holdout_needed
-from sipp.results.certificate import AnyCertificate, Certificate, certificate_values
+from sipp.results.certificate import AnyCertificate, Certificate
 from sipp.results.display import bytes_in_words, labelled_line, size_words
+from sipp.results.jsonio import to_json
 from sipp.results.network_hash import model_hash
 from sipp.results.options import asked_values
 from sipp.results.pruned import Pruned
+from sipp.results.pruned_sheet import pruned_sheet
 from sipp.results.pruned_to import PrunedTo
-from sipp.results.pruned_words import pruned_text
 from sipp.results.saved_file import SavedFile
-from sipp.results.serialising import pruned_values
+from sipp.results.sheet import sheet_text
+from sipp.results.stored import report_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.task import sample_size
 from sipp.storage.files import file_hash
@@ -203,7 +205,7 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
     """The content of report.json and --json."""
     options, weights, walk = request.options, request.weights, outcome.pruned_to
     if outcome.pruned is not None:
-        record = pruned_values(outcome.pruned)
+        record = report_values(outcome.pruned)
     else:
         record = {"kind": "not certified", "sipp": sipp.__version__, "method": options.method, "keep": 1.0}
     tolerance = {name: getattr(request, name) for name in ("epsilon", "max_accuracy_drop", "holdout_delta")}
@@ -218,8 +220,8 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
         "holdout": summary(outcome.holdout),
         "reduce": options.reduce or method_of(options.method).reduce,
         "verdict": None if walk is None else walk.verdict,
-        "path": [] if walk is None else [asdict(level) for level in walk.path],
-        "certificate": certificate_values(outcome.certificate),
+        "path": [] if walk is None else to_json(walk.path),
+        "certificate": to_json(outcome.certificate),
         "dry_run": request.dry_run,
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
     }
@@ -284,7 +286,7 @@ def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written)
         certified = "" if outcome.certificate is None else SEE_BELOW  # a walk says it itself
         if outcome.certificate is not None and outcome.pruned_to is None:
             certified = ("about the stored values: " if request.rounds else "") + outcome.certificate.sentence
-        lines.append(pruned_text(outcome.pruned, in_shell=True, certified=certified))
+        lines.append(sheet_text(pruned_sheet(outcome.pruned, in_shell=True, certified=certified)))
     if outcome.calibration is not None and outcome.calibration.is_noise:
         lines.append(labelled_line("noise", "the scores and bounds above are about random inputs, not about yours"))
     if outcome.pruned_to is not None:

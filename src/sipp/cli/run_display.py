@@ -29,8 +29,8 @@ def records_table(records: list[Values]) -> Table:
     for (method, _), by_seed in lines.items():
         first = next(iter(by_seed.values()))
         cells = [_cell(by_seed.get(seed)) for seed in seeds]
-        dead = ", ".join(str(record.get("dead_rows", 0)) for record in by_seed.values())
-        table.add_row(method, f"{first.get('keep', 1.0):.2%}", *cells, dead)
+        dead = ", ".join(str(record["dead_rows"]) for record in by_seed.values())
+        table.add_row(method, f"{first['keep']:.2%}", *cells, dead)
     return table
 
 
@@ -42,7 +42,7 @@ def work_done(n_trained: int) -> str:
 def _cell(record: Values | None) -> str:
     if record is None:
         return ""
-    before = f"{record['before']['top1']:.2%} -> " if "before" in record else ""
+    before = f"{record['before']['top1']:.2%} -> " if record["before"] else ""
     return f"{before}{record['after']['top1']:.2%}"
 
 

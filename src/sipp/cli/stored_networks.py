@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,9 @@ from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
 from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
-from sipp.results.certificate import certificate_values, from_values
+from sipp.results.jsonio import to_json
 from sipp.results.network_hash import class_name
 from sipp.results.saved_file import SavedFile
-from sipp.results.schemas import given_values
 from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
@@ -67,11 +66,11 @@ def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
         "sipp": sipp.__version__,
         **{key: getattr(contents, key) for key in keys},
         "network": name,
-        "tensors": [asdict(tensor) | {"bound_bytes": tensor.bound_bytes} for tensor in contents.tensors],
+        "tensors": to_json(contents.tensors),
         "statements": None if statements is None else statements.model_dump(),
         "statements_about": contents.statements_about,
         "breaking_pattern": contents.breaking_pattern,
-        "certificate": certificate_values(contents.certificate),
+        "certificate": to_json(contents.certificate),
         "certificate_about": contents.certificate_about,
     }
 
@@ -129,15 +128,14 @@ def example_for(stored: StoredNetwork, asked: StoredOptions, n_points: int) -> t
 def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
     """The network in a folder from `sipp prune`, and what a file from `sipp.save` would contain."""
     with naming_option(f"FILE {folder}", GIVE_FILE):
-        record, _ = read_pruned(folder)
-        recorded = (record.model_extra or {}).get("model")
+        report, _ = read_pruned(folder)
+        recorded = report.identity.model
         raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
     kinds = {key: (tensor.shape, tensor.dtype.removeprefix("torch.")) for key, tensor in raw.items()}
-    name = model or (recorded if recorded in NETS else _matching_net(str(recorded), kinds))
+    name = model or (recorded if recorded in NETS else _matching_net(recorded, kinds))
     if name is None:
         raise _unknown_network(folder, f"{recorded!r:.60}")
-    network, claim = load_model(name, folder / WEIGHTS_NAME), record.certificate
-    certificate = None if claim is None or claim.is_refusal else from_values(given_values(claim))
+    network, certificate = load_model(name, folder / WEIGHTS_NAME), report.identity.certificate
     with tempfile.TemporaryDirectory() as place, naming_option(f"FILE {folder}", GIVE_FILE):
         contents = sipp.save(network, Path(place) / "net", certificate=certificate)
     return StoredNetwork(name, network, replace(contents, path=folder))

@@ -147,10 +147,9 @@ def output_change(ranking: Ranking, network_cut: Cut, task: ScoringTask) -> Outp
     return None if error is None else OutputChange(error, sample.n_points, is_held_back=False)
 
 
-def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> tuple[int, ...]:
-    """Indices of rows that had weights and have none now; `left_FK` are the values that are left, or their mask."""
-    is_dead_F = (dense_FK != 0).any(1) & ~((left_FK != 0).any(1))
-    return tuple(is_dead_F.nonzero().flatten().tolist())
+def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> int:
+    """How many rows had weights and have none now; `left_FK` are the values that are left, or their mask."""
+    return int(((dense_FK != 0).any(1) & ~((left_FK != 0).any(1))).sum())
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel
 from sipp.report.run_article import WORST, tone_of
 from sipp.report.series import Curve, point_of
-from sipp.results.certificate import USELESS
+from sipp.results.certificate import USELESS, Certificate
 from sipp.results.display import percent_up
-from sipp.results.evaluation import EvalRecord
+from sipp.results.evaluation import Evaluated
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
@@ -34,15 +34,15 @@ def by_dense_network(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
     """
     groups: dict[str, list[PrunedModel]] = {}
     for model in models:
-        layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.record.layers]
-        groups.setdefault(model.record.dense_hash or repr(layers), []).append(model)
+        layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
+        groups.setdefault(model.identity.dense_hash or repr(layers), []).append(model)
     return list(groups.values())
 
 
 # --- values to compare ---------------------------------------------------------------------------------------------
 
 
-def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
+def common_points(models: Sequence[PrunedModel]) -> Evaluated | None:
     """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
     evaluations = [
         evaluation for model in models for evaluation in model.evaluations.values() if evaluation.accuracies is not None
@@ -51,7 +51,7 @@ def common_points(models: Sequence[PrunedModel]) -> EvalRecord | None:
     return max(evaluations, key=lambda evaluation: (counts[evaluation.data.hash], evaluation.n_points), default=None)
 
 
-def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float, float] | None:
+def accuracies_on(model: PrunedModel, points: Evaluated | None) -> tuple[float, float] | None:
     """The accuracies of the dense and the pruned network on these points; None if not measured."""
     evaluations = [] if points is None else [e for e in model.evaluations.values() if e.data.hash == points.data.hash]
     return next((evaluation.accuracies for evaluation in evaluations if evaluation.accuracies is not None), None)
@@ -60,12 +60,12 @@ def accuracies_on(model: PrunedModel, points: EvalRecord | None) -> tuple[float,
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
     """The value against keep, one curve per method (repaired or not); averages networks of equal method and keep."""
     arms: dict[str, dict[float, list[float]]] = {}
-    for model in sorted(models, key=lambda network: -network.record.keep):
+    for model in sorted(models, key=lambda network: -network.pruned.keep):
         known = value(model)
         if known is None:
             continue
         points = arms.setdefault(model.arm, {})
-        keep = next((k for k in points if abs(k - model.record.keep) <= SAME_KEEP * k), model.record.keep)
+        keep = next((k for k in points if abs(k - model.pruned.keep) <= SAME_KEEP * k), model.pruned.keep)
         points.setdefault(keep, []).append(known)
     return tuple(
         Curve(arm, tuple(point_of(keep, values) for keep, values in points.items())) for arm, points in arms.items()
@@ -129,8 +129,8 @@ def networks_article(models: Sequence[PrunedModel]) -> Article:
 
 def _dense_name(model: PrunedModel) -> str:
     """The name of the dense network, as given on the command line."""
-    known = model.record.dense_hash
-    return str((model.record.model_extra or {}).get("model") or ("a network" if known is None else known[:8]))
+    known = model.identity.dense_hash
+    return model.identity.model if "asked" in model.rest else "a network" if known is None else known[:8]
 
 
 def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
@@ -168,11 +168,11 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
     points = common_points(models)
     has_drops = any(model.certified_drop is not None for model in models)
     rows = []
-    for model in sorted(models, key=lambda network: -network.record.keep):
-        cells = {"method": TableCell(model.arm), "keep": TableCell(number(model.record.keep, "share"))}
+    for model in sorted(models, key=lambda network: -network.pruned.keep):
+        cells = {"method": TableCell(model.arm), "keep": TableCell(number(model.pruned.keep, "share"))}
         if points is not None:
             cells |= _accuracy_cells(accuracies_on(model, points))
-        cells["dead rows"] = TableCell(f"{model.record.dead_rows:,}")
+        cells["dead rows"] = TableCell(f"{model.pruned.dead_rows:,}")
         moved = model.output_change
         cells["output moved"] = TableCell("unknown" if moved is None else number(moved, "share"))
         cells["certified within"] = certified_cell(model)
@@ -203,8 +203,8 @@ def certified_cell(model: PrunedModel) -> TableCell:
     """The certified output error, marked if it is useless; without one, what is certified about tokens."""
     limit = model.certified_error
     if limit is None:
-        others = [certificate for certificate in model.all_certificates if certificate.limit is not None]
-        limits = [certified_limit(certificate.limit or 0.0, certificate.measure) for certificate in others]
+        claims = [claim for claim in model.all_certificates if isinstance(claim, Certificate)]
+        limits = [certified_limit(claim.limit, claim.measure) for claim in claims if claim.limit is not None]
         return TableCell(", ".join(limits) or "none")
     if limit >= USELESS:
         return TableCell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")

@@ -10,10 +10,11 @@ from sipp.experiments.runs.reading import Run
 from sipp.experiments.runs.store import TAKEN_FROM, without_times
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, StudySummary, Table, TableCell, flatten
-from sipp.report.numbers import TOLERANCE, counted, number
+from sipp.report.numbers import TOLERANCE, number
 from sipp.report.plots import accuracy_plot
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
-from sipp.results.schemas import given_values
+from sipp.results.display import counted
+from sipp.results.jsonio import to_json
 
 # Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained, also by
 # runs of earlier builds (train.together).
@@ -135,7 +136,7 @@ def _records_by_key(run: Run) -> dict[tuple[int, str | None, int], Any]:
 
 
 def _comparable_record(record: Any) -> dict[str, Any]:
-    return {key: value for key, value in without_times(given_values(record)).items() if key != TAKEN_FROM}
+    return {key: value for key, value in without_times(to_json(record)).items() if key != TAKEN_FROM}
 
 
 def _merge(group: Sequence[Run]) -> Run:

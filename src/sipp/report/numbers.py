@@ -51,11 +51,6 @@ def seconds(value: float) -> str:
     return f"{int(value // HOUR)} h {int(value % HOUR // MINUTE)} min"
 
 
-def counted(n: int, what: str) -> str:
-    """'1 row', '2 rows'."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
 def _percent(value: float) -> str:
     """191, 6.4, 0.25: no decimals from 100, else one, or two digits below one; as in the page's script."""
     if value == 0 or abs(value) >= 1:

@@ -9,12 +9,11 @@ from pathlib import Path
 from sipp.errors import OptionError
 from sipp.report.rendering import write_page
 from sipp.report.results import PrunedModel
-from sipp.results.certificate import AnyCertificate, certificate_values, check_certificate
+from sipp.results.certificate import AnyCertificate, check_certificate
 from sipp.results.checking import check_path
 from sipp.results.pruned import Pruned
 from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
-from sipp.results.schemas import CertificateRecord, PrunedRecord, checked
-from sipp.results.serialising import pruned_values
+from sipp.results.stored import read_report, report_values
 from sipp.storage.outputs import PAGE, check_file
 
 PruneResult = Pruned | PrunedTo
@@ -47,7 +46,7 @@ def page(
     held = (certificate_of(network, None) for network in networks.values())
     claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))
     results = [_as_result(name, record_of(network), claims) for name, network in networks.items()]
-    known = {model.record.pruned_hash for model in results}
+    known = {model.identity.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
     write_page(target, results, force=True)
@@ -79,13 +78,9 @@ def _check_claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None)
 
 
 def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
-    """A network as a report result: its first certificate in the record, the others beside it."""
-    record = checked(PrunedRecord, pruned_values(pruned), name)
-    ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]
-    if ours:
-        record = checked(PrunedRecord, pruned_values(pruned, ours[0]), name)
-    others = {
-        f"certificate {number}": checked(CertificateRecord, certificate_values(claim), name)
-        for number, claim in enumerate(ours[1:], start=2)
-    }
-    return PrunedModel(name, record, (), None, others)
+    """A network as a report result: its first certificate in the report, the others beside it."""
+    values = report_values(pruned)
+    ours = [claim for claim in claims if claim.pruned_hash == values["pruned_hash"]]
+    report = read_report(report_values(pruned, ours[0]) if ours else values, name)
+    others = {f"certificate {number}": claim for number, claim in enumerate(ours[1:], start=2)}
+    return PrunedModel(name, report.pruned, report.identity, report.rest, certificates=others)

@@ -15,14 +15,15 @@ from sipp.report import series
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, certified_limit, number, rounded_up
 from sipp.report.series import METRICS, Curve
-from sipp.results.certificate import USELESS
+from sipp.results.certificate import USELESS, AnyCertificate, Certificate
 from sipp.results.display import points_up
-from sipp.results.schemas import BoundRecord, CertificateRecord, NetworkRecord, given_values
+from sipp.results.pruned import PrunedFacts
+from sipp.results.run_records import NetworkRecord
 
 DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
 LAYER_DIGITS = 5
 
-CERTIFICATE_ROWS = {  # {key of the record: label}
+CERTIFICATE_ROWS = {  # {attribute of a certificate: label}
     "verdict": "verdict",
     "epsilon": "epsilon",
     "delta": "delta",
@@ -169,57 +170,54 @@ def statements_plot(run: Run, ident: str) -> Plot:
 
 
 def _network_cards(record: NetworkRecord) -> list[dict[str, Any]]:
-    contradicted = record.bound is not None and record.bound.contradicted
-    cards = statement_cards(record.certificate, record.bound, record.guarantee, contradicted=contradicted)
-    if record.choice is not None:
-        cards.append({"title": "Chosen blend", "text": f"{record.choice}.", "rows": []})
+    if record.pruned is None:
+        return []
+    cards = statement_cards(record.pruned, record.certificate, record.why_no_certificate)
+    if record.pruned.choice is not None:
+        cards.append({"title": "Chosen blend", "text": f"{record.pruned.choice.sentence}.", "rows": []})
     return cards
 
 
 def statement_cards(
-    certificate: CertificateRecord | None,
-    bound: BoundRecord | None,
-    guarantee: str | None,
-    *,
-    contradicted: bool,
-    measured: str | None = None,
+    pruned: PrunedFacts, certificate: AnyCertificate | None, why_no_certificate: str = ""
 ) -> list[dict[str, Any]]:
-    """Cards for the certificate and the theoretical bound: a sentence each, and rows of values."""
-    cards: list[dict[str, Any]] = []
+    """Cards for the certificate and the theory's bounds: a sentence each, and rows of values."""
+    bound, guarantee = pruned.bound, pruned.guarantee
     if certificate is None:
-        cards.append({"title": "Certificate (holdout)", "text": "None: there was no holdout.", "rows": []})
+        text = why_no_certificate or "None: there was no holdout."
+        cards: list[dict[str, Any]] = [{"title": "Certificate (holdout)", "text": text, "rows": []}]
     else:
-        cards.append(certificate_card(certificate, "holdout"))
-    if measured is not None:
-        cards.append({"title": "Theory with a measured constant", "text": measured, "rows": []})
+        cards = [certificate_card(certificate, "holdout")]
+    if pruned.measured is not None:
+        text = pruned.measured.sentence
+        cards.append({"title": "Theory with a measured constant", "text": text, "rows": []})
     title = "Theory with the assumed constant"
-    if bound is None or bound.epsilon is None:
-        reason = bound.reason if bound is not None and bound.reason else "no statement was made"
-        return [*cards, {"title": title, "text": f"No bound: {reason}.", "rows": []}]
-    text = f"The conditions are met: {bound.words}." if bound.words else "The conditions of the theorem are met."
+    if bound.epsilon is None:
+        return [*cards, {"title": title, "text": f"No bound: {bound.reason or 'no statement was made'}.", "rows": []}]
+    text = f"The conditions are met: {bound.sentence}."
     if not bound.holds:
-        word = "Contradicted by the data" if contradicted else "Not met"
-        text = f"{word}, so this epsilon is a number, not a guarantee: {bound.reason}."
+        word = "Contradicted by the data" if guarantee is not None and guarantee.contradicted else "Not met"
+        reason = bound.reason or "epsilon is infinite"
+        text = f"{word}, so this epsilon is a number, not a guarantee: {reason}."
     rows = [["epsilon", rounded_up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
     if bound.delta is not None:
         rows.insert(1, ["delta", number(bound.delta)])
     if guarantee is not None:
-        rows.append(["rows and layers", guarantee])
+        rows.append(["rows and layers", guarantee.sentence])
     return [*cards, {"title": title, "text": text, "rows": rows, "folded": "" if bound.holds else "not met"}]
 
 
-def certificate_card(certificate: CertificateRecord, source: str) -> dict[str, Any]:
+def certificate_card(certificate: AnyCertificate, source: str) -> dict[str, Any]:
     """A card for a certificate, marked if it is useless."""
-    values = given_values(certificate)
     rows = []
     for key, name in CERTIFICATE_ROWS.items():
-        value = values.get(key)
+        value = getattr(certificate, key, None)
         if isinstance(value, float):
             limits = {"epsilon": certified_limit(value, certificate.measure), "drop_upper": points_up(value)}
             rows.append([name, limits.get(key, number(value))])
         elif value is not None:
             rows.append([name, f"{value:,}" if type(value) is int else str(value)])
-    useless = certificate.is_useless
+    useless = isinstance(certificate, Certificate) and certificate.is_useless
     title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"
     return {"title": title, "text": certificate.sentence, "rows": rows, "useless": useless}
 

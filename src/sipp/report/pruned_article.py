@@ -3,51 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
-from sipp.report.numbers import Unit, counted, number
+from sipp.report.numbers import Unit, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, cards_plot, certificate_card, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.report.summary import claim_in, lead, next_steps, outputs_rows, shown_output_change, tiles_of
-from sipp.results.bench import BenchRecord, BenchStep
+from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, text_scores_of, tiles_of
+from sipp.results.bench import Bench, BenchStep
 from sipp.results.blend import BlendChoice
-from sipp.results.display import listed
-from sipp.results.evaluation import EvalRecord
-from sipp.results.json_values import json_value
+from sipp.results.certificate import Certificate
+from sipp.results.display import counted, listed
+from sipp.results.evaluation import Evaluated
+from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
-from sipp.results.schemas import given_values
+from sipp.results.sheet import Sheet
 
-# Fields of the record that are shown elsewhere on the page
-SHOWN = {"layers", "bound", "certificate", "kind", "measured", "repaired", "choice", "seen", "seen_all"}
+# Keys of the report with sections of their own, and those without a meaning for readers
+SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen", "seen_all"}
 
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     """The article on one pruned network."""
-    record, measured = pruned.record, pruned.evaluation
+    facts, measured = pruned.pruned, pruned.evaluation
     sections = [
-        None if measured is None else _accuracy_section(pruned, measured, ident),
+        None if measured is None else _measured_section(pruned, measured, ident),
         _outputs_section(pruned, ident),
         _layers_section(pruned, ident),
         None if pruned.bench is None else _size_and_speed_section(pruned, pruned.bench, ident),
-        None if record.repaired is None else _repair_section(record.repaired, ident),
-        None if record.choice is None else _method_section(record.choice, ident),
+        None if facts.repair is None else _repair_section(facts.repair, ident),
+        None if facts.choice is None else _method_section(facts.choice, ident),
         _statements_section(pruned, ident),
     ]
-    rest = {key: value for key, value in given_values(record).items() if key not in SHOWN}
+    values = {**to_json(pruned.identity), **to_json(facts), **pruned.rest}
+    rest = {key: value for key, value in values.items() if key not in SECTIONS}
     return Article(
         ident=ident,
         topic=f"pruned model, {pruned.arm}",
-        title=f"{pruned.name}: {number(record.keep, 'share')} of the weights",
+        title=f"{pruned.name}: {number(facts.keep, 'share')} of the weights",
         notes=pruned.notes,
         lead=lead(pruned),
         steps=next_steps(pruned),
         tiles=tiles_of(pruned),
         sections=[section for section in sections if section is not None],
-        tables=[("Everything else in its report", key_value_rows(rest))],
+        tables=[("As printed", list(facts.sheet.facts)), ("Everything else in its report", key_value_rows(rest))],
     )
 
 
@@ -69,7 +71,7 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
 
 def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     """What each layer keeps."""
-    layers = pruned.record.layers
+    layers = pruned.pruned.layers
     views = {field: layer_view(field, {THIS: series.rows_of_layers([layers])}) for field in LAYER_VALUES}
     known = {field: view for field, view in views.items() if view["series"]}
     choices = [{"label": "Show", "options": [LAYER_VALUES[field][0] for field in known]}]
@@ -87,16 +89,9 @@ def _layers_section(pruned: PrunedModel, ident: str) -> Section:
 
 
 def _statements_section(pruned: PrunedModel, ident: str) -> Section:
-    record = pruned.record
-    cards = statement_cards(
-        record.certificate,
-        record.bound,
-        record.guarantee,
-        contradicted=record.conditions is not None and record.conditions.contradicted,
-        measured=None if record.measured is None else record.measured.words,
-    )
+    cards = statement_cards(pruned.pruned, pruned.identity.certificate)
     cards[1:1] = [certificate_card(certificate, name) for name, certificate in pruned.certificates.items()]
-    if record.certificate is None and pruned.certificates:
+    if pruned.identity.certificate is None and pruned.certificates:
         cards = cards[1:]
     finding = Finding(
         "What is guaranteed, and with what confidence",
@@ -108,25 +103,36 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
 # --- accuracy, from `sipp eval --out` -------------------------------------------------------------------------------
 
 
-def _accuracy_section(model: PrunedModel, first: EvalRecord, ident: str) -> Section:
-    """Accuracy and output error compared with the dense network, one card per evaluation."""
-    heading = f"The output moved by {number(first.error_mean, 'share')} of its norm on average"
-    if first.error_mean is None:
-        heading = f"An output is not finite on {counted(first.n_not_finite, 'input')}"
+def _measured_section(model: PrunedModel, first: Evaluated, ident: str) -> Section:
+    """Accuracy or perplexity and output error compared with the dense network, one card per evaluation."""
+    scores = text_scores_of(model)
     if first.accuracies is not None:
         dense, pruned = first.accuracies
         change = number(pruned - dense, "points")
         heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
+    elif scores is not None:
+        before = "" if scores.dense_perplexity is None else f", {scores.dense_perplexity:.2f} before"
+        heading = f"Perplexity is {scores.perplexity:.2f} after pruning{before}"
+    elif first.error is not None:
+        heading = f"The output moved by {number(first.error, 'share')} of its norm on average"
+    else:
+        heading = "An output is not finite"
     claim = "sipp certify --accuracy bounds the loss on new inputs"
     if model.certified_drop is not None:
-        claim = claim_in(model.certified_drop)
+        claim = claim_of(model.certified_drop)
     finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [
-        {"title": f"Measured ({name})", "text": f"On {one.data.what}.", "rows": list(map(list, one.rows))}
+        card_of(one.measured.sheet, f"Measured ({name})", f"{one.measured.sheet.title}: {one.data.what}.")
         for name, one in ordered
     ]
-    return Section("Accuracy", finding, [[cards_plot(f"{ident}-evaluations", "Accuracy, loss and output", cards)]])
+    topic, title = "Accuracy", "Accuracy, loss and output"
+    return Section(topic, finding, [[cards_plot(f"{ident}-evaluations", title, cards)]])
+
+
+def card_of(sheet: Sheet, title: str, text: str) -> dict[str, Any]:
+    """A card with the facts of a sheet."""
+    return {"title": title, "text": text, "rows": [list(fact) for fact in sheet.facts]}
 
 
 # --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------
@@ -142,11 +148,15 @@ def _method_section(choice: BlendChoice, ident: str) -> Section:
     if n_tried > 1:
         others = f"{n_tried} scores were tried; a lead that could be chance was ignored."
         names = [f"{blend.name} (chosen)" if blend == taken else blend.name for blend in choice.tried]
-        view = bar_view("error of the output", "share", {THIS: json_value([blend.error for blend in choice.tried])})
+        view = bar_view("error of the output", "share", {THIS: [_finite(blend.error) for blend in choice.tried]})
         rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
     inputs = counted(choice.n_points, "calibration input")
     detail = f"Errors are shares of the output's norm, right after pruning, on {inputs} {where}. {others}"
     return Section("Method", Finding(f"Ranked by {taken.name}{error}", detail), rows)
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 # --- repair, from `sipp prune --repair` -----------------------------------------------------------------------------
@@ -196,7 +206,7 @@ STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] =
 )  # fmt: skip
 
 
-def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str) -> Section:
+def _size_and_speed_section(pruned: PrunedModel, bench: Bench, ident: str) -> Section:
     """How much smaller and faster it is, how that was measured, and all steps with weights."""
     best = bench.runs[-1]
     finding = Finding(
@@ -216,7 +226,7 @@ def _size_and_speed_section(pruned: PrunedModel, bench: BenchRecord, ident: str)
     return Section("Size and speed", finding, [[size], [speed]])
 
 
-def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]]:
+def _bench_cards(bench: Bench, pruned: PrunedModel) -> list[dict[str, Any]]:
     sizes = bench.bytes
     stored = [
         ["stored", f"{sizes.file:,} bytes"],
@@ -239,8 +249,8 @@ def _bench_cards(bench: BenchRecord, pruned: PrunedModel) -> list[dict[str, Any]
         ]
         title = "One input per call" if run.n_points == 1 else f"{run.n_points:,} inputs per call"
         cards.append({"title": title, "text": "", "rows": rows})
-    certificate = pruned.record.certificate
-    useless = bool(bench.certified) and certificate is not None and certificate.is_useless
+    certificate = pruned.identity.certificate
+    useless = bool(bench.certified) and isinstance(certificate, Certificate) and certificate.is_useless
     title = "Useless certificate" if useless else "Certified"
     text = bench.certified or "No certificate for the stored values."
     return [*cards, {"title": title, "text": text, "rows": [], "useless": useless}]

@@ -7,53 +7,59 @@ line; missing values are never guessed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sipp.errors import DataError
 from sipp.experiments.arms import SEPARATOR
 from sipp.experiments.runs.reading import Run, UnreadableFolder, read_run
 from sipp.experiments.runs.store import MANIFEST
-from sipp.results.bench import BENCH_KIND, BenchRecord
-from sipp.results.evaluation import EVAL_KIND, EvalRecord
-from sipp.results.schemas import CertificateRecord, PrunedRecord, checked
+from sipp.results import bench, evaluation
+from sipp.results.bench import Bench
+from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, from_values
+from sipp.results.evaluation import Evaluated
+from sipp.results.jsonio import from_json
+from sipp.results.pruned import PrunedFacts
+from sipp.results.stored import Identity
 from sipp.storage import pruned_folder
 from sipp.storage.files import read_file, read_sealed
 from sipp.storage.outputs import RECORD_NAME
 
 MOST_BYTES = 1 << 24  # of a file beside a network
 DEPTH = 2  # of nested folders: results/STUDY/RUN
-Measurement = CertificateRecord | EvalRecord | BenchRecord  # of a network; a file in its folder
-SEALED: dict[str, tuple[str, type[Measurement]]] = {  # by their kind; a file without one of these is a certificate
-    EVAL_KIND: ("an evaluation", EvalRecord),
-    BENCH_KIND: ("a benchmark", BenchRecord),
-}
+Measurement = AnyCertificate | Evaluated | Bench  # of a network; a file in its folder
 
 
 @dataclass(frozen=True)
 class PrunedModel:
-    """A folder that `sipp prune` wrote."""
+    """A pruned network, from a folder or from Python, and what was measured and certified about it."""
 
     name: str
-    record: PrunedRecord
-    notes: tuple[str, ...]  # warnings: what could not be checked
-    bench: BenchRecord | None = None  # size and speed, from `sipp bench`
-    certificates: Mapping[str, CertificateRecord] = field(default_factory=dict)  # from `sipp certify --out`
-    evaluations: Mapping[str, EvalRecord] = field(default_factory=dict)  # from `sipp eval --out`
+    pruned: PrunedFacts
+    identity: Identity
+    rest: Mapping[str, Any] = field(default_factory=dict)  # what else its report says
+    notes: tuple[str, ...] = ()  # warnings: what could not be checked
+    bench: Bench | None = None  # size and speed, from `sipp bench`
+    certificates: Mapping[str, AnyCertificate] = field(default_factory=dict)  # from `sipp certify --out`
+    evaluations: Mapping[str, Evaluated] = field(default_factory=dict)  # from `sipp eval --out`
 
     @property
     def arm(self) -> str:
         """Its label in comparisons: the method, and whether it was repaired."""
-        return f"{self.record.method}{SEPARATOR}repaired" if self.record.repair else self.record.method
+        method = self.pruned.method
+        return method if self.pruned.repair is None else f"{method}{SEPARATOR}repaired"
 
     @property
     def output_change(self) -> float | None:
-        """How far the output moved on a few calibration points; None if unknown."""
-        return None if self.record.moved is None else self.record.moved.error
+        """How far the output moved on a few calibration points; None if unknown, or not finite."""
+        moved = self.pruned.moved
+        return None if moved is None or not math.isfinite(moved.error) else moved.error
 
     @property
-    def evaluation(self) -> EvalRecord | None:
+    def evaluation(self) -> Evaluated | None:
         """The evaluation with an accuracy (if any) on the most points."""
         known = self.evaluations.values()
         return max(known, key=lambda measured: (measured.accuracies is not None, measured.n_points), default=None)
@@ -66,19 +72,20 @@ class PrunedModel:
     @property
     def certified_error(self) -> float | None:
         """The certified error of the output; the largest of several, since the best of several is not a claim."""
-        limits = [certificate.output_limit for certificate in self.all_certificates]
+        claims = [claim for claim in self.all_certificates if isinstance(claim, Certificate)]
+        limits = [claim.limit for claim in claims if claim.measure == "output"]
         return max((limit for limit in limits if limit is not None), default=None)
 
     @property
-    def certified_drop(self) -> CertificateRecord | None:
+    def certified_drop(self) -> AccuracyCertificate | None:
         """The certificate on accuracy; the weakest of several."""
-        known = [certificate for certificate in self.all_certificates if certificate.drop_upper is not None]
-        return max(known, key=lambda certificate: certificate.drop_upper or 0.0, default=None)
+        known = [claim for claim in self.all_certificates if isinstance(claim, AccuracyCertificate)]
+        return max(known, key=lambda claim: claim.drop_upper, default=None)
 
     @property
-    def all_certificates(self) -> list[CertificateRecord]:
+    def all_certificates(self) -> list[AnyCertificate]:
         """The certificate from `sipp prune`, then those from `sipp certify`."""
-        first = [] if self.record.certificate is None else [self.record.certificate]
+        first = [] if self.identity.certificate is None else [self.identity.certificate]
         return [*first, *self.certificates.values()]
 
 
@@ -146,37 +153,39 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 
 def read_pruned_result(folder: Path) -> PrunedModel:
     """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
-    record, notes = pruned_folder.read_pruned(folder)
-    certificates: dict[str, CertificateRecord] = {}
-    evaluations: dict[str, EvalRecord] = {}
-    bench = None
+    report, notes = pruned_folder.read_pruned(folder)
+    found: dict[str, Measurement] = {}
     for path in sorted(folder.glob("*.json")):
-        measured, note = (None, "") if path.name == RECORD_NAME else _read_measurement(path, record)
+        measured, note = (None, "") if path.name == RECORD_NAME else _read_measurement(path, report.identity)
         notes += (note,) if note else ()
-        if isinstance(measured, CertificateRecord):
-            certificates[path.name] = measured
-        elif isinstance(measured, EvalRecord):
-            evaluations[path.name] = measured
-        elif measured is not None:
-            bench = measured
-    return PrunedModel(folder.resolve().name, record, notes, bench, certificates, evaluations)
+        found |= {} if measured is None else {path.name: measured}
+    benches = [measured for measured in found.values() if isinstance(measured, Bench)]
+    claims = {name: claim for name, claim in found.items() if isinstance(claim, Certificate | AccuracyCertificate)}
+    evaluations = {name: measured for name, measured in found.items() if isinstance(measured, Evaluated)}
+    name, last = folder.resolve().name, benches[-1] if benches else None
+    return PrunedModel(name, report.pruned, report.identity, report.rest, notes, last, claims, evaluations)
 
 
-def _read_measurement(path: Path, record: PrunedRecord) -> tuple[Measurement | None, str]:
+def _read_measurement(path: Path, identity: Identity) -> tuple[Measurement | None, str]:
     """The certificate, evaluation or benchmark in a file, if it is intact and about this network; and a note."""
-    what: str
-    schema: type[Measurement]
-    what, schema = "a certificate", CertificateRecord
+    what = "a certificate"
     try:
         values = json.loads(read_file(path)) if path.stat().st_size <= MOST_BYTES else None
         if not isinstance(values, dict) or "pruned_hash" not in values:
             return None, ""  # some other file
-        what, schema = SEALED.get(str(values.get("kind")), (what, schema))
-        measured = checked(schema, values if schema is CertificateRecord else read_sealed(path), path)
+        measured: Measurement
+        if values.get("kind") == evaluation.KIND:
+            what = "an evaluation"
+            measured = from_json(Evaluated, read_sealed(path), path)
+        elif values.get("kind") == bench.KIND:
+            what = "a benchmark"
+            measured = from_json(Bench, read_sealed(path), path)
+        else:
+            measured = from_values({key: value for key, value in values.items() if key != "check"})
     except (OSError, ValueError, RecursionError):
         return None, f"{path.name} cannot be read as {what}."
-    dense_hash = values.get("dense_hash", record.dense_hash)
-    if values["pruned_hash"] != record.pruned_hash or record.dense_hash not in (None, dense_hash):
+    dense_hash = values.get("dense_hash", identity.dense_hash)
+    if values["pruned_hash"] != identity.pruned_hash or identity.dense_hash not in (None, dense_hash):
         return None, f"{path.name} is {what} for other networks and is not shown."
-    is_checked = schema is not CertificateRecord
-    return measured, "" if is_checked else f"{path.name} is shown unchecked; sipp certify --verify checks it."
+    is_claim = isinstance(measured, Certificate | AccuracyCertificate)
+    return measured, f"{path.name} is shown unchecked; sipp certify --verify checks it." if is_claim else ""

@@ -13,7 +13,7 @@ from sipp.report.plots import accuracy_plot, epsilon_plots, layers_plot, side_by
 from sipp.report.series import Curve
 from sipp.results.certificate import USELESS
 from sipp.results.display import percent_up
-from sipp.results.schemas import given_values
+from sipp.results.jsonio import to_json
 
 FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
 # Loss of accuracy against the dense network (as a share), up to which a cell has this CSS class
@@ -73,7 +73,7 @@ def network_and_data(run: Run) -> str:
 
 def _tiles(run: Run) -> list[SummaryTile]:
     dense, levels = series.dense_mean(run, "top1"), series.levels_of(run)
-    n_weights = next((record.n_weights for record in run.records if record.n_weights is not None), None)
+    n_weights = next((record.pruned.n_weights for record in run.records if record.pruned is not None), None)
     test = next((record.after.n for record in run.records), None)
     return [
         SummaryTile("dense top-1", "not done" if dense is None else number(dense, "share")),
@@ -94,7 +94,9 @@ def _sections(run: Run, ident: str) -> list[Section]:
     if not series.methods_of(run):
         return [first]
     epsilons, folded = epsilon_plots(run, ident), None
-    if "theory" in epsilons and not any(record.bound is not None and record.bound.holds for record in run.records):
+    if "theory" in epsilons and not any(
+        record.pruned is not None and record.pruned.bound.holds for record in run.records
+    ):
         folded = (FOLDED_THEORY, epsilons.pop("theory"))
     guarantees = _rows(list(epsilons.values()), [statements_plot(run, f"{ident}-statements")])
     others = [
@@ -115,9 +117,8 @@ def _origin_rows(run: Run) -> list[tuple[str, str]]:
     rows = [("run folder", run.name)]
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
-        rows += [(prefix + key, value) for key, value in key_value_rows(given_values(origin))]
-    certificates = [record.certificate for record in run.records if record.certificate is not None]
-    hashes = [str(given_values(made)["data_hash"]) for made in certificates if not made.is_refusal]
+        rows += [(prefix + key, value) for key, value in key_value_rows(to_json(origin))]
+    hashes = [record.certificate.data_hash for record in run.records if record.certificate is not None]
     return rows + [("holdout inputs (SHA-256)", digest) for digest in hashes[-1:]]
 
 
@@ -227,7 +228,7 @@ def spread_words(run: Run) -> str:
 def certificate_finding(run: Run) -> Finding:
     """What the holdout certifies at the first level, from the best to the worst method."""
     curves = series.certified_curves(run)
-    n_tried = sum(record.certificate is not None for record in run.records)
+    n_tried = sum(record.certificate is not None or bool(record.why_no_certificate) for record in run.records)
     if not curves:
         if n_tried:
             return Finding("No network got a certificate", "The reason for each refusal is given below.")

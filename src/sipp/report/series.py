@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, isfinite
 
 from sipp.experiments.runs.reading import Run
 from sipp.report.numbers import Unit
-from sipp.results.schemas import LayerRecord, NetworkRecord
+from sipp.results.certificate import Certificate
+from sipp.results.pruned import PrunedLayer
+from sipp.results.run_records import NetworkRecord
 
 PARTS = ("score", "prune", "certify", "train", "other")  # of a stage's time; "other" is the rest
 COMPILE = "compile"  # a part that plots leave out
@@ -51,7 +53,7 @@ def _change(value: Callable[[NetworkRecord], float]) -> Value:
 
 METRICS: dict[str, Metric] = {
     "delta_top1": Metric("change of top-1 accuracy", "points", _change(lambda record: record.after.top1)),
-    "delta_top5": Metric("change of top-5 accuracy", "points", _change(lambda record: record.after.top5)),
+    "delta_top5": Metric("change of top-5 accuracy", "points", _change(lambda record: record.after.top5 or 0.0)),
     "top1": Metric("top-1 accuracy", "share", lambda record, dense: record.after.top1),
     "top5": Metric("top-5 accuracy", "share", lambda record, dense: record.after.top5),
     "before_top1": Metric(
@@ -125,12 +127,17 @@ def dense_mean(run: Run, metric: str) -> float | None:
 
 def certified_curves(run: Run) -> tuple[Curve, ...]:
     """Certified epsilon against keep; no point for a level where some seed has no finite one."""
-    return _curves(_points(run, lambda record: record.certificate.output_limit if record.certificate else None))
+    return _curves(_points(run, _certified))
 
 
 def theory_curves(run: Run) -> tuple[Curve, ...]:
     """Epsilon of the theoretical bound against keep, whether or not its conditions hold."""
-    return _curves(_points(run, lambda record: record.bound.epsilon if record.bound else None))
+    return _curves(_points(run, lambda record: None if record.pruned is None else record.pruned.bound.finite))
+
+
+def _certified(record: NetworkRecord) -> float | None:
+    claim = record.certificate
+    return claim.limit if isinstance(claim, Certificate) and claim.measure == "output" else None
 
 
 def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tuple[str, int], Point]:
@@ -182,28 +189,29 @@ class LayerRow:
 
 def layers_of(run: Run) -> dict[str, int]:
     """{layer: its number of weights}, in the order of the network."""
-    first = next((record for record in run.records if record.layers), None)
+    first = next((record.pruned for record in run.records if record.pruned is not None), None)
     return {} if first is None else {layer.name: layer.n_weights for layer in first.layers}
 
 
 def layer_rows(run: Run, method: str, level: int) -> list[LayerRow]:
     """One row per layer; empty if this level is not done."""
-    return rows_of_layers([record.layers for record in records_at(run, method, level) if record.layers])
+    networks = [record.pruned for record in records_at(run, method, level)]
+    return rows_of_layers([pruned.layers for pruned in networks if pruned is not None])
 
 
-def rows_of_layers(networks: Sequence[Sequence[LayerRecord]]) -> list[LayerRow]:
+def rows_of_layers(networks: Sequence[Sequence[PrunedLayer]]) -> list[LayerRow]:
     """One row per layer, for networks with the same layers."""
     totals = [sum(layer.kept for layer in layers) for layers in networks]
     rows = []
     for same in zip(*networks):
         eps = [layer.eps for layer in same]
-        known = [value for value in eps if value is not None]
+        known = [value for value in eps if value is not None and isfinite(value)]
         rows.append(
             LayerRow(
                 keep=_mean(layer.kept / layer.n_weights if layer.n_weights else 0.0 for layer in same),
                 share=_mean(layer.kept / total if total else 0.0 for layer, total in zip(same, totals)),
                 eps=max(known) if len(known) == len(eps) else None,
-                dead_rows=_mean(float(layer.dead_rows) for layer in same),
+                dead_rows=_mean(layer.dead_rows for layer in same),
             )
         )
     return rows

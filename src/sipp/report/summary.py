@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 from sipp.report.contents import Finding, NextStep, SummaryTile
-from sipp.report.numbers import certified_limit, counted, number
+from sipp.report.numbers import certified_limit, number
 from sipp.report.results import PrunedModel
-from sipp.results.certificate import AccuracyCertificate, AnyCertificate, claim_about_tokens, from_values
-from sipp.results.display import bytes_in_words, percent, percent_up, points_up
-from sipp.results.schemas import CertificateRecord, given_values
+from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, claim_about_tokens
+from sipp.results.display import bytes_in_words, counted, percent, percent_up, points_up
+from sipp.results.evaluation import Evaluation
+from sipp.results.text_scores import TextScores
 
 UNKNOWN = "not measured"
 MUCH_LOST = 0.01  # of the accuracy
@@ -20,39 +21,53 @@ ARROW = " \N{RIGHTWARDS ARROW} "
 
 def lead(pruned: PrunedModel) -> Finding:
     """What is left and what it cost, in one sentence; then what was done."""
-    record = pruned.record
-    heading = f"{number(record.keep, 'share')} of the weights are left"
+    facts = pruned.pruned
+    heading = f"{number(facts.keep, 'share')} of the weights are left"
     if pruned.accuracies is not None:
         before, after = (number(share, "share") for share in pruned.accuracies)
         heading += f", and the accuracy is {after} (before: {before})"
+    elif (scores := text_scores_of(pruned)) is not None and scores.dense_perplexity is not None:
+        heading += f", and the perplexity is {scores.perplexity:.2f} (before: {scores.dense_perplexity:.2f})"
     elif (moved := shown_output_change(pruned)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
-    dead = record.dead_rows
+    dead = facts.dead_rows
     rows = "no row lost all its weights" if not dead else f"{counted(dead, 'row')} lost all weights"
-    repaired = " and repaired" if record.repair else ""
+    repaired = "" if facts.repair is None else " and repaired"
     return Finding(
         heading,
-        f"Pruned with {record.method}{repaired}: {record.kept:,} of {record.n_weights:,} prunable weights kept in "
-        f"{counted(len(record.layers), 'layer')}; {rows}.",
+        f"Pruned with {facts.method}{repaired}: {facts.kept:,} of {facts.n_weights:,} prunable weights kept in "
+        f"{counted(len(facts.layers), 'layer')}; {rows}.",
     )
+
+
+def text_scores_of(pruned: PrunedModel) -> TextScores | None:
+    """The perplexity that was measured, of a language model."""
+    measured = None if pruned.evaluation is None else pruned.evaluation.measured
+    return measured if isinstance(measured, TextScores) else None
 
 
 def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     """How far outputs move, and on which points; on new points if that was measured."""
     measured = pruned.evaluation
-    if measured is not None and measured.error_mean is not None:
-        return measured.error_mean, f"on average, on {measured.data.what}"
+    if measured is not None and measured.error is not None:
+        return measured.error, f"on average, on {measured.data.what}"
     return None if pruned.output_change is None else (pruned.output_change, "on a few calibration inputs")
 
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
     """Tiles for accuracy, size, speed, guarantee and output change; unknown values say how to measure them."""
-    record, measured, bench = pruned.record, pruned.evaluation, pruned.bench
+    measured, bench = pruned.evaluation, pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if measured is not None and measured.accuracies is not None:
         before, after = (number(share, "share") for share in measured.accuracies)
         accuracy = SummaryTile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {measured.data.what}")
-    size = SummaryTile("weights", f"{number(record.keep, 'share')} left", "sipp bench measures the size of the file")
+    elif measured is not None and (scores := text_scores_of(pruned)) is not None:
+        before = "" if scores.dense_perplexity is None else f"{scores.dense_perplexity:.2f}{ARROW}"
+        words = f"{'before and after, ' if before else ''}on {measured.data.what}"
+        accuracy = SummaryTile("perplexity", f"{before}{scores.perplexity:.2f}", words)
+    size = SummaryTile(
+        "weights", f"{number(pruned.pruned.keep, 'share')} left", "sipp bench measures the size of the file"
+    )
     speed = SummaryTile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
         stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
@@ -76,30 +91,24 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
 def _guarantee(pruned: PrunedModel) -> SummaryTile:
     """The tile for the guarantee: a certificate on accuracy if there is one, else on outputs."""
     about_accuracy = pruned.certified_drop
-    about_outputs = next((known for known in _with_claims(pruned) if known.drop_upper is None), None)
-    words = ". ".join(claim_in(known) for known in (about_accuracy, about_outputs) if known is not None)
+    about_outputs = next((claim for claim in _with_claims(pruned) if isinstance(claim, Certificate)), None)
+    words = ". ".join(claim_of(known) for known in (about_accuracy, about_outputs) if known is not None)
     if about_accuracy is not None:
-        drop = points_up(about_accuracy.drop_upper or 0.0).replace("percentage ", "")  # said below
+        drop = points_up(about_accuracy.drop_upper).replace("percentage ", "")  # said below
         return SummaryTile("guarantee", f"drop at most {drop}", words)
     if about_outputs is not None:
         within = f"within {certified_limit(about_outputs.limit or 0.0, about_outputs.measure)}"
         return SummaryTile("guarantee", "useless" if about_outputs.is_useless else within, words)
-    if pruned.record.certificate is not None:
-        verdict = pruned.record.certificate.verdict or pruned.record.certificate.mode
-        return SummaryTile("guarantee", "none", f"Certificate: {verdict}")
-    if pruned.record.bound is not None and pruned.record.bound.holds:
+    if isinstance(pruned.identity.certificate, Certificate):
+        return SummaryTile("guarantee", "none", f"Certificate: {pruned.identity.certificate.verdict}")
+    if pruned.pruned.bound.holds:
         return SummaryTile("guarantee", "in theory", "The theory's bound holds, for the share of inputs given below")
     return SummaryTile("guarantee", "none", "sipp certify makes one from inputs that are new to both networks")
 
 
-def _with_claims(pruned: PrunedModel) -> list[CertificateRecord]:
+def _with_claims(pruned: PrunedModel) -> list[AnyCertificate]:
     """The certificates that claim something."""
-    return [certificate for certificate in pruned.all_certificates if claim_in(certificate)]
-
-
-def claim_in(certificate: CertificateRecord) -> str:
-    """What a recorded certificate claims, in one sentence; empty if it was refused or claims nothing."""
-    return "" if certificate.is_refusal else claim_of(from_values(given_values(certificate)))
+    return [certificate for certificate in pruned.all_certificates if claim_of(certificate)]
 
 
 def claim_of(certificate: AnyCertificate) -> str:
@@ -121,15 +130,15 @@ def claim_of(certificate: AnyCertificate) -> str:
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:
     """Next steps, most useful first: measure what is unknown, repair what is bad, use the network."""
-    record, recorded = pruned.record, pruned.record.model_extra or {}
-    model, weights = recorded.get("model"), recorded.get("weights")
+    model = pruned.identity.model if "asked" in pruned.rest else None  # a program's report names a class
+    weights = pruned.identity.weights
     of = f"--model {model or 'MODEL'} --dense {weights or 'WEIGHTS'} --pruned {pruned.name}"
     steps = []
 
     def suggest(words: str, in_shell: str, in_python: str) -> None:
         steps.append(NextStep(words, in_python if model is None else in_shell))
 
-    if pruned.accuracies is None:
+    if pruned.accuracies is None and text_scores_of(pruned) is None:
         suggest(
             "Measure its accuracy on new data with labels:",
             f"sipp eval {of} --data NEW --out {pruned.name}/eval.json",
@@ -144,7 +153,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
     lost = 0.0 if pruned.accuracies is None else pruned.accuracies[0] - pruned.accuracies[1]
     moved = shown_output_change(pruned)
     if lost > MUCH_LOST or (pruned.evaluation is None and moved is not None and moved[0] > MUCH_MOVED):
-        if record.repair:
+        if pruned.pruned.repair is not None:
             hold = "sipp.hold(model, masks, optimizer=optimizer)"
             suggest("Too much lost? Keep more weights, or retrain with the zeros held at zero:", hold, hold)
         else:
@@ -154,7 +163,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
         command = f"sipp bench {pruned.name} --out {pruned.name}/bench.json"
         steps.append(NextStep("See how small and fast it is:", command))
     if len(steps) < 2:  # a record from Python names a class, not how to build it
-        steps += _ways_to_use(pruned.name, model if "weights" in recorded else None)
+        steps += _ways_to_use(pruned.name, model)
     return steps[:3]
 
 
@@ -179,10 +188,9 @@ def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
 def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
     """All numbers on how far outputs move, with their meaning."""
     rows, measured = [], pruned.evaluation
-    if measured is not None and measured.error_mean is not None:
-        mean, median, largest = (
-            number(error, "share") for error in (measured.error_mean, measured.error_median, measured.error_max)
-        )
+    if measured is not None and isinstance(measured.measured, Evaluation) and measured.error is not None:
+        of = measured.measured
+        mean, median, largest = (number(error, "share") for error in (of.error_mean, of.error_median, of.error_max))
         rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
         rows.append(["half of the inputs", f"at most {median}"])
         rows.append(["the worst input", largest])
@@ -195,5 +203,5 @@ def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
                 f"{at_top}",
             ]
         )
-    rows += [["guaranteed", claim_in(certificate)] for certificate in _with_claims(pruned)]
+    rows += [["guaranteed", claim_of(certificate)] for certificate in _with_claims(pruned)]
     return rows

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rich.table import Table
-
-from sipp.results.display import plain_table, text_of
-from sipp.results.html import table_html, text_html, view
 from sipp.results.ranking import DrawUnit
+from sipp.results.sheet import Sheet, Table, shown
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,7 @@ class LayerAssumption:
 
 
 @dataclass(frozen=True)
+@shown
 class Assumption:
     """How far the assumption of T4 holds in a network. `print` it."""
 
@@ -43,6 +41,8 @@ class Assumption:
     n_calibration: int
     n_holdout: int  # 0 without a holdout
     unit: DrawUnit  # what the two numbers count: batches where a point's patches depend on its batch
+
+    ALSO_IN_JSON = ("verdict", "es_verdict")
 
     @property
     def total(self) -> LayerAssumption:
@@ -97,25 +97,20 @@ class Assumption:
         counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
         return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} holdout {self.unit}."
 
-    def _table(self) -> Table:
-        """One line per layer, and one for all."""
-        table = plain_table("weight", "fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing")
-        for layer in (*self.layers, self.total):
-            counts = (layer.fan_in, layer.n_weights, layer.n_holding)
-            pairs = ("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures))
-            failed = "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}"
-            table.add_row(layer.name, *(f"{n:,}" for n in counts), f"{layer.share_holding:.2%}", *pairs, failed)
-        return table
-
-    def __str__(self) -> str:
-        return "\n".join((text_of(self._table()), self.verdict, self.es_verdict))
-
-    def __repr__(self) -> str:
-        word = "plausible" if self.plausible else "not plausible"
-        return f"<Assumption: {word} on {self.n_calibration} {self.unit}; print() shows the layers>"
-
-    def _repr_html_(self) -> str:
-        return view(self.verdict, text_html(self.es_verdict), table_html(self._table(), bars=("share",)))
+    @property
+    def sheet(self) -> Sheet:
+        columns = ("weight", "fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing")
+        rows = tuple(
+            (
+                layer.name,
+                *(f"{n:,}" for n in (layer.fan_in, layer.n_weights, layer.n_holding)),
+                f"{layer.share_holding:.2%}",
+                *("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures)),
+                "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}",
+            )
+            for layer in (*self.layers, self.total)
+        )
+        return Sheet(self.verdict, tables=(Table(columns, rows, bars=("share",)),), note=self.es_verdict)
 
 
 def share_needed(k_constant: float) -> float:

@@ -1,70 +1,64 @@
-"""What `sipp bench` measured of one network: bytes and times, as it is written. Needs no torch."""
+"""What `sipp bench` measures of one network: bytes and times."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
 
-from pydantic import Field
-
-from sipp.results.display import size_headline, why_larger
-from sipp.results.schemas import Count, Positive, Record
+from sipp.results.display import bytes_in_words, counted, size_headline, why_larger
+from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.speed import Speed, speed_headline, speed_words
 
-Milliseconds = Annotated[float, Field(gt=0)]
-Times = Annotated[float, Field(gt=0)]  # as much
-
-BENCH_KIND: Literal["file bench"] = "file bench"
-BENCH_FORMAT: Literal[2] = 2
+KIND = "file bench"
 
 
-class BenchBytes(Record):
+@dataclass(frozen=True)
+class BenchBytes:
     """Bytes of the network: in its file, dense, by the entropy bound, and in memory while it runs."""
 
-    file: Positive
-    dense: Count
+    file: int
+    dense: int
     bound: float
-    memory: Count
-    memory_dense: Count
+    memory: int
+    memory_dense: int
 
 
-class BenchRun(Record):
+@dataclass(frozen=True)
+class BenchRun:
     """Timings of dense and sparse calls with `n_points` points: medians over alternating calls."""
 
-    n_points: Positive
-    dense_ms: Milliseconds
-    sparse_ms: Milliseconds
-    ratio: Times  # how many times faster, and where the middle of the pairs lies
-    low: Times
-    high: Times
+    n_points: int
+    dense_ms: float
+    sparse_ms: float
+    faster: Speed  # than dense, over pairs of calls
     runs_dense: bool  # torch runs all of it on both sides
     off_by: float  # of the outputs, relative to the largest
 
-    @property
-    def speed(self) -> Speed:
-        """How many times faster, with its spread."""
-        return Speed(self.ratio, self.low, self.high)
+    ALSO_IN_JSON = ("words",)
 
     @property
     def headline(self) -> str:
         """The speed in three words."""
-        return speed_headline(self.speed, runs_dense=self.runs_dense)
+        return speed_headline(self.faster, runs_dense=self.runs_dense)
 
     @property
     def words(self) -> str:
         """The speed with its spread, or why there is none."""
-        return speed_words(self.speed, runs_dense=self.runs_dense)
+        return speed_words(self.faster, runs_dense=self.runs_dense)
 
 
-class BenchStep(Record):
+@dataclass(frozen=True)
+class BenchStep:
     """One step of the network with its weights, on one thread."""
 
     name: str
     kernel: str
     keep: float | None = None
-    n_bytes: Count = 0
-    n_dense_bytes: Count = 0
+    n_bytes: int = 0
+    n_dense_bytes: int = 0
     dense_ms: float | None = None
     sparse_ms: float | None = None
+
+    ALSO_IN_JSON = ("ratio",)
 
     @property
     def ratio(self) -> float | None:
@@ -74,23 +68,22 @@ class BenchStep(Record):
         return self.dense_ms / self.sparse_ms
 
 
-class BenchRecord(Record):
-    """The result of `sipp bench` for one network."""
+@dataclass(frozen=True)
+@shown
+class Bench:
+    """Size and speed of one stored network. `print` it."""
 
-    kind: Literal["file bench"]
-    format: Literal[2]
-    sipp: str
     machine: str
-    n_threads: Positive
+    n_threads: int
     network: str
     pruned_hash: str
     bytes: BenchBytes
-    runs: Annotated[tuple[BenchRun, ...], Field(strict=False, min_length=1)]  # the fewest points first
-    steps: Annotated[tuple[BenchStep, ...], Field(strict=False)]  # of the last run
-    step_points: Positive  # points per call in that run
-    images: str | None = None  # how images were normalised, in words; None without images
-    certified: str | None = None  # what is certified for the stored values, in a few words
+    runs: tuple[BenchRun, ...]  # the fewest points first
+    steps: tuple[BenchStep, ...]  # of the last run
+    step_points: int  # points per call in that run
     line: str  # smaller, faster, certified
+    images: str = ""  # how images were normalised, in words; empty without images
+    certified: str = ""  # what is certified for the stored values, in a few words
 
     @property
     def size_headline(self) -> str:
@@ -101,3 +94,55 @@ class BenchRecord(Record):
     def why_larger(self) -> str:
         """The reason why the file grew; empty if it did not."""
         return why_larger(self.bytes.file, self.bytes.dense)
+
+    @property
+    def sheet(self) -> Sheet:
+        sizes = self.bytes
+        entropy = f"values and the entropy of their positions: {bytes_in_words(round(sizes.bound))}"
+        facts = [
+            ("file", f"{bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} ({entropy})"),
+            (
+                "in memory",
+                f"{bytes_in_words(sizes.memory)} of weights, before pruning {bytes_in_words(sizes.memory_dense)}",
+            ),
+        ]
+        facts += [("images", self.images)] if self.images else []
+        title = f"{self.network} on {self.machine}, {counted(self.n_threads, 'thread')}"
+        return Sheet(title, tuple(facts), (_steps_table(self), _calls_table(self)), self.line)
+
+
+def _steps_table(bench: Bench) -> Table:
+    columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
+    rows = tuple(
+        (
+            step.name,
+            step.kernel,
+            "" if step.keep is None else f"{step.keep:.2%}",
+            f"{step.n_dense_bytes:,}",
+            f"{step.n_bytes:,}",
+            *("" if ms is None else f"{ms:.3f}" for ms in (step.dense_ms, step.sparse_ms)),
+            f"{step.ratio:.2g} x" if step.ratio is not None else "",
+        )
+        for step in bench.steps
+    )
+    words = f"steps with weights, {counted(bench.step_points, 'input')}, one thread"
+    return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=words)
+
+
+def _calls_table(bench: Bench) -> Table:
+    columns = ("inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed")
+    rows = tuple(
+        (
+            str(run.n_points),
+            *(f"{ms:.3f}" for ms in (run.dense_ms, run.sparse_ms)),
+            *(f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms)),
+            f"{run.off_by:.0e}",
+            run.words,
+        )
+        for run in bench.runs
+    )
+    words = (
+        "torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs; "
+        "speed: the median over pairs of calls that take turns, and the range of the middle 80 %"
+    )
+    return Table(columns, rows, texts=("speed",), words=words)

@@ -1,30 +1,20 @@
-"""Which blend `sipp-blend` chose, and what it tried (T20). Needs no torch, and is stored as it is."""
+"""Which blend `sipp-blend` chose, and what it tried (T20)."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import BeforeValidator, ConfigDict, with_config
-
-from sipp.results.display import plain_table
-from sipp.results.html import table_html, view
 from sipp.results.options import Reduce
-
-FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
-# JSON cannot express an infinite error: it is written as null
-Error = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
+from sipp.results.sheet import Sheet, Table, shown
 
 
-@with_config(FROM_JSON)
 @dataclass(frozen=True)
 class BlendTrial:
     """One candidate of a blend, and how far its mask moves the output."""
 
     p: float
     reduce: Reduce
-    error: Error  # ||f^ - f|| / ||f|| over the held-back points; infinite if an output is not finite
+    error: float  # ||f^ - f|| / ||f|| over the held-back points; infinite if an output is not finite
     is_shared: bool = False  # ranked by LAMP's shares of the blend, layer by layer
     by_rows: bool = False  # no blend: magnitude times the norm of the input, compared within rows
 
@@ -38,8 +28,8 @@ class BlendTrial:
         return f"{blend} in shares of its layer" if self.is_shared else blend
 
 
-@with_config(FROM_JSON)
 @dataclass(frozen=True)
+@shown
 class BlendChoice:
     """The blend that was chosen, and all candidates."""
 
@@ -48,11 +38,11 @@ class BlendChoice:
     n_points: int  # 0: the output has no real numbers, so nothing was compared
     is_held_back: bool = True  # the points were held back from scoring; False: there were too few
 
-    def __post_init__(self) -> None:
-        if self.taken not in self.tried:
-            raise ValueError("'taken' must be one of 'tried'")
+    ALSO_IN_JSON = ("sentence",)
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """What was chosen, and how far it moved the output beside others."""
         if self.n_points == 0:
             return f"{self.taken.name}: nothing to compare, the output has no real numbers"
         others = ("magnitude", "max sensitivity")
@@ -64,8 +54,8 @@ class BlendChoice:
         text = f"{self.taken.name}: output error {self.taken.error:.3g}" + (f" ({beside})" if beside else "")
         return f"{text} on {inputs} {where}"
 
-    def _repr_html_(self) -> str:
-        table = plain_table("score", "output error")
-        for trial in sorted(self.tried, key=lambda trial: trial.error):
-            table.add_row(trial.name, f"{trial.error:.3g}")
-        return view(str(self), table_html(table, bars=("output error",)))
+    @property
+    def sheet(self) -> Sheet:
+        tried = sorted(self.tried, key=lambda trial: trial.error)
+        rows = tuple((trial.name, f"{trial.error:.3g}") for trial in tried)
+        return Sheet(self.sentence, tables=(Table(("score", "output error"), rows, bars=("output error",)),))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
@@ -19,8 +18,8 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from sipp.errors import DataError, OptionError
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.results.checking import first_problem, refuse_constant
-from sipp.results.display import WIDTH, exactly, percent, percent_up, plain_table, points_up
-from sipp.results.html import folded, table_html, text_html, view
+from sipp.results.display import exactly, percent, percent_up, points_up
+from sipp.results.sheet import Sheet, Table, shown
 
 SCHEMA = "sipp-certificate/5"
 DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
@@ -42,6 +41,7 @@ OutputSelector = Annotated[int, Field(strict=True)] | Text | None
 
 
 @dataclass(frozen=True)
+@shown
 class Certificate:
     """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence, or why not (T14).
 
@@ -67,6 +67,8 @@ class Certificate:
     ledger_kept: Flag
     prior_uses: Count  # earlier claims on the same points in the ledger
     measure: Measure = "output"  # what epsilon limits
+
+    ALSO_IN_JSON = ("verdict", "k_allowed", "delta_hat", "marked", "sentence")
 
     @property
     def k_allowed(self) -> int | None:
@@ -94,6 +96,11 @@ class Certificate:
         return self.prior_uses > 0
 
     @property
+    def limit(self) -> float | None:
+        """The certified epsilon; None if no finite one is proved."""
+        return self.epsilon if self.verdict == "certified" and math.isfinite(self.epsilon) else None
+
+    @property
     def is_useless(self) -> bool:
         """Whether the certified epsilon is so large that an output of zeros would be within it."""
         return self.verdict == "certified" and self.measure != "kl" and not self.epsilon < USELESS
@@ -107,19 +114,14 @@ class Certificate:
     def _headline(self) -> str:
         return self.verdict + (", but useless" if self.is_useless else "")
 
-    def __str__(self) -> str:
-        return _sheet(self._headline, self, ("k_allowed", "delta_hat"))
-
-    def __repr__(self) -> str:
-        limit = f"epsilon {_value_text('epsilon', self.epsilon)} for all but {percent(self.delta)}"
-        return f"<Certificate: {self.verdict}, {limit}, n = {self.n:,}; print() shows it>"
-
-    def _repr_html_(self) -> str:
+    @property
+    def sheet(self) -> Sheet:
         counts = [("further off", self.violations), ("allowed", self.k_allowed or 0)]
-        return _view(self._headline, self, counts)
+        return _sheet(self._headline, self, ("k_allowed", "delta_hat"), counts)
 
 
 @dataclass(frozen=True)
+@shown
 class AccuracyCertificate:
     """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any.
 
@@ -143,6 +145,8 @@ class AccuracyCertificate:
     ledger_kept: Flag
     prior_uses: Count
     measure: Literal["class", "next-token"] = "class"
+
+    ALSO_IN_JSON = ("drop_upper", "marked", "sentence")
 
     @property
     def drop_upper(self) -> float:
@@ -192,16 +196,11 @@ class AccuracyCertificate:
     def _headline(self) -> str:
         return f"accuracy drop <= {points_up(self.drop_upper)} ({self.mode})"
 
-    def __str__(self) -> str:
-        return _sheet(self._headline, self, ("drop_upper",))
-
-    def __repr__(self) -> str:
-        return f"<AccuracyCertificate: {self._headline}, n = {self.n:,}; print() shows it>"
-
-    def _repr_html_(self) -> str:
+    @property
+    def sheet(self) -> Sheet:
         counts = [("right before, wrong after", self.n_lost), ("wrong before, right after", self.n_gained)]
-        shown = counts if self.mode == "labels" else []
-        return _view(self._headline, self, [*shown, ("another class", self.n_differ)])
+        counted = [*(counts if self.mode == "labels" else []), ("another class", self.n_differ)]
+        return _sheet(self._headline, self, ("drop_upper",), counted)
 
 
 def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
@@ -308,22 +307,17 @@ LIMITS = ("epsilon", "delta_hat", "drop_upper")  # rounded up: the sheet never c
 SHEET_DIGITS = 4
 
 
-def _sheet(headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...]) -> str:
-    """The text for a terminal: headline, sentence, and one aligned line per field with its meaning."""
-    names = (*(field.name for field in fields(cert)), *derived)
-    rows = [(name, _value_text(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names]
-    widths = [max(len(row[i]) for row in rows if len(row[1]) < HASH_LENGTH) for i in (0, 1)]
-    lines = [f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {words}" for name, value, words in rows]
-    return "\n".join([headline, textwrap.fill(cert.sentence, WIDTH), *lines])
-
-
-def _view(headline: str, cert: Certificate | AccuracyCertificate, counts: list[tuple[str, int]]) -> str:
-    """The HTML for a notebook: headline, sentence, a bar for each count, and all fields folded away."""
+def _sheet(
+    headline: str, cert: Certificate | AccuracyCertificate, derived: tuple[str, ...], counts: list[tuple[str, int]]
+) -> Sheet:
+    """The claim in words, how many inputs speak for and against it, and all fields with their meaning."""
     n_given = cert.n + cert.n_duplicates
-    table = plain_table(f"of {n_given:,} inputs", "number", "share")
-    for words, count in counts:
-        table.add_row(words, f"{count:,}", f"{count / n_given:.2%}")
-    return view(headline, text_html(cert.sentence), table_html(table, bars=("share",)), folded("All fields", str(cert)))
+    rows = tuple((words, f"{count:,}", f"{count / n_given:.2%}") for words, count in counts)
+    names = (*(field.name for field in fields(cert)), *derived)
+    values = tuple((name, _value_text(name, getattr(cert, name)), FIELD_WORDS[name]) for name in names)
+    table = Table((f"of {n_given:,} inputs", "number", "share"), rows, bars=("share",))
+    every = Table(("field", "value", "meaning"), values, texts=("value", "meaning"))
+    return Sheet(headline, (("claim", cert.sentence),), (table, every))
 
 
 def _value_text(name: str, value: Any) -> str:

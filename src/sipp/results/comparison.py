@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-import textwrap
 from dataclasses import dataclass, field
-from typing import Any
 
-from rich.table import Table
-
-from sipp.results.display import LARGE_ERROR, WIDTH, percent_up, plain_table, text_of
-from sipp.results.html import table_html, text_html, view
-from sipp.results.plots import curves
+from sipp.results.display import LARGE_ERROR, percent_up
+from sipp.results.jsonio import NOT_JSON
+from sipp.results.sheet import Sheet, Table, shown
 
 STANDARD_ERRORS = 2.0  # a mean difference below this many standard errors counts as chance
 BEST = "*"
@@ -31,7 +27,9 @@ class Compared:
     error: float  # ||f^ - f|| / ||f|| over all points together; infinite if an output is not finite
     same: float | None  # share of points with the same predicted class; None if outputs are not n x classes
     accuracy: float | None  # None without labels
-    moved: tuple[float, ...] = field(repr=False)  # ||f^ - f||^2 of every point, over the mean ||f||^2
+    moved: tuple[float, ...] = field(
+        default=(), repr=False, compare=False, metadata=NOT_JSON
+    )  # ||f^ - f||^2 of every point, over the mean ||f||^2
 
     @property
     def name(self) -> str:
@@ -39,6 +37,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
+@shown
 class Comparison:
     """All methods at all values of keep, on the same points. `print` it."""
 
@@ -49,10 +48,17 @@ class Comparison:
     is_held_back: bool  # they were held back from the data; False: a holdout was given
     dense_accuracy: float | None
 
+    ALSO_IN_JSON = ("keeps", "best_methods", "sentence")
+
     @property
     def keeps(self) -> tuple[float, ...]:
         """The values of keep, from dense to sparse."""
         return tuple(sorted({row.keep for row in self.rows}, reverse=True))
+
+    @property
+    def best_methods(self) -> tuple[str, ...]:
+        """The best method at each of these."""
+        return tuple(self.best(keep).name for keep in self.keeps)
 
     def best(self, keep: float) -> Compared:
         """The row with the smallest error at this keep; the first of equal ones."""
@@ -93,64 +99,42 @@ class Comparison:
         return ", ".join(measured)
 
     @property
-    def _head(self) -> str:
-        """How many inputs were used for pruning and for testing, in one line."""
+    def sheet(self) -> Sheet:
         inputs = "held-back inputs" if self.is_held_back else "holdout inputs"
-        head = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} inputs, "
-        head += f"tested on {self.n_test:,} {inputs}"
-        if self.dense_accuracy is not None:
-            head += f"; the dense network is right on {self.dense_accuracy:.1%}"
-        return head
-
-    @property
-    def _words(self) -> str:
-        """What the columns mean."""
+        title = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} inputs, "
+        title += f"tested on {self.n_test:,} {inputs}"
         words = "error: how far the output moved, relative to its norm; same: inputs with the same largest output"
-        words += "; right: inputs classified correctly" if self.dense_accuracy is not None else ""
-        return f"{words}; {BEST}: best"
-
-    def __str__(self) -> str:
+        if self.dense_accuracy is not None:
+            title += f"; the dense network is right on {self.dense_accuracy:.1%}"
+            words += "; right: inputs classified correctly"
         parts = [self.keeps[i : i + KEEPS_A_TABLE] for i in range(0, len(self.keeps), KEEPS_A_TABLE)]
-        texts = (textwrap.fill(text, WIDTH) for text in (self._words, self.sentence))
-        return "\n".join([self._head, *(text_of(self._table(keeps)) for keeps in parts), *texts])
+        tables = tuple(_table(self, keeps, f"{words}; {BEST}: best" if keeps is parts[-1] else "") for keeps in parts)
+        return Sheet(title, tables=tables, note=self.sentence)
 
-    def __repr__(self) -> str:
-        names = dict.fromkeys(row.name for row in self.rows)
-        return f"<Comparison of {len(names)} methods at {len(self.keeps)} levels; print() shows it>"
 
-    def _repr_html_(self) -> str:
-        table, errors = self._table(self.keeps), [f"{keep:g}: error" for keep in self.keeps]
-        return view(self.sentence, text_html(self._head), table_html(table, bars=errors), text_html(self._words))
+def _table(comparison: Comparison, keeps: tuple[float, ...], words: str) -> Table:
+    """Methods x keeps."""
+    rows = comparison.rows
+    known = (("error", "error"), ("same", "same"), ("accuracy", "right"))
+    shown_values = [(name, word) for name, word in known if any(getattr(row, name) is not None for row in rows)]
+    columns = ["keep"]
+    for keep in keeps:
+        columns += [f"{keep:g}: {word}" if name == "error" else word for name, word in shown_values]
+    lines = []
+    for label in dict.fromkeys(row.name for row in rows):
+        by_keep = {row.keep: row for row in rows if row.name == label}
+        cells = (_cell(comparison, by_keep[keep], name) for keep in keeps for name, _ in shown_values)
+        lines.append((label, *cells))
+    return Table(tuple(columns), tuple(lines), bars=tuple(f"{keep:g}: error" for keep in keeps), words=words)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draws each method's error over keep, on `ax` or on new axes, and gives them."""
-        lines = {}
-        for name in dict.fromkeys(row.name for row in self.rows):
-            rows = sorted((row for row in self.rows if row.name == name), key=lambda row: row.keep)
-            lines[name] = ([100 * row.keep for row in rows], [row.error for row in rows])
-        like = {row.name: row.method for row in self.rows if row.is_repaired}
-        ax = curves(ax, lines, "weights kept (%)", "error of the output, relative to its length", like=like)
-        ax.invert_xaxis()
-        return ax
 
-    def _table(self, keeps: tuple[float, ...]) -> Table:
-        """Methods x keeps."""
-        columns = (("error", "error"), ("same", "same"), ("accuracy", "right"))
-        shown = [(name, word) for name, word in columns if any(getattr(row, name) is not None for row in self.rows)]
-        heads = (f"{keep:g}: {word}" if name == "error" else word for keep in keeps for name, word in shown)
-        table = plain_table("keep", *heads, tight=True)
-        for label in dict.fromkeys(row.name for row in self.rows):
-            by_keep = {row.keep: row for row in self.rows if row.name == label}
-            table.add_row(label, *(self._cell(by_keep[keep], name) for keep in keeps for name, _ in shown))
-        return table
-
-    def _cell(self, row: Compared, field: str) -> str:
-        value: float | None = getattr(row, field)
-        if value is None:
-            return ""
-        column = [getattr(other, field) for other in self.rows if other.keep == row.keep]
-        is_best = value == (min if field == "error" else max)(other for other in column if other is not None)
-        return (f"{value:.3g}" if field == "error" else f"{value:.1%}") + (BEST if is_best else " ")
+def _cell(comparison: Comparison, row: Compared, name: str) -> str:
+    value: float | None = getattr(row, name)
+    if value is None:
+        return ""
+    column = [getattr(other, name) for other in comparison.rows if other.keep == row.keep]
+    is_best = value == (min if name == "error" else max)(other for other in column if other is not None)
+    return (f"{value:.3g}" if name == "error" else f"{value:.1%}") + (BEST if is_best else " ")
 
 
 def is_level(best: tuple[float, ...], other: tuple[float, ...], n_points: int | None = None) -> bool:

@@ -152,6 +152,11 @@ def points_up(drop: float) -> str:
     return percent_up(drop).replace("%", "percentage points")
 
 
+def counted(n: int, what: str) -> str:
+    """'1 row', '2 rows'."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def bytes_in_words(n_bytes: int) -> str:
     """A number of bytes with its unit."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

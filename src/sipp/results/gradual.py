@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from sipp.results.display import plain_table
-from sipp.results.html import table_html, view
-from sipp.results.plots import curves
+from sipp.results.jsonio import NOT_JSON
+from sipp.results.sheet import Sheet, Table, shown
 
 
 @dataclass(frozen=True)
+@shown
 class Gradual:
     """A network that was pruned while it was trained. `print` it."""
 
-    model: nn.Module  # the one that was given, released
-    masks: dict[str, Tensor]
+    model: nn.Module = field(metadata=NOT_JSON)  # the one that was given, released
+    masks: dict[str, Tensor] = field(metadata=NOT_JSON)
     path: tuple[tuple[int, float], ...]  # (steps done, share of weights left), one pair a cut
     method: str
     n_weights: int
     kept: int
     seed: int
+
+    ALSO_IN_JSON = ("keep",)
 
     @property
     def keep(self) -> float:
@@ -30,25 +31,7 @@ class Gradual:
         return self.kept / self.n_weights
 
     @property
-    def _headline(self) -> str:
-        return f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%})"
-
-    def __str__(self) -> str:
-        steps = ", ".join(f"{keep:.2%} after step {step}" for step, keep in self.path)
-        return f"{self._headline}; {steps}"
-
-    def __repr__(self) -> str:
-        return (
-            f"<Gradual {type(self.model).__name__} by {self.method}: {self.kept:,} of {self.n_weights:,} weights kept>"
-        )
-
-    def _repr_html_(self) -> str:
-        table = plain_table("after step", "keep")
-        for step, keep in self.path:
-            table.add_row(f"{step:,}", f"{keep:.2%}")
-        return view(self._headline, table_html(table, bars=("keep",)))
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws the share of weights left over the steps, on `ax` or on new axes; returns the axes."""
-        steps, keeps = [step for step, _ in self.path], [100 * keep for _, keep in self.path]
-        return curves(ax, {self.method: (steps, keeps)}, "step", "weights kept (%)")
+    def sheet(self) -> Sheet:
+        title = f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%})"
+        rows = tuple((f"{step:,}", f"{keep:.2%}") for step, keep in self.path)
+        return Sheet(title, tables=(Table(("after step", "keep"), rows, bars=("keep",)),))

@@ -1,23 +1,22 @@
-"""The result of `prune`: the record `Pruned`, its layers, and what is guaranteed about the network."""
+"""The result of `prune`: what is known about a pruned network, layer by layer, and what is guaranteed about it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
 from sipp.results.binomial import upper_limit
 from sipp.results.blend import BlendChoice
 from sipp.results.display import how_sure, number_up, percent_up
-from sipp.results.html import text_html
+from sipp.results.jsonio import NOT_JSON
 from sipp.results.network_hash import tensors_hash
 from sipp.results.options import Draws, Mode
-from sipp.results.plots import layer_bars
 from sipp.results.ranking import DrawUnit
 from sipp.results.repair import Repair, Trial
+from sipp.results.sheet import Sheet, shown
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
@@ -38,6 +37,7 @@ REGROWN = (
 
 
 @dataclass(frozen=True)
+@shown
 class Coverage:
     """How far maxima over n points hold for new inputs (T18): for all but `share` of them, at this confidence."""
 
@@ -46,11 +46,11 @@ class Coverage:
     n: int  # distinct points under the maxima
     q: int  # number of maxima used together
 
-    def __str__(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {how_sure(self.confidence)} (from {self.n} inputs)"
+    ALSO_IN_JSON = ("sentence",)
 
-    def _repr_html_(self) -> str:
-        return text_html(str(self))
+    @property
+    def sentence(self) -> str:
+        return f"for all but {percent_up(self.share)} of new inputs, {how_sure(self.confidence)} (from {self.n} inputs)"
 
 
 def coverage(n: int, q: int, confidence: float) -> Coverage:
@@ -60,6 +60,7 @@ def coverage(n: int, q: int, confidence: float) -> Coverage:
 
 
 @dataclass(frozen=True)
+@shown
 class Guarantee:
     """Whether the conditions of the bounds on rows and layers hold, and the numbers behind them."""
 
@@ -74,6 +75,8 @@ class Guarantee:
     n_never_above: int  # those whose ratio never exceeded 1/C: evidence against the assumption of T4
     layers: Coverage  # of Delta_l, for each layer separately (T18)
     left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
+
+    ALSO_IN_JSON = ("met", "contradicted", "verdict", "sentence")
 
     @property
     def met(self) -> bool:
@@ -92,18 +95,17 @@ class Guarantee:
         """The outcome in a few words."""
         return "contradicted by the data" if self.contradicted else "met" if self.met else "not met"
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
         constants = f"C={self.c_constant:g}, K={self.k_constant:g}, delta={self.delta:g}"
         if not self.contradicted:  # then more points would not help
             constants += f", n={self.n} {self.unit}, needs {self.n_needed}"
         statement = f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
         return statement + (f"; {WEIGHTS_ALONE.format(self.left_out)}" if self.met and self.left_out else "")
 
-    def _repr_html_(self) -> str:
-        return text_html(str(self))
-
 
 @dataclass(frozen=True)
+@shown
 class Measured:
     """T19: the constant C, measured on held-back calibration points, and bounds that need no assumption on C.
 
@@ -122,12 +124,15 @@ class Measured:
     network_reason: str = ""
     left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
 
+    ALSO_IN_JSON = ("joint_confidence", "sentence")
+
     @property
     def joint_confidence(self) -> float:
         """The confidence of a bound that needs two such statements at once."""
         return max(0.0, 2 * self.confidence - 1.0)
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
         two = f"{how_sure(self.joint_confidence)} (two checks)"
@@ -145,11 +150,9 @@ class Measured:
         share, most = percent_up(self.network_share), number_up(self.epsilon, 4)
         return f"{text}; for all but {share}, the output moves by at most {most} times its norm, {two}."
 
-    def _repr_html_(self) -> str:
-        return text_html(str(self))
-
 
 @dataclass(frozen=True)
+@shown
 class NetworkBound:
     """The bound on the output: ||f^(x) - f(x)|| <= epsilon ||f(x)|| for all but a share of inputs, if `met`.
 
@@ -164,22 +167,34 @@ class NetworkBound:
     kappas: dict[str, float]  # layer condition numbers by weight name
     coverage: Coverage | None = None  # None with epsilon
 
+    ALSO_IN_JSON = ("met", "sentence")
+
     @property
     def met(self) -> bool:
         return not self.reason
 
-    def __str__(self) -> str:
+    @property
+    def finite(self) -> float | None:
+        """Epsilon, if it is finite."""
+        return self.epsilon if self.epsilon is not None and math.isfinite(self.epsilon) else None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is met and gives a finite number: the only case in which it promises something."""
+        return self.met and self.finite is not None
+
+    @property
+    def sentence(self) -> str:
         if self.epsilon is None:
             return f"no bound: {self.reason}"
         if not self.met:  # a number without share and confidence: it promises nothing
             return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
-        statement = f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage}"
+        statement = (
+            f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage.sentence if self.coverage else ''}"
+        )
         if self.guarantee is None:
             return f"{statement}; met, assumes only independent inputs"
-        return f"{statement}; rests on an assumption: {self.guarantee}"
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self))
+        return f"{statement}; rests on an assumption: {self.guarantee.sentence}"
 
 
 def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
@@ -207,13 +222,15 @@ class PrunedLayer:
     fan_in: int
     kept: int
     strategies: dict[str, int]  # how many rows each strategy took; empty for a baseline
-    dead_rows: tuple[int, ...]  # rows that had weights and have none now
-    eps_F: Tensor | None  # the bound of each row (T5, T6, T9, T17)
+    dead_rows: int  # rows that had weights and have none now
     eps: float | None  # eps_l, the largest of them
     sign_complexity: float | None  # Delta_l
     bound: float | None  # eps_l Delta_l (T11)
     kappa: float | None  # the layer condition number (T12)
     eps_measured: float | None = None  # eps_l with the measured constant (T19)
+    eps_F: Tensor | None = field(default=None, metadata=NOT_JSON)  # the bound of each row (T5, T6, T9, T17)
+
+    ALSO_IN_JSON = ("n_weights", "keep", "bound_measured")
 
     @property
     def bound_measured(self) -> float | None:
@@ -238,23 +255,11 @@ class OutputChange:
     is_held_back: bool  # the points were held back; False: they were also scored, or validated a repair
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """A pruned copy of a model, its masks, and what is known about it. `print` it.
+@dataclass(frozen=True, kw_only=True)
+@shown
+class PrunedFacts:
+    """What is known about a pruned network, without the network: what files, runs and pages hold. `print` it."""
 
-    Example:
-        >>> import sipp, torch
-        >>> _ = torch.manual_seed(0)
-        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(net, torch.rand(200, 8), keep=0.5)
-        >>> [(layer.name, layer.n_rows, layer.fan_in) for layer in pruned.layers]
-        [('0.weight', 16, 8), ('2.weight', 4, 16)]
-        >>> all(bool((pruned.model.get_parameter(name)[~mask] == 0).all()) for name, mask in pruned.masks.items())
-        True
-    """
-
-    model: nn.Module
-    masks: dict[str, Tensor]
     layers: tuple[PrunedLayer, ...]
     guarantee: Guarantee | None  # for rows and layers (T5-T11, T17); None if nothing was scored
     bound: NetworkBound  # for the output of the network (T12, T13)
@@ -269,8 +274,8 @@ class Pruned:
     described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since
     pattern: str | None = None  # n:m along every row that was pruned; None: no pattern
     moved: OutputChange | None = None  # measured on a few calibration points; None if there were none
-    seen: frozenset[bytes] = frozenset()  # keys of known points that chose the weights: `certify` refuses them
-    seen_all: bool = False  # whether no other points chose the weights of `described_hash`
+
+    ALSO_IN_JSON = ("n_weights", "keep", "dead_rows")
 
     @property
     def n_weights(self) -> int:
@@ -282,32 +287,47 @@ class Pruned:
         return self.kept / self.n_weights
 
     @property
+    def dead_rows(self) -> int:
+        """How many rows had weights and have none now."""
+        return sum(layer.dead_rows for layer in self.layers)
+
+    @property
+    def sheet(self) -> Sheet:
+        from sipp.results.pruned_sheet import pruned_sheet  # which reads this record
+
+        return pruned_sheet(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+@shown
+class Pruned(PrunedFacts):
+    """A pruned copy of a model, its masks, and what is known about it. `print` it.
+
+    Example:
+        >>> import sipp, torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> pruned = sipp.prune(net, torch.rand(200, 8), keep=0.5)
+        >>> [(layer.name, layer.n_rows, layer.fan_in) for layer in pruned.layers]
+        [('0.weight', 16, 8), ('2.weight', 4, 16)]
+        >>> all(bool((pruned.model.get_parameter(name)[~mask] == 0).all()) for name, mask in pruned.masks.items())
+        True
+    """
+
+    model: nn.Module = field(metadata=NOT_JSON)
+    masks: dict[str, Tensor] = field(metadata=NOT_JSON)
+    seen: frozenset[bytes] = field(
+        default=frozenset(), metadata=NOT_JSON
+    )  # keys of known points that chose the weights
+    seen_all: bool = field(default=False, metadata=NOT_JSON)  # whether no others chose those of `described_hash`
+
+    @property
     def details(self) -> str:
         """The full text: every layer, and every statement, even a useless one."""
-        from sipp.results.pruned_words import pruned_text  # which reads this record
+        from sipp.results.pruned_sheet import pruned_sheet
+        from sipp.results.sheet import sheet_text
 
-        return pruned_text(up_to_date(self), in_full=True)
-
-    def __str__(self) -> str:
-        from sipp.results.pruned_words import pruned_text  # which reads this record
-
-        return pruned_text(up_to_date(self))
-
-    def __repr__(self) -> str:
-        return (
-            f"<Pruned {type(self.model).__name__} by {self.method}: {self.kept:,} of {self.n_weights:,} weights kept "
-            f"({self.keep:.2%}), {len(self.layers)} layers; print() shows them>"
-        )
-
-    def _repr_html_(self) -> str:
-        from sipp.results.pruned_words import pruned_html  # which reads this record
-
-        return pruned_html(up_to_date(self))
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws the share of weights that each layer keeps, on `ax` or on new axes; returns the axes."""
-        shares = {"kept": [100 * layer.keep for layer in self.layers]}
-        return layer_bars(ax, [layer.name for layer in self.layers], shares, "weights kept (%)")
+        return sheet_text(pruned_sheet(self, in_full=True))
 
 
 def up_to_date(pruned: Pruned) -> Pruned:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sipp.results.display import number, plain_table, text_of
+from sipp.results.display import number
+from sipp.results.sheet import Sheet, Table, shown
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class BlockWeight:
 
 
 @dataclass(frozen=True)
+@shown
 class PrunedOnDisk:
     """The folder with the pruned network, and what was kept of each weight."""
 
@@ -28,6 +30,8 @@ class PrunedOnDisk:
     n_resumed: int  # blocks that an earlier run had finished
     n_points: int
     weights: tuple[BlockWeight, ...]
+
+    ALSO_IN_JSON = ("n_weights", "kept", "sentence")
 
     @property
     def n_weights(self) -> int:
@@ -46,12 +50,17 @@ class PrunedOnDisk:
         done = f", {self.n_resumed} of them by an earlier run" if self.n_resumed else ""
         return f"kept {share}{done}; {self.n_points} inputs; written to {self.folder}"
 
-    def __str__(self) -> str:
-        table = plain_table("weight", "weights", "kept", "error before", "error", tight=True)
-        for weight in self.weights:
-            errors = number(weight.error_before), number(weight.error)
-            table.add_row(weight.name, f"{weight.n_weights:,}", f"{weight.n_kept / weight.n_weights:.1%}", *errors)
-        return "\n".join([self.sentence, text_of(table)])
-
-    def __repr__(self) -> str:
-        return f"<PrunedOnDisk: {self.sentence}; print() shows the weights>"
+    @property
+    def sheet(self) -> Sheet:
+        columns = ("weight", "weights", "kept", "error before", "error")
+        rows = tuple(
+            (
+                weight.name,
+                f"{weight.n_weights:,}",
+                f"{weight.n_kept / weight.n_weights:.1%}",
+                number(weight.error_before),
+                number(weight.error),
+            )
+            for weight in self.weights
+        )
+        return Sheet(self.sentence, tables=(Table(columns, rows, bars=("kept",)),))

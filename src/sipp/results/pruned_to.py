@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import textwrap
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from rich.table import Table
 from torch import nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.results.certificate import AnyCertificate
-from sipp.results.display import WIDTH, percent_up, plain_table, text_of
-from sipp.results.html import folded, table_html, text_html, view
+from sipp.results.display import percent_up
+from sipp.results.jsonio import NOT_JSON
 from sipp.results.network_hash import model_hash, tensors_hash
-from sipp.results.plots import curves
 from sipp.results.pruned import Pruned
+from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.shrunk import Shrunk
 
 PATH_WORDS = (
-    "  bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
+    "bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
 )
 CHANGED_SINCE = (
     "its weights or buffers changed after it was certified, by training or by hand, so nothing is certified of them; "
@@ -39,10 +36,11 @@ class Level:
 
 
 @dataclass(frozen=True)
+@shown
 class PrunedTo:
     """The sparsest certified network, its certificate, and all tested levels. `print` it."""
 
-    model: nn.Module  # the sparsest network that passed, or the dense one
+    model: nn.Module = field(metadata=NOT_JSON)  # the sparsest network that passed, or the dense one
     pruned: Pruned | None  # None: no level passed
     certificate: AnyCertificate | None
     path: tuple[Level, ...]
@@ -50,51 +48,30 @@ class PrunedTo:
     start: int  # index of the first tested level, chosen on the calibration data
     verdict: str
 
+    ALSO_IN_JSON = ("keep",)
+
     @property
     def keep(self) -> float:
         return self.pruned.keep if self.pruned is not None else 1.0
 
-    def _table(self) -> Table:
-        """One line per tested level."""
-        table = plain_table("keep", "weights", "bad inputs", "proved limit", "test")
-        for level in self.path:
-            limit, word = percent_up(level.limit), "passed" if level.passed else "failed"
-            table.add_row(f"{level.keep:.2%}", f"{level.budget:,}", f"{level.count:,}", limit, word)
-        return table
-
     @property
-    def _words_now(self) -> tuple[str, str]:
-        """The verdict and the certificate's sentence, or a notice if the network has changed since."""
-        if self.certificate is None:
-            return self.verdict, ""
-        if certificate_of(self, None) is None:
-            return CHANGED_SINCE, ""
-        return self.verdict, self.certificate.sentence
-
-    def __str__(self) -> str:
-        verdict, sentence = self._words_now
-        lines = [textwrap.fill(sentence, WIDTH)] if sentence else []
-        return "\n".join([verdict, *([text_of(self._table()), PATH_WORDS] if self.path else []), *lines])
-
-    def __repr__(self) -> str:
-        return f"<PrunedTo {type(self.model).__name__} at keep {self.keep:.2%}; print() shows the path>"
-
-    def _repr_html_(self) -> str:
-        verdict, sentence = self._words_now
-        path = [table_html(self._table(), bars=("keep", "proved limit")), text_html(PATH_WORDS)] if self.path else []
-        network = [] if self.pruned is None else [folded("The network", str(self.pruned))]
-        return view(verdict, text_html(sentence), *path, *network)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws the proved limit at each tested level, on `ax` or on new axes; returns the axes."""
-        lines = {
-            word: (
-                [100 * level.keep for level in self.path if level.passed == passed],
-                [100 * level.limit for level in self.path if level.passed == passed],
+    def sheet(self) -> Sheet:
+        title, note = self.verdict, "" if self.certificate is None else self.certificate.sentence
+        if self.certificate is not None and certificate_of(self, None) is None:
+            title, note = CHANGED_SINCE, ""
+        rows = tuple(
+            (
+                f"{level.keep:.2%}",
+                f"{level.budget:,}",
+                f"{level.count:,}",
+                percent_up(level.limit),
+                "passed" if level.passed else "failed",
             )
-            for word, passed in (("passed", True), ("failed", False))
-        }
-        return curves(ax, lines, "weights kept (%)", "proved limit (%)")
+            for level in self.path
+        )
+        columns = ("keep", "weights", "bad inputs", "proved limit", "test")
+        table = Table(columns, rows, bars=("keep", "proved limit"), words=PATH_WORDS)
+        return Sheet(title, tables=(table,) if rows else (), note=note)
 
 
 NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # a network, or a result that holds one

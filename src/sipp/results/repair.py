@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, with_config
-from rich.table import Table
-
-from sipp.results.display import number, plain_table, text_of
-from sipp.results.html import table_html, view
+from sipp.results.display import number
 from sipp.results.options import RepairMethod
-from sipp.results.plots import layer_bars
+from sipp.results.sheet import Sheet, Table, shown
 
-FROM_JSON = ConfigDict(strict=False)  # where a tuple is a list, and a record an object
 # Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
 Budgets = Literal["given", "magnitude", "even", "between"]
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
 
 
-@with_config(FROM_JSON)
 @dataclass(frozen=True)
 class FittedLayer:
     """What the fit of one weight did.
@@ -54,7 +48,6 @@ class Trial:
     error: float  # of the output on the validation points; infinite if the output has no real numbers
 
 
-@with_config(FROM_JSON)
 @dataclass(frozen=True)
 class Polish:
     """The outcome of the polish by gradient descent."""
@@ -66,8 +59,8 @@ class Polish:
     mixes: bool = False  # the second round was kept, on mixtures of two inputs each
 
 
-@with_config(FROM_JSON)
 @dataclass(frozen=True)
+@shown
 class Repair:
     """The record of a repair, and the points it used: fit, validation and test.
 
@@ -88,34 +81,23 @@ class Repair:
     error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
     budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
 
-    def _table(self) -> Table:
-        """One line per layer."""
+    ALSO_IN_JSON = ("sentence",)
+
+    @property
+    def sheet(self) -> Sheet:
         columns = ("weight", "error before", "after", "ridge", "moved", "intercept", "left alone")
-        table = plain_table(*columns, texts=("intercept", "left alone"), tight=True)
-        for layer in self.layers:
-            errors = number(layer.error_before), number(layer.error_after)
-            moved = f"{layer.n_moved:,}"
-            table.add_row(layer.name, *errors, number(layer.ridge), moved, layer.intercept, layer.left_alone)
-        return table
-
-    def __str__(self) -> str:
-        return "\n".join([self.sentence, text_of(self._table())])
-
-    def __repr__(self) -> str:
-        return f"<Repair: {self.sentence.split(';')[0]}; print() shows the layers>"
-
-    def _repr_html_(self) -> str:
-        return view(self.sentence, table_html(self._table(), bars=("error before", "after")))
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws the error of each layer before and after, on `ax` or on new axes; returns the axes."""
-        known = [layer for layer in self.layers if layer.error_before is not None and layer.error_after is not None]
-        errors = {
-            "after": [layer.error_after or 0.0 for layer in known],
-            "before": [layer.error_before or 0.0 for layer in known],
-        }
-        names = [layer.name for layer in known]
-        return layer_bars(ax, names, errors, "error of the layer's output, relative to its norm")
+        rows = tuple(
+            (
+                layer.name,
+                *map(number, (layer.error_before, layer.error_after, layer.ridge)),
+                f"{layer.n_moved:,}",
+                layer.intercept,
+                layer.left_alone,
+            )
+            for layer in self.layers
+        )
+        table = Table(columns, rows, texts=("intercept", "left alone"), bars=("error before", "after"))
+        return Sheet(self.sentence, tables=(table,))
 
     @property
     def sentence(self) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from sipp.results.certificate import AnyCertificate
-from sipp.results.display import WIDTH, labelled, number, percent_up, plain_table, size_words, text_of
-from sipp.results.html import labels_html, table_html, view
+from sipp.results.display import number, percent_up, size_words
 from sipp.results.options import Precision, pattern_of
-from sipp.results.plots import layer_bars
+from sipp.results.sheet import Sheet, Table, shown
 
 About = Literal["stored values", "values before rounding"]
 MOST_WEIGHTS = 2**47
@@ -74,6 +70,8 @@ class StoredTensor:
     largest_change: float  # largest relative change of a weight by rounding
     norm_change: float  # relative change of the whole tensor
 
+    ALSO_IN_JSON = ("bound_bytes",)
+
     @property
     def bound_bytes(self) -> float:
         """Bytes of the stored values and n H(kept / n) / 8 for their positions."""
@@ -81,6 +79,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
+@shown
 class SavedFile:
     """The contents of a saved file. `print` it."""
 
@@ -128,28 +127,9 @@ class SavedFile:
             f"most {largest}, and a whole tensor by at most {together} of its norm"
         )
 
-    def __str__(self) -> str:
-        columns = _columns(self)
-        words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
-        lines = [
-            _headline(self),
-            text_of(_contents_table(self, columns)),
-            textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "),
-            *(labelled(label, text) for label, text in _words(self)),
-        ]
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        table = table_html(_contents_table(self, _columns(self)), bars=("bytes", "bytes dense"))
-        return view(_headline(self), table, labels_html(_words(self)))
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws the bytes of each tensor in the file and dense, on `ax` or on new axes; returns the axes."""
-        kilobytes = {
-            "in the file": [tensor.n_bytes / 1e3 for tensor in self.tensors],
-            "dense": [tensor.dense_bytes / 1e3 for tensor in self.tensors],
-        }
-        return layer_bars(ax, [tensor.names[0] for tensor in self.tensors], kilobytes, "kB")
+    @property
+    def sheet(self) -> Sheet:
+        return Sheet(_headline(self), tuple(_words(self)), (_contents_table(self),))
 
 
 def entropy_bytes(n_weights: int, kept: int) -> float:
@@ -173,30 +153,27 @@ COLUMNS = {  # each with an explanation, if it needs one
 }
 
 
-def _contents_table(contents: SavedFile, columns: list[str]) -> Table:
+def _contents_table(contents: SavedFile) -> Table:
     """The table of tensors; dense and exact ones share a line."""
-    table = plain_table("tensor", *(column.replace("bytes ", "bytes\n") for column in columns), tight=True)
+    columns = [column for column in COLUMNS if contents.rounding_words or not column.endswith("change")]
+    rows: list[tuple[str, ...]] = []
 
     def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
         cells = _cells(group) | {"positions": positions, "values": values}
-        table.add_row(name, *(cells[column] for column in columns))
+        rows.append((name, *(cells[column] for column in columns)))
 
     whole = []
     for tensor in contents.tensors:
         if tensor.has_mask or tensor.positions != "all" or tensor.values != "exact" or len(tensor.names) > 1:
             values = tensor.dtype if tensor.values == "exact" else tensor.values
-            add(escape(" = ".join(tensor.names)), [tensor], tensor.positions, values)
+            add(" = ".join(tensor.names), [tensor], tensor.positions, values)
         else:
             whole.append(tensor)
     if whole:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
-    table.add_section()
     add("all tensors", contents.tensors, "", contents.precision)
-    return table
-
-
-def _columns(contents: SavedFile) -> list[str]:
-    return [column for column in COLUMNS if contents.rounding_words or not column.endswith("change")]
+    words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
+    return Table(("tensor", *columns), tuple(rows), bars=("bytes", "bytes dense"), words=words)
 
 
 def _headline(contents: SavedFile) -> str:

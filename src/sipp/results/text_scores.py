@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 
-from sipp.results.display import labelled_line
+from sipp.results.sheet import Sheet, shown
 
 
 @dataclass(frozen=True)
+@shown
 class TextScores:
     """Perplexity on a text, and the distance of a pruned network from the dense one. `print` it.
 
@@ -24,6 +24,8 @@ class TextScores:
     kl: float | None  # mean KL(dense || this) of the next token's distribution, in nats a token
     same_token: float | None  # the share of positions at which both choose the same next token
 
+    ALSO_IN_JSON = ("perplexity", "dense_perplexity")
+
     @property
     def perplexity(self) -> float:
         return _exp(self.loss)
@@ -32,23 +34,15 @@ class TextScores:
     def dense_perplexity(self) -> float | None:
         return None if self.dense_loss is None else _exp(self.dense_loss)
 
-    def __str__(self) -> str:
+    @property
+    def sheet(self) -> Sheet:
         beside = "" if self.dense_perplexity is None else f", dense {self.dense_perplexity:.2f}"
-        lines = [
-            labelled_line("perplexity", f"{self.perplexity:.2f}{beside}"),
-            labelled_line(
-                "",
-                f"over {self.n_windows:,} windows of {self.window:,} tokens that do not overlap, "
-                f"{self.n_tokens:,} tokens predicted",
-            ),
-        ]
+        windows = f"{self.n_windows:,} windows of {self.window:,} tokens that do not overlap"
+        facts = [("over", f"{windows}, {self.n_tokens:,} tokens predicted")]
         if self.kl is not None and self.same_token is not None:
-            lines.append(labelled_line("KL", f"{self.kl:.4g} nats per token from the dense network"))
-            lines.append(labelled_line("same next token", f"{self.same_token:.2%} of positions"))
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+            facts.append(("KL", f"{self.kl:.4g} nats per token from the dense network"))
+            facts.append(("same next token", f"{self.same_token:.2%} of positions"))
+        return Sheet(f"perplexity {self.perplexity:.2f}{beside}", tuple(facts))
 
 
 def _exp(loss: float) -> float:

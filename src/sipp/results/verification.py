@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sipp.results.html import text_html, view
+from sipp.results.sheet import Sheet, shown
 
 
 @dataclass(frozen=True)
+@shown
 class Verification:
     """The outcome of checking a certificate: whether it holds, what differs, and what could not be checked."""
 
@@ -18,10 +19,8 @@ class Verification:
     def __bool__(self) -> bool:
         return self.ok
 
-    def __str__(self) -> str:
-        lines = ["verified" if self.ok else "not verified:", *self.reasons]
-        return "\n".join(lines + [f"not checked: {text}" for text in self.unchecked])
-
-    def _repr_html_(self) -> str:
-        title, *lines = str(self).splitlines()
-        return view(title, *map(text_html, lines))
+    @property
+    def sheet(self) -> Sheet:
+        facts = [("differs", reason) for reason in self.reasons]
+        facts += [("not checked", text) for text in self.unchecked]
+        return Sheet("verified" if self.ok else "not verified", tuple(facts))

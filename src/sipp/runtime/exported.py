@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sipp.results.html import text_html
+from sipp.results.sheet import shown
 
 Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
 TRACED: tuple[Target, ...] = ("pt2", "onnx")  # need an example
 
 
 @dataclass(frozen=True)
+@shown
 class Exported:
     """What was written, and how much it differs from the network when read back. `print` it."""
 
@@ -25,7 +26,9 @@ class Exported:
     has_tokens: bool = False  # it takes sequences of token ids
     beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """What was written, and what it takes."""
         text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros included; read back, "
         if self.to == "hf":
             with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
@@ -38,6 +41,3 @@ class Exported:
         if self.has_tokens:
             inputs += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {inputs}; other sizes are fixed"
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self))

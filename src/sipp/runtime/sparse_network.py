@@ -7,20 +7,19 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
-from rich.table import Table
 from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.results.html import view
 from sipp.results.pruned_to import NetworkLike, network_of
+from sipp.results.sheet import Sheet, shown
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
 from sipp.runtime.gpu.network import GpuNetwork
 from sipp.runtime.plain_copy import plain_copy, turn_off_fused_attention
 from sipp.runtime.plan_cache import Compiled, PlanCache
 from sipp.runtime.steps import Step
-from sipp.runtime.table import Labels, as_html, as_text, steps_table, summary_labels
+from sipp.runtime.table import steps_table, summary_labels
 
 
 class Device(Protocol):
@@ -44,6 +43,7 @@ class Device(Protocol):
         """Frees weights that no later call needs as they are; called after each compilation."""
 
 
+@shown
 class Sparse:
     """A compiled network: call it like the model. `print` shows what runs where, and how fast.
 
@@ -113,18 +113,11 @@ class Sparse:
     def __repr__(self) -> str:
         return f"<Sparse {type(self._model).__name__}: {self.latest.speed}; print() shows what runs where>"
 
-    def __str__(self) -> str:
-        return as_text(self._table(), self._labels())
-
-    def _repr_html_(self) -> str:
+    @property
+    def sheet(self) -> Sheet:
         title = f"{type(self._model).__name__}, compiled for this {self._device.processor}"
-        return view(title, as_html(self._table(), self._labels()))
-
-    def _table(self) -> Table:
-        return steps_table(self.steps, with_notes=self._device.processor == "GPU")
-
-    def _labels(self) -> Labels:
-        return summary_labels(self.latest, self.n_bytes, self.n_dense_bytes, self.seconds, self._device.timed)
+        facts = summary_labels(self.latest, self.n_bytes, self.n_dense_bytes, self.seconds, self._device.timed)
+        return Sheet(title, facts, (steps_table(self.steps, with_notes=self._device.processor == "GPU"),))
 
 
 @torch.inference_mode(False)

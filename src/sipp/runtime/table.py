@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
-from sipp.results.display import plain_table, text_of
-from sipp.results.html import labels_html, table_html
+from sipp.results.sheet import Table
 from sipp.runtime.plan_cache import Compiled
 from sipp.runtime.steps import MS, Step
 
@@ -13,31 +10,22 @@ MB = 1e6
 Labels = tuple[tuple[str, str], ...]  # labels and texts
 
 
-def as_text(table: Table, labels: Labels) -> str:
-    """A table with labelled lines below it, as text."""
-    return "\n".join((text_of(table), *(f"{label + ':':<16}{text}" for label, text in labels)))
-
-
-def as_html(table: Table, labels: Labels) -> str:
-    """The same as HTML, for a notebook."""
-    return table_html(table, bars=("ms torch", "ms here")) + labels_html(labels)
-
-
 def steps_table(steps: list[Step], *, with_notes: bool = False) -> Table:
     """One line per step; with notes, steps left to torch appear only if there is a reason."""
-    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms torch", "ms here")
-    table = plain_table(*columns, *(["why"] if with_notes else []), texts=("kernel", "why"), tight=True)
-    for step in steps:
-        if with_notes and step.kernel == "torch" and not step.note:
-            continue
-        table.add_row(
-            step.name, step.kernel,
+    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms torch", "ms here", *(["why"] if with_notes else []))
+    rows = tuple(
+        (
+            step.name,
+            step.kernel,
             "" if step.keep is None else f"{step.keep:.2%}",
             *(f"{n / 1e3:,.1f}" if n else "" for n in (step.n_dense_bytes, step.n_bytes)),
             *("" if t is None else f"{t * MS:.3f}" for t in (step.dense_seconds, step.seconds)),
             *([step.note] if with_notes else []),
-        )  # fmt: skip
-    return table
+        )
+        for step in steps
+        if step.kernel != "torch" or step.note or not with_notes
+    )
+    return Table(columns, rows, texts=("kernel", "why"), bars=("ms torch", "ms here"))
 
 
 def left_to_torch(steps: list[Step]) -> str:

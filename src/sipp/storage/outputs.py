@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, OptionError
-from sipp.results.bench import BENCH_KIND
+from sipp.results import bench, evaluation
 from sipp.results.certificate import SCHEMA
-from sipp.results.evaluation import EVAL_KIND
 from sipp.storage.files import child_path, target_of_temporary, temporary_path, write_atomic
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
@@ -74,8 +73,8 @@ def _json_field(path: Path, key: str) -> Any:
 
 PAGE = OutputKind("page of `sipp report`", lambda path: PAGE_MARK.encode() in _head(path))
 FIGURE = OutputKind("figure of sipp", _is_figure)
-BENCH = OutputKind("record of `sipp bench`", lambda path: _json_field(path, "kind") == BENCH_KIND)
-EVALUATION = OutputKind("record of `sipp eval`", lambda path: _json_field(path, "kind") == EVAL_KIND)
+BENCH = OutputKind("record of `sipp bench`", lambda path: _json_field(path, "kind") == bench.KIND)
+EVALUATION = OutputKind("record of `sipp eval`", lambda path: _json_field(path, "kind") == evaluation.KIND)
 NETWORK = OutputKind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
 CERTIFICATE = OutputKind("certificate", lambda path: _json_field(path, "schema") == SCHEMA)
 PRUNED_FOLDER = OutputKind("whole folder of `sipp prune`", _is_pruned)

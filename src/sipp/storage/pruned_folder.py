@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, warn_caller
 from sipp.results.hashing import with_buffers
-from sipp.results.json_values import json_value
-from sipp.results.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked, given_values
+from sipp.results.jsonio import to_json
+from sipp.results.stored import Report, read_report
 from sipp.storage.files import CHANGED, Values, make_folder, read_file, read_sealed, seal, write_atomic
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
 from sipp.storage.tensors import metadata_in, raw_hash, raw_tensors, tensors_to_bytes
@@ -41,7 +40,7 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], 
             "with them only if they are given to it (--calibration)"
         )
         record = {**record, "seen": "", "seen_all": False}
-    report = json.dumps(seal(json_value(record)), indent=1, allow_nan=False).encode()
+    report = json.dumps(seal(to_json(record)), indent=1, allow_nan=False).encode()
     weights = tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report.decode()})
     check_folder(folder, force=force)
     is_new = not folder.exists()
@@ -81,27 +80,23 @@ def is_pruned_folder(folder: Path) -> bool:
     return (folder / RECORD_NAME).exists() or _record_of(folder) is not None
 
 
-def read_pruned(folder: Path) -> tuple[PrunedRecord, tuple[str, ...]]:
-    """The record of a folder that `sipp prune` wrote, and notes for the reader; DataError if it was changed.
+def read_pruned(folder: Path) -> tuple[Report, tuple[str, ...]]:
+    """The report in a folder that `sipp prune` wrote, and notes for the reader; DataError if it was changed.
 
-    The record is checked by its checksum, and against the network: the same weights, and no more kept than it says.
+    It is checked by its checksum, and by the hash of the network beside it.
     """
     copy, path = folder / RECORD_NAME, folder / WEIGHTS_NAME
     data = _bytes_of(path)
     if data is None:
-        return _record(copy, _bytes_of(copy)), (NO_NETWORK,)
+        return read_report(read_sealed(copy, _bytes_of(copy)), copy), (NO_NETWORK,)
     own = _record_in(metadata_in(io.BytesIO(data)))
     if own is None:
         raise DataError(f"holds no record, so it is not the network that {RECORD_NAME} speaks of", where=path)
-    record = _record(path, own)
-    tensors = raw_tensors(data, path)
-    if with_buffers(raw_hash(tensors), record.buffers_hash) != record.pruned_hash:
+    values = read_sealed(path, own)
+    report = read_report(values, path)
+    if with_buffers(raw_hash(raw_tensors(data, path)), report.identity.buffers_hash) != report.identity.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
-    for layer in record.layers:
-        weight = tensors.get(layer.name)  # of which one that is kept may be zero
-        if weight is None or math.prod(weight.shape) != layer.n_weights or weight.n_nonzero() > layer.kept:
-            raise DataError(f"layer {layer.name!r:.60} does not fit its weights; {CHANGED}", where=path)
-    return record, () if _copied(copy) == read_sealed(path, own) else (OTHER_COPY,)
+    return report, () if _copied(copy) == values else (OTHER_COPY,)
 
 
 def _copied(copy: Path) -> Values | None:
@@ -115,31 +110,3 @@ def _copied(copy: Path) -> Values | None:
 def _bytes_of(path: Path) -> bytes | None:
     """The content of a file; None if there is none."""
     return read_file(path) if path.exists() else None
-
-
-def _record(path: Path, data: bytes | None) -> PrunedRecord:
-    """The record in a file or in its bytes, with checksum, format and sums checked."""
-    values = read_sealed(path, data)
-    if values.get("kind") != PRUNED_KIND or values.get("format") != PRUNED_FORMAT:
-        raise DataError(
-            f"is not a record of `sipp prune` in format {PRUNED_FORMAT}; {CHANGED}, or is older", where=path
-        )
-    record = checked(PrunedRecord, values, path)
-    _check_sums(record, path)
-    return record
-
-
-def _check_sums(record: PrunedRecord, path: Path) -> None:
-    """Raises if totals are not the sums over layers, or if the certificate is about other networks."""
-    layers = record.layers
-    totals = {key: sum(getattr(layer, key) for layer in layers) for key in ("kept", "n_weights", "dead_rows")}
-    totals["keep"] = totals["kept"] / max(1, totals["n_weights"])
-    wrong = [key for key, total in totals.items() if getattr(record, key) != total]
-    shapes = all(layer.n_rows * layer.fan_in == layer.n_weights >= layer.kept for layer in layers)
-    shares = all(layer.keep == layer.kept / max(1, layer.n_weights) for layer in layers)
-    if wrong or not shapes or not shares:
-        raise DataError(f"{', '.join(wrong) or 'a layer'} does not fit the counts of its layers; {CHANGED}", where=path)
-    certified = {} if record.certificate is None else given_values(record.certificate)
-    hashes = [key for key in ("dense_hash", "pruned_hash") if certified and certified.get(key) != getattr(record, key)]
-    if hashes:
-        raise DataError(f"the certificate's {hashes[0]} is not the record's; {CHANGED}", where=path)

@@ -246,7 +246,7 @@ def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_
         is_repaired=is_repaired,
         kept=sum(int(mask.sum()) for mask in network_cut.masks.values()),
         dead_rows=sum(
-            len(dead_rows(dense_FK, rows.values_FK)) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
+            dead_rows(dense_FK, rows.values_FK) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
         ),
         error=tested.error,
         same=tested.same,

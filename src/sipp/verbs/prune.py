@@ -225,7 +225,7 @@ def warn_of_dead_rows(pruned: Pruned) -> None:
     too_few = f"{pruned.kept:,} weights are fewer than the {n_rows:,} rows: keep more" if pruned.kept < n_rows else ""
     gone = [layer.name for layer in pruned.layers if layer.kept == 0]
     rows = [
-        f"{layer.name} ({len(layer.dead_rows)} of {layer.n_rows})"
+        f"{layer.name} ({layer.dead_rows} of {layer.n_rows})"
         for layer in pruned.layers
         if layer.kept and layer.dead_rows
     ]

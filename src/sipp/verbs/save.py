@@ -21,7 +21,6 @@ from sipp.results.options import Precision
 from sipp.results.pruned import Pruned, up_to_date
 from sipp.results.pruned_to import NetworkLike, certificate_of, pruned_or_module
 from sipp.results.saved_file import SavedFile, StoredStatements
-from sipp.results.serialising import pruning_values
 from sipp.storage.small_file.file_format import MARK, MARK_OF_PARTS, Index, pack, write_index
 from sipp.storage.small_file.network import (
     Groups,
@@ -162,11 +161,11 @@ def _masks_by_first_name(groups: Groups, masks: Mapping[str, Tensor]) -> dict[st
 
 def _statements(pruned: Pruned) -> StoredStatements:
     """How the network was pruned and what is guaranteed, as sentences for the file."""
-    values = pruning_values(up_to_date(pruned))
+    now = up_to_date(pruned)
     keys = ("method", "draws", "budget", "kept", "n_weights", "seed", "pattern")
     return StoredStatements(
-        **{key: values[key] for key in keys},
-        network=values["bound"]["words"],
-        rows_and_layers=values["guarantee"],
-        measured=values["measured"] and values["measured"]["words"],
+        **{key: getattr(now, key) for key in keys},
+        network=now.bound.sentence,
+        rows_and_layers=None if now.guarantee is None else now.guarantee.sentence,
+        measured=None if now.measured is None else now.measured.sentence,
     )

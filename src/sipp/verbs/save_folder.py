@@ -11,7 +11,7 @@ from sipp.results.certificate import AnyCertificate
 from sipp.results.checking import check_path
 from sipp.results.pruned import Pruned
 from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
-from sipp.results.serialising import pruned_values
+from sipp.results.stored import report_values
 from sipp.storage.pruned_folder import write_pruned
 
 
@@ -33,6 +33,6 @@ def save_folder(
         ['model.safetensors', 'report.json']
     """
     network, certificate = record_of(pruned), certificate_of(pruned, certificate)
-    target, record = check_path("folder", folder, "pruned"), pruned_values(network, certificate)
+    target, record = check_path("folder", folder, "pruned"), report_values(network, certificate)
     write_pruned(target, network.model.state_dict(), record, force=True)
     return target

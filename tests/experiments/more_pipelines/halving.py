@@ -31,6 +31,9 @@ def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, A
     """Masks of the larger half of each weight that is left, and what is known of the network then."""
     import torch
 
+    from sipp.results.jsonio import to_json
+    from sipp.results.pruned import PrunedFacts, PrunedLayer, no_bound
+
     masks, layers = {}, []
     for name, weight in state.model.named_parameters():
         if weight.dim() < 2:
@@ -40,9 +43,27 @@ def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, A
         mask = torch.zeros(sizes.shape, dtype=torch.bool, device="cpu")
         mask[sizes.topk(int(alive.sum()) // 2).indices] = True
         masks[name] = mask.view(weight.shape)
-        layers.append({"name": name, "n_weights": mask.numel(), "kept": int(mask.sum()), "cut_after": step})
-    kept, n_weights = (sum(layer[key] for layer in layers) for key in ("kept", "n_weights"))
-    return masks, {"kept": kept, "n_weights": n_weights, "keep": kept / n_weights, "layers": layers}
+        layers.append(
+            PrunedLayer(
+                name=name,
+                layer_type="",
+                n_rows=len(weight),
+                fan_in=mask.numel() // len(weight),
+                kept=int(mask.sum()),
+                strategies={},
+                dead_rows=0,
+                eps=None,
+                sign_complexity=None,
+                bound=None,
+                kappa=None,
+            )
+        )
+    kept = sum(layer.kept for layer in layers)
+    facts = PrunedFacts(
+        layers=tuple(layers), guarantee=None, bound=no_bound("a method of the tests", None), method="wt", budget=kept,
+        kept=kept, seed=0,
+    )  # fmt: skip
+    return masks, to_json({"pruned": facts, "path": [{"after_step": step, "keep": facts.keep}]})
 
 
 PIPELINE = Pipeline(

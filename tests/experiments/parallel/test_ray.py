@@ -42,7 +42,7 @@ from sipp.experiments.runs.run_recipe import FinishedRun, Progress, run
 from sipp.experiments.runs.store import code_version, open_run
 from sipp.experiments.training.setup import load_feed
 from sipp.experiments.training.signals import Interrupted
-from sipp.results.schemas import OriginRecord
+from sipp.results.manifest import Origin
 from sipp.storage.files import temporary_path
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
@@ -214,7 +214,7 @@ def test_stages_start_when_their_parents_are_done() -> None:
 def test_shares_of_the_machines() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
-    origin = OriginRecord(data="", code="", device="cpu")
+    origin = Origin(data="", code="", device="cpu")
     job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 0, 2, 60.0, origin)
     assert on_ray._resources(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
     assert on_ray._resources(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
@@ -230,7 +230,7 @@ def test_shares_of_the_machines() -> None:
 def job(tmp_path: Path) -> Iterator[RunOnRay]:
     """A run whose folder is open; what a task does with it happens in this process."""
     feed = load_feed(ITERATIVE, data_root=tmp_path, device=torch.device("cpu"))
-    origin = OriginRecord(data=feed.splits.digest, code=code_version(), device="cpu")
+    origin = Origin(data=feed.splits.digest, code=code_version(), device="cpu")
     with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
         yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 0, 1, 60.0, origin)
 
@@ -242,7 +242,7 @@ def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, 
     other_run = train_stage(replace(job, recipe=AT_INIT), dense)
     assert isinstance(other_run.error, DataError)
     for changed in ("data", "code"):
-        found = train_stage(replace(job, origin=job.origin.model_copy(update={changed: "other"})), dense)
+        found = train_stage(replace(job, origin=replace(job.origin, **{changed: "other"})), dense)
         assert isinstance(found.error, OptionError) and "same version" in str(found.error)
     assert not list(job.folder.glob("seed*"))
 

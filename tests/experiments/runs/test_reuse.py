@@ -31,7 +31,7 @@ def small(name: str, *settings: str) -> Recipe:
 
 
 def taken(done: FinishedRun) -> set[str]:
-    return {Stage(r["seed"], r["method"], r["level"]).name for r in done.records if TAKEN_FROM in r}
+    return {Stage(r["seed"], r["method"], r["level"]).name for r in done.records if r[TAKEN_FROM]}
 
 
 def keys(recipe: Recipe) -> dict[str, str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from sipp.errors import DataError, OptionError
 from sipp.experiments.runs import store
 from sipp.experiments.runs.store import newest_checkpoint, open_run, run_name, save_checkpoint
 from sipp.experiments.training.signals import Interrupted, stop_on_signals
-from sipp.results.schemas import OriginRecord
+from sipp.results.manifest import Origin
 from sipp.storage import files
 from sipp.storage.files import read_json, write_atomic, write_json
 from sipp.storage.state_files import load_state, save_state
 
 CONFIG: dict[str, Any] = {"name": "toy", "seed": 1}
-ORIGIN = OriginRecord(data="d", code="c", device="cpu")
+ORIGIN = Origin(data="d", code="c", device="cpu")
 TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.tensor([True, False])}
 
 
@@ -155,7 +156,7 @@ def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
 def test_another_origin_is_refused_without_the_flag(tmp_path: Path, changed: str) -> None:
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
         pass
-    other = ORIGIN.model_copy(update={changed: "other"})
+    other = replace(ORIGIN, **{changed: "other"})
     with pytest.raises(OptionError, match=f"different {changed}.*--accept-changes"), open_run(tmp_path, CONFIG, other):
         pass
     with open_run(tmp_path, CONFIG, other, accept_changes=True):
@@ -167,7 +168,7 @@ def test_another_configuration_has_another_folder_and_is_refused_in_this_one(tmp
     assert run_name(CONFIG) != run_name({**CONFIG, "seed": 2})
     with open_run(tmp_path, CONFIG, ORIGIN) as first:
         pass
-    write_json(first / "manifest.json", {"config": {**CONFIG, "seed": 2}, "origins": [ORIGIN.model_dump()]})
+    write_json(first / "manifest.json", {"config": {**CONFIG, "seed": 2}, "origins": [asdict(ORIGIN)]})
     with pytest.raises(OptionError, match="another configuration"), open_run(tmp_path, CONFIG, ORIGIN):
         pass
     text = (first / "manifest.json").read_text()

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import RenderableType
-
+import sipp
 from sipp.cli.options import MACHINE_PANEL, OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
-from sipp.report.numbers import counted
-from sipp.results.bench import BenchRecord
-from sipp.results.display import bytes_in_words, labelled_line, plain_table
 from sipp.storage.outputs import BENCH_NAME
 
 LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # with fewer there is no spread
@@ -46,57 +42,13 @@ def bench(
 ) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
     from sipp.cli.out_option import check_out, write_record
-    from sipp.results.json_values import json_value
     from sipp.storage.outputs import BENCH
 
     check_out(out, BENCH, force=force)
     from sipp.cli.bench_network import bench_file
+    from sipp.results.bench import KIND
+    from sipp.results.jsonio import to_json
 
-    record = bench_file(stored, n_points=batch, n_threads=threads, repeats=repeats)
-    values = json_value(record.model_dump(mode="json"))
-    written = write_record(out, values, BENCH, force=force)
-    return Answer([*_tables(record), *written, record.line], values)
-
-
-def _tables(record: BenchRecord) -> list[RenderableType]:
-    """The times of steps and calls, and the sizes."""
-    columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
-    steps = plain_table(*columns, texts=("kernel",))
-    for step in record.steps:
-        steps.add_row(
-            step.name,
-            step.kernel,
-            "" if step.keep is None else f"{step.keep:.2%}",
-            f"{step.n_dense_bytes:,}",
-            f"{step.n_bytes:,}",
-            f"{step.dense_ms:.3f}" if step.dense_ms is not None else "",
-            f"{step.sparse_ms:.3f}" if step.sparse_ms is not None else "",
-            f"{step.ratio:.2g} x" if step.ratio is not None else "",
-        )
-    calls = plain_table(
-        "inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed", texts=("speed",)
-    )
-    for run in record.runs:
-        rates = (f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms))
-        times = (f"{run.dense_ms:.3f}", f"{run.sparse_ms:.3f}")
-        calls.add_row(str(run.n_points), *times, *rates, f"{run.off_by:.0e}", run.words)
-    sizes = record.bytes
-    return [
-        f"{record.network} on {record.machine}, {counted(record.n_threads, 'thread')}",
-        *([] if record.images is None else [record.images]),
-        f"steps with weights, {record.step_points} inputs, one thread:",
-        steps,
-        "calls:",
-        calls,
-        "  torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs;",
-        "  speed: the median over pairs of calls that take turns, and the range of the middle 80 %",
-        labelled_line(
-            "file",
-            f"{bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} (values and the "
-            f"entropy of their positions: {bytes_in_words(round(sizes.bound))})",
-        ),
-        labelled_line(
-            "in memory",
-            f"{bytes_in_words(sizes.memory)} of weights, before pruning {bytes_in_words(sizes.memory_dense)}",
-        ),
-    ]
+    measured = bench_file(stored, n_points=batch, n_threads=threads, repeats=repeats)
+    record = {"kind": KIND, "sipp": sipp.__version__, **to_json(measured)}
+    return Answer([str(measured), *write_record(out, record, BENCH, force=force)], record)

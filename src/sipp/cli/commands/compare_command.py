@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
-from sipp.results.comparison import Comparison
 from sipp.results.display import labelled_line
+from sipp.results.jsonio import to_json
 from sipp.scoring.methods import NAMES, method_of
 
 
@@ -82,7 +81,7 @@ def compare(
     if chosen.is_noise:
         shown.append(labelled_line("noise", "this shows how methods do on random inputs, not on yours"))
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
-    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(test)} | _as_json(comparison))
+    return Answer(shown, about | {"data": summary(chosen), "holdout": summary(test)} | to_json(comparison))
 
 
 def _parse_keeps(keeps: str) -> list[float]:
@@ -107,12 +106,3 @@ def _parse_methods(methods: str | None) -> list[str] | None:
         return None
     with naming_option(f"--methods {methods:.60}", f"give some of {','.join(NAMES)}"):
         return [method_of(text.strip()).name for text in methods.split(",")]
-
-
-def _as_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON values, without those of single points."""
-    rows = [{key: value for key, value in asdict(row).items() if key != "moved"} for row in comparison.rows]
-    counts = {name: getattr(comparison, name) for name in ("n_weights", "n_calibration", "n_test", "is_held_back")}
-    best = [comparison.best(keep).name for keep in comparison.keeps]
-    about = {"dense_accuracy": comparison.dense_accuracy, "keeps": comparison.keeps, "best": best}
-    return counts | about | {"sentence": comparison.sentence, "rows": rows}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ import sipp
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import StoredOptions
 from sipp.cli.output import Answer
+from sipp.results.jsonio import to_json
 
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
@@ -61,6 +61,6 @@ def export(
             written = export_network(
                 network.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
             )
-    record = asdict(written) if isinstance(written, Exported) else contents_record(written, network.name)
+    record = to_json(written) if isinstance(written, Exported) else contents_record(written, network.name)
     about = {"kind": "export", "sipp": sipp.__version__, "network": network.name, "to": to}
     return Answer([str(written)], record | about)

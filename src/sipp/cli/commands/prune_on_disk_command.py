@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, PRUNE_PANEL, REPAIR_PANEL, option, prune_option
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
+from sipp.results.jsonio import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,5 @@ def prune_on_disk(request: OnDiskRequest) -> Answer:
             model, folder, points.batches, request.out, keep=request.keep, pattern=request.pattern,
             method=request.method, repair=request.repair, blocks=request.blocks, seed=request.seed, device=device,
         )  # fmt: skip
-    kept = {"n_weights": done.n_weights, "kept": done.kept}
-    about = {"kind": "pruned on disk", "sipp": sipp.__version__, **kept, **asdict(done), "folder": str(done.folder)}
+    about = {"kind": "pruned on disk", "sipp": sipp.__version__, **to_json(done)}
     return Answer([str(done)], about)

@@ -12,7 +12,6 @@ from sipp.cli.errors import HOW_TO_REPAIR
 from sipp.cli.options import DEFAULT_RUNS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.experiments.runs.reading import RunStatus, UnreadableFolder
 from sipp.results.display import plain_table
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
@@ -39,8 +38,10 @@ def runs(
     return Answer(shown, {"kind": "runs", "runs": [_as_json(run) for run in statuses]})
 
 
-def _as_json(run: RunStatus | UnreadableFolder) -> dict[str, Any]:
+def _as_json(run: Any) -> dict[str, Any]:
     """A run as JSON values; for a broken one, only its folder, the problem and what to do."""
+    from sipp.experiments.runs.reading import UnreadableFolder
+
     place = {"name": run.folder.name, "folder": run.folder}
     if isinstance(run, UnreadableFolder):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))

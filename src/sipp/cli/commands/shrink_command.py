@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from sipp.cli.commands.export_command import N_POINTS
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import StoredOptions
 from sipp.cli.output import Answer
+from sipp.results.jsonio import to_json
 
 Kind = Literal["pt", "pt2", "onnx"]
 KIND_OF: dict[str, Kind] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
@@ -53,7 +54,7 @@ def shrink(
             _write_module(small.model, out)
         else:
             export(small, out, to=kind, example=example)
-    values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **_as_json(small), "path": out}
+    values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **to_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
@@ -71,12 +72,3 @@ def _write_module(model: Any, path: Path) -> None:
             fix="give a name that ends in .pt2 or .onnx",
         ) from error
     write_atomic(path, content.getvalue())
-
-
-def _as_json(small: Any) -> dict[str, Any]:
-    """The result as JSON values, without the network and the calibration points."""
-    from sipp.results.certificate import certificate_values
-
-    plain = {f.name: getattr(small, f.name) for f in fields(small) if f.name not in ("model", "seen", "certificate")}
-    layers = [asdict(layer) for layer in small.layers]
-    return {**plain, "layers": layers, "certificate": certificate_values(small.certificate)}

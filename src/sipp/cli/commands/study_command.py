@@ -15,7 +15,7 @@ from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PAN
 from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.results.display import plain_table
-from sipp.results.schemas import Manifest
+from sipp.results.manifest import Manifest
 from sipp.storage.outputs import PAGE, check_file
 
 

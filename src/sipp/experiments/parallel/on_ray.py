@@ -39,7 +39,7 @@ from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.setup import code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import Interrupted, StopSignal
 from sipp.extras import needed_for
-from sipp.results.schemas import OriginRecord
+from sipp.results.manifest import Origin
 from sipp.storage.files import child_path, remove_leftovers
 
 LOCAL = "local"  # Ray's address for starting a new instance here
@@ -68,7 +68,7 @@ class RunOnRay:
     n_workers: int  # image-decoding processes per task
     n_threads: int
     checkpoint_seconds: float
-    origin: OriginRecord
+    origin: Origin
     code: tuple[Path, ...] = ()  # files with the user's own scores, loaded by every task
 
 
@@ -118,7 +118,7 @@ def _open_run(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
         load_scores(path)
     device = device_named(run.device)
     feed = load_feed(run.recipe, data_root=run.data_root, device=device, n_workers=run.n_workers)
-    origin = OriginRecord(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
+    origin = Origin(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
     if origin != run.origin:
         raise OptionError(
             f"{here} has other data or code than the machine that began the run ({origin}, not {run.origin})",

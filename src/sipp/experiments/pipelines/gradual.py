@@ -53,13 +53,13 @@ def _cut_once(
     budget = budget_at(t, ranking.n_weights, level_budget(context, stage, ranking.n_weights))
     prepared = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
     state.model.load_state_dict(prepared.network.state)  # sampling rescales the weights it keeps (T8)
-    blend = {} if prepared.facts["choice"] is None else {"blend": prepared.facts["choice"]["taken"]}
-    path = [*state.facts.get("path", []), {"after_step": step, "keep": prepared.facts["keep"], **blend}]
+    pruned = prepared.facts["pruned"]
+    blend = pruned["choice"] and pruned["choice"]["taken"]
+    path = [*state.facts.get("path", []), {"after_step": step, "keep": pruned["keep"], "blend": blend}]
     before = state.facts.get("part_seconds", {})
     spent = {**prepared.facts["part_seconds"], "compile": compiling_seconds() - compiled}
     seconds = {part: before.get(part, 0.0) + now_spent for part, now_spent in spent.items()}
-    bound = {**prepared.facts["bound"], "speaks_of": f"the network right after its last cut, against {LAST_CUT}"}
-    return prepared.network.masks, {**prepared.facts, "bound": bound, "path": path, "part_seconds": seconds}
+    return prepared.network.masks, {**prepared.facts, "path": path, "part_seconds": seconds}
 
 
 PIPELINE = Pipeline(

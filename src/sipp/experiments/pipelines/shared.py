@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -26,13 +27,10 @@ from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
-from sipp.results.certificate import certificate_values
-from sipp.results.json_values import json_value
+from sipp.results.jsonio import to_json
 from sipp.results.options import NormStats, PruneOptions, Scoring, repairs_asked
-from sipp.results.pruned import Pruned
+from sipp.results.pruned import Pruned, PrunedFacts
 from sipp.results.ranking import Ranking, to_rows
-from sipp.results.schemas import Accuracy
-from sipp.results.serialising import pruning_values
 from sipp.scoring.task import task_of
 from sipp.storage.files import Values
 from sipp.verbs.certify import certify
@@ -106,22 +104,22 @@ def _cut(
     masks = masks_within({name: mask.cpu() for name, mask in pruned.masks.items()}, alive)
     state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     before = evaluate(pruned.model, context.feed, context.feed.splits.test, precision=context.recipe.train.precision)
-    facts = _facts(ranking, pruned, masks, before)
     pruned_in = clock() - began
-    facts["certificate"] = _certificate(context, ranking, pruned)
+    facts: Values = {"pruned": _within(ranking, pruned, masks), "before": before}
+    facts |= _certificate(context, ranking, pruned)
     certified_in = clock() - began - pruned_in
     facts["part_seconds"] = {"score": scored_in, "prune": pruned_in, "certify": certified_in}
-    return Prepared(Network(state, masks), facts)
+    return Prepared(Network(state, masks), to_json(facts))
 
 
-def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values | None:
-    """The certificate of the pruned network before retraining (T14), or why it was refused; None without a holdout.
+def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values:
+    """The certificate of the pruned network before retraining (T14), or why it was refused; empty without a holdout.
 
     There is no ledger: all networks of a run are certified on the same points, and each claim holds on its own.
     """
     splits = context.feed.splits
     if not len(splits.holdout):
-        return None
+        return {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HoldoutReusedWarning)
@@ -135,35 +133,17 @@ def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Value
                 progress=False,  # a run has its own display
             )
     except (DataError, ModelError) as error:  # such as duplicates in both parts: no certificate, but the run goes on
-        return {"verdict": f"refused: {error}"}
-    return certificate_values(certificate)
+        return {"why_no_certificate": f"refused: {error}"}
+    return {"certificate": certificate}
 
 
-def _facts(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor], before: Accuracy) -> Values:
-    """What the record says about a pruned network before it is retrained."""
-    values = pruning_values(pruned)
-    layers = [{key: layer[key] for key in ("name", "n_weights", "strategies", "eps")} for layer in values["layers"]]
-    for weight, layer in zip(ranking.weights, layers):
+def _within(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor]) -> PrunedFacts:
+    """What is known about a pruned network before it is retrained, with the counts of these masks.
+
+    Every row without a weight counts as dead, also one that an earlier level or an earlier tool emptied.
+    """
+    layers = []
+    for weight, layer in zip(ranking.weights, pruned.layers):
         mask_FK = to_rows(weight, masks[weight.name])
-        # every row without a weight counts as dead, also one that an earlier level or an earlier tool emptied
-        layer |= {"kept": int(mask_FK.sum()), "dead_rows": int((~mask_FK.any(1)).sum())}
-    kept = sum(layer["kept"] for layer in layers)
-    return {
-        **{key: values[key] for key in ("n_weights", "budget", "guarantee", "choice")},
-        "kept": kept,
-        "keep": kept / ranking.n_weights,
-        "before": accuracy_values(before),
-        "bound": values["bound"]
-        | {
-            "contradicted": pruned.guarantee is not None and pruned.guarantee.contradicted,
-            "speaks_of": "the network before retraining, against the network it was pruned from",
-        },
-        "dead_rows": sum(layer["dead_rows"] for layer in layers),
-        "layers": layers,
-    }
-
-
-def accuracy_values(accuracy: Accuracy) -> Values:
-    """The accuracy in the form of a record."""
-    loss = json_value(accuracy.loss)
-    return {"n": accuracy.n, "top1": accuracy.top1, "top5": accuracy.top5, "loss": loss}
+        layers.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=int((~mask_FK.any(1)).sum())))
+    return replace(pruned, layers=tuple(layers), kept=sum(layer.kept for layer in layers))

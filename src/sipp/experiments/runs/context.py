@@ -18,7 +18,7 @@ from sipp.experiments.recipes.schema import Training
 from sipp.experiments.runs.plan import Stage
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.signals import StopSignal
-from sipp.results.schemas import EpochRow
+from sipp.results.run_records import EpochRow
 from sipp.storage.files import Values, child_path
 
 MODEL = "model."

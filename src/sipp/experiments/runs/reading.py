@@ -15,7 +15,9 @@ from sipp.errors import DataError, SippError
 from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
-from sipp.results.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
+from sipp.results.jsonio import from_json
+from sipp.results.manifest import Manifest, Origin, Planned
+from sipp.results.run_records import NetworkRecord
 from sipp.storage.files import CHANGED, child_path
 
 RunState = Literal["running", "finished", "stopped"]
@@ -67,7 +69,7 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableFolder]:
 def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
     """The manifest and the stages of a run."""
     manifest = store.read_manifest(folder)
-    config = checked(PlanConfig, manifest.config, child_path(folder, store.MANIFEST))
+    config = from_json(Planned, manifest.config, child_path(folder, store.MANIFEST))
     seeds = range(config.seed, config.seed + config.repetitions)
     return manifest, stages_of(seeds, config.prune.methods, config.prune.n_levels)
 
@@ -78,7 +80,7 @@ class Run:
 
     name: str
     config: Mapping[str, Any]
-    origins: tuple[OriginRecord, ...]
+    origins: tuple[Origin, ...]
     records: tuple[NetworkRecord, ...]
     n_stages: int
     notes: tuple[str, ...]  # warnings for the reader: what could not be checked, or is not as `sipp run` left it
@@ -118,7 +120,7 @@ def read_run(folder: Path) -> Run:
             raise DataError(
                 f"differs from the record stored with its network in {folder / stage}; {CHANGED}", where=where
             )
-        records.append(checked(NetworkRecord, record, where))
+        records.append(from_json(NetworkRecord, record, where))
     notes = _notes(folder, manifest, n_unchecked, len(records))
     name = folder.resolve().name
     return Run(name, manifest.config, manifest.origins, tuple(records), len(stages), notes)

@@ -14,7 +14,7 @@ from sipp.experiments.arms import arm_of
 from sipp.experiments.recipes import Recipe, check_recipe, config_of
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, plan
-from sipp.results.schemas import Manifest, OriginRecord
+from sipp.results.manifest import Manifest, Origin
 from sipp.scoring.methods import method_of
 from sipp.storage import state_files
 from sipp.storage.files import Values, child_path
@@ -73,7 +73,7 @@ def find_reusable(
     return reusable
 
 
-def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept_changes: bool = False) -> None:
+def reuse_networks(folder: Path, recipe: Recipe, origin: Origin, *, accept_changes: bool = False) -> None:
     """Copies finished networks from other runs beside this one with the same data, code and device.
 
     Copies are checked like the run's own networks, and their records name the run they come from. With
@@ -95,7 +95,7 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
         own = {
             "recipe": recipe.name,
             "pipeline": recipe.pipeline,
-            store.TAKEN_FROM: record.get(store.TAKEN_FROM, run.name),
+            store.TAKEN_FROM: record.get(store.TAKEN_FROM) or run.name,
         }
         store.add_origins(folder, store.read_manifest(run))
         store.finish_stage(child_path(folder, stage.name), tensors, {**values, "record": {**record, **own}})

@@ -22,7 +22,8 @@ from sipp.experiments.runs.train_networks import train_networks
 from sipp.experiments.training.setup import Device, code_version_of, device_named, load_feed, threads
 from sipp.experiments.training.signals import stop_on_signals
 from sipp.results.checking import check_choice
-from sipp.results.schemas import EpochRow, OriginRecord
+from sipp.results.manifest import Origin
+from sipp.results.run_records import EpochRow
 from sipp.storage.files import Values
 
 Engine = Literal["process", "ray"]
@@ -84,7 +85,7 @@ def run(
         place = torch.device("cpu") if engine == "ray" else target
         feed = load_feed(recipe, data_root=data_root, device=place, n_workers=n_workers)
         device_name = target.type if processes.world_size == 1 else f"{target.type} x {processes.world_size}"
-        origin = OriginRecord(data=feed.splits.digest, code=version, device=device_name)
+        origin = Origin(data=feed.splits.digest, code=version, device=device_name)
         opened = store.open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
         folder = from_leader(processes, lambda: stack.enter_context(opened))
 

@@ -22,7 +22,8 @@ from typing import IO, Any
 import sipp
 from sipp.errors import DataError, OptionError
 from sipp.results.checking import refuse_constant
-from sipp.results.schemas import Manifest, OriginRecord, checked, given_values
+from sipp.results.jsonio import from_json, to_json
+from sipp.results.manifest import Manifest, Origin
 from sipp.storage import files, state_files
 from sipp.storage.files import Values
 
@@ -74,9 +75,7 @@ def folders_in(root: Path) -> list[Path]:
 
 
 @contextmanager
-def open_run(
-    root: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool = False
-) -> Iterator[Path]:
+def open_run(root: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool = False) -> Iterator[Path]:
     """Creates or opens the folder of this configuration and locks it; OptionError if it is in use.
 
     Also refuses a folder with results of other data, code or device, unless `accept_changes`: then the manifest lists
@@ -146,20 +145,19 @@ def is_locked(folder: Path) -> bool:
 def read_manifest(folder: Path) -> Manifest:
     """Reads and validates the manifest in a run folder."""
     path = files.child_path(folder, MANIFEST)
-    return checked(Manifest, files.read_json(path), path)
+    return from_json(Manifest, files.read_json(path), path)
 
 
-def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, *, accept_changes: bool) -> None:
+def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> None:
     """Writes the manifest of a new run; refuses a run that was started with something else."""
-    path, current = files.child_path(folder, MANIFEST), given_values(origin)
+    path, current = files.child_path(folder, MANIFEST), to_json(origin)
     if not path.exists():
-        files.write_json(path, {"config": config, "origins": [current]})
+        files.write_json(path, to_json(Manifest(config, (origin,))))
         return
     known = read_manifest(folder)
     if known.config != config:
         raise OptionError("this folder was made with another configuration", where=path, fix="choose another --out")
-    origins = [given_values(source) for source in known.origins]
-    last = origins[-1]
+    last = to_json(known.origins[-1])
     changed = [f"{key} (was: {last[key]}; now: {current[key]})" for key in current if last[key] != current[key]]
     if changed and not accept_changes:
         raise OptionError(
@@ -167,17 +165,16 @@ def _check_manifest(folder: Path, config: dict[str, Any], origin: OriginRecord, 
             "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
         )
     if changed:
-        files.write_json(path, {"config": config, "origins": [*origins, current]})
+        files.write_json(path, to_json(Manifest(config, (*known.origins, origin))))
 
 
 def add_origins(folder: Path, other: Manifest) -> None:
     """Adds the origins of another run, whose networks are reused here, to the manifest; the newest stays last."""
     known = read_manifest(folder)
-    origins = [given_values(source) for source in known.origins]
-    new = [source for source in map(given_values, other.origins) if source not in origins]
+    new = tuple(source for source in other.origins if source not in known.origins)
     if new:
-        values = {"config": known.config, "origins": [*new, *origins]}
-        files.write_json(files.child_path(folder, MANIFEST), values)
+        manifest = Manifest(known.config, (*new, *known.origins))
+        files.write_json(files.child_path(folder, MANIFEST), to_json(manifest))
 
 
 # --- checkpoints of a stage -----------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from sipp.experiments.parallel.processes import (
     sum_over_processes,
 )
 from sipp.experiments.pipelines import parent_of, pipeline_of
-from sipp.experiments.pipelines.shared import accuracy_values
 from sipp.experiments.runs import store
 from sipp.experiments.runs.context import (
     Network,
@@ -43,7 +42,8 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.masking import release
-from sipp.results.schemas import EpochRow, NetworkRecord, checked, given_values
+from sipp.results.jsonio import from_json, to_json
+from sipp.results.run_records import EpochRow, NetworkRecord
 from sipp.storage.files import Values
 
 OPTIMIZER = "optimizer."
@@ -118,8 +118,8 @@ def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float
     tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
     result, final = Network(tensors, state.masks), state.rows[-1].test
     assert final is not None
+    nonzero = {name: int(torch.count_nonzero(tensors[name])) for name in state.masks}
     values = {
-        "kind": "dense" if stage.method is None else "level",
         "recipe": recipe.name,
         "pipeline": recipe.pipeline,
         "net": recipe.net,
@@ -128,15 +128,14 @@ def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float
         "method": stage.method,
         "level": stage.level,
         **state.facts,
-        "after": accuracy_values(final),
+        "after": to_json(final),
         "train_loss": state.rows[-1].train_loss,
         "seconds": round(seconds, 3),
         "part_seconds": {name: round(part, 3) for name, part in parts.items()},
+        "nonzero": nonzero,
     }
-    for layer in values.get("layers", []):
-        layer["nnz"] = int(torch.count_nonzero(tensors[layer["name"]]))
-    record = given_values(checked(NetworkRecord, values, f"the record of {stage.name}"))
-    saved = {"record": record, "epochs": [given_values(row) for row in state.rows]}
+    record = from_json(NetworkRecord, values, f"the record of {stage.name}")
+    saved = to_json({"record": record, "epochs": state.rows})
     check_same(context.processes, result.tensors(), what="trained weights")
     folder = context.stage_folder(stage)
     from_leader(context.processes, lambda: store.finish_stage(folder, result.tensors(), saved))
@@ -206,7 +205,7 @@ def _save(context: RunContext, stage: Stage, state: TrainState, seconds: float) 
     values = {
         "epoch": state.epoch,
         "step": state.step,
-        "rows": [given_values(row) for row in state.rows],
+        "rows": to_json(state.rows),
         "facts": state.facts,
         "seconds": seconds,
     }
@@ -245,6 +244,6 @@ def _restored(
     if context.processes.is_leader:
         state.sums.copy_(tensors[SUMS])
     state.epoch, state.step = values["epoch"], values["step"]
-    state.rows = tuple(checked(EpochRow, row, "a checkpoint's row") for row in values["rows"])
+    state.rows = tuple(from_json(EpochRow, row, "a checkpoint's row") for row in values["rows"])
     state.facts = values["facts"]
     return state, float(values["seconds"])

@@ -31,7 +31,8 @@ from sipp.experiments.training.distill import Teacher, distilled_losses
 from sipp.experiments.training.feed import NO_LABEL, Feed, eval_batches, n_steps, train_batches
 from sipp.experiments.training.step import Forward, Step, learning_rate, logits_of, make_step, resolve_step
 from sipp.pruning.masking import hold
-from sipp.results.schemas import Accuracy, EpochRow
+from sipp.results.accuracy import Accuracy
+from sipp.results.run_records import EpochRow
 
 TOP_K = 5
 

@@ -1,27 +1,12 @@
-"""The text of a `Pruned` record: its tables, what it costs, what is guaranteed, and what to do next."""
+"""The sheet of a pruned network: weights kept, what that costs, what is guaranteed, what to do next, and the layers."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 
-from rich.table import Table
-
-from sipp.results.display import (
-    LARGE_ERROR,
-    WIDTH,
-    how_sure,
-    labelled,
-    listed,
-    number,
-    number_up,
-    percent_up,
-    plain_table,
-    short_names,
-    text_of,
-)
-from sipp.results.html import folded, labels_html, table_html, view
-from sipp.results.pruned import OutputChange, Pruned, PrunedLayer
+from sipp.results.display import LARGE_ERROR, how_sure, listed, number, number_up, percent_up, short_names
+from sipp.results.pruned import OutputChange, Pruned, PrunedFacts, PrunedLayer, up_to_date
+from sipp.results.sheet import Sheet, Table, without_empty
 
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
@@ -34,30 +19,25 @@ _BOUND_WORDS = (
 )
 
 
-def pruned_text(pruned: Pruned, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> str:
-    """The text of `print(pruned)`: weights kept, what that costs (or what is `certified`), next step, and the layers.
+def pruned_sheet(pruned: PrunedFacts, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> Sheet:
+    """The sheet of `print(pruned)`: weights kept, what that costs (or what is `certified`), next step, and the layers.
 
-    Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune` shows all layers.
+    It is of the network as it is now. Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune`
+    (`in_shell`) shows all layers.
     """
+    pruned = up_to_date(pruned) if isinstance(pruned, Pruned) else pruned
+    facts = _summary(pruned, certified, in_full=in_full)
+    facts.append(("next", next_step(pruned, in_shell=in_shell, is_certified=bool(certified))))
     bounds = in_full or has_useful_layer_bounds(pruned)
     is_short = not (in_full or in_shell) and len(pruned.layers) > 2 * END_LAYERS
     hidden = f" and the {len(pruned.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
-    rest = f"print(pruned.details) shows every statement in full{hidden}"
+    note = "" if in_full else f"print(pruned.details) shows every statement in full{hidden}"
     if in_shell:
-        rest = "--json prints every bound and statement"
-    return "\n".join(
-        [
-            headline(pruned),
-            *(labelled(label, text) for label, text in _summary(pruned, certified, in_full=in_full)),
-            labelled("next", next_step(pruned, in_shell=in_shell, is_certified=bool(certified))),
-            text_of(layers_table(pruned, bounds=bounds, ends=END_LAYERS if is_short else None, strategies=in_full)),
-            column_words(pruned, bounds, strategies=in_full),
-            *([] if in_full else [rest]),
-        ]
-    )
+        note = "--json prints every bound and statement"
+    return Sheet(headline(pruned), tuple(facts), (layers_table(pruned, bounds, is_short, in_full),), note)
 
 
-def headline(pruned: Pruned) -> str:
+def headline(pruned: PrunedFacts) -> str:
     """One line: the method, and how many weights are kept."""
     pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
     pattern += " that was pruned" if pattern and pruned.kept > pruned.budget else ""
@@ -66,10 +46,10 @@ def headline(pruned: Pruned) -> str:
     )
 
 
-def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None, strategies: bool = False) -> Table:
-    """One line per layer, without empty columns; with `ends`, only that many first and last layers."""
-    ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if strategies else []
-    columns = ["weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if bounds else ())]
+def layers_table(pruned: PrunedFacts, has_bounds: bool, is_short: bool = False, has_strategies: bool = False) -> Table:
+    """One line per layer, without empty columns; if short, only the first and last layers."""
+    ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if has_strategies else []
+    columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if has_bounds else ()))
     labels = short_names([layer.name for layer in pruned.layers])
     rows = [
         (
@@ -79,38 +59,17 @@ def layers_table(pruned: Pruned, *, bounds: bool, ends: int | None = None, strat
             f"{layer.kept:,}",
             f"{layer.keep:.2%}",
             *(str(layer.strategies.get(way, 0)) for way in ways),
-            str(len(layer.dead_rows) or ""),
-            *(number_up(value) for value in (bounds_of(layer) if bounds else ())),
+            str(layer.dead_rows or ""),
+            *(number_up(value) for value in (bounds_of(layer) if has_bounds else ())),
         )
         for label, layer in zip(labels, pruned.layers)
     ]
-    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]  # not what is empty
-    table = plain_table(*(columns[i].replace(" ", "\n") for i in shown), folds=False, tight=True)
-    for at, row in enumerate(rows):
-        if ends is None or at < ends or at >= len(rows) - ends:
-            table.add_row(*(row[i] for i in shown))
-        elif at == ends:
-            table.add_row(f"... {len(rows) - 2 * ends} more")
-    return table
-
-
-def column_words(pruned: Pruned, has_bounds: bool, *, strategies: bool = False) -> str:
-    """What the columns of a table of layers mean."""
+    if is_short:
+        between = (f"... {len(rows) - 2 * END_LAYERS} more", *[""] * (len(columns) - 1))
+        rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
     known = has_bounds and any(value is not None for layer in pruned.layers for value in bounds_of(layer))
-    words = [_ROW_WORDS, *([_STRATEGY_WORDS] if strategies else ()), *(_BOUND_WORDS if known else ())]
-    return textwrap.fill("; ".join(words), WIDTH, initial_indent="  ", subsequent_indent="  ")
-
-
-def pruned_html(pruned: Pruned) -> str:
-    """The HTML for a notebook: the printed text, with all layers and statements folded away."""
-    ends = END_LAYERS if len(pruned.layers) > 2 * END_LAYERS else None
-    table = layers_table(pruned, bounds=has_useful_layer_bounds(pruned), ends=ends)
-    return view(
-        headline(pruned),
-        labels_html([*_summary(pruned), ("next", next_step(pruned))]),
-        table_html(table, bars=("keep",)),
-        folded("All layers and statements", pruned_text(pruned, in_full=True)),
-    )
+    words = [_ROW_WORDS, *([_STRATEGY_WORDS] if has_strategies else ()), *(_BOUND_WORDS if known else ())]
+    return without_empty(Table(columns, tuple(rows), bars=("keep",), words="; ".join(words)))
 
 
 def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
@@ -118,14 +77,14 @@ def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
     return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
 
 
-def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> list[tuple[str, str]]:
+def _summary(pruned: PrunedFacts, certified: str = "", *, in_full: bool = False) -> list[tuple[str, str]]:
     """The cost (or what was `certified`), warnings, the choice, the repair, the statements: labels and texts."""
     lines = [("what it costs", certified or cost_of(pruned))]
     if warning := moved_warning(pruned):
         lines.insert(0, ("warning", warning))
     dead = [layer for layer in pruned.layers if layer.dead_rows]
     if dead:
-        n_rows, names = sum(len(layer.dead_rows) for layer in dead), [layer.name for layer in dead]
+        n_rows, names = sum(layer.dead_rows for layer in dead), [layer.name for layer in dead]
         lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
     if pruned.kept != pruned.budget:
         why = f"but only {pruned.kept:,} weights have a positive sensitivity"
@@ -136,13 +95,13 @@ def _summary(pruned: Pruned, certified: str = "", *, in_full: bool = False) -> l
         lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))
     if pruned.choice is not None:
         when = "before repair, " if pruned.repair is not None else ""
-        lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice}"))
+        lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice.sentence}"))
     if pruned.repair is not None:
         lines.append(("repair", pruned.repair.sentence))
     return lines + _statements(pruned, in_full=in_full)
 
 
-def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
+def _statements(pruned: PrunedFacts, *, in_full: bool) -> list[tuple[str, str]]:
     """The measured bounds (T19) and those of the paper's theory.
 
     Unless `in_full`, only those with a bound below 1 for the network or a layer, or one line if there is none.
@@ -150,26 +109,26 @@ def _statements(pruned: Pruned, *, in_full: bool) -> list[tuple[str, str]]:
     if pruned.guarantee is None:
         return [("statements", f"none: {pruned.bound.reason}")]
     measured_layers, paper_layers = _useful_layer_bounds(pruned)
-    delta = f"; Delta of each layer holds {pruned.guarantee.layers}" if pruned.guarantee.met else ""
+    delta = f"; Delta of each layer holds {pruned.guarantee.layers.sentence}" if pruned.guarantee.met else ""
     statements = [
-        (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", str(pruned.bound)),
-        (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee}{delta}"),
+        (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", pruned.bound.sentence),
+        (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee.sentence}{delta}"),
     ]
     if pruned.measured is not None:
         is_useful = _is_small(pruned.measured.epsilon) or measured_layers
-        statements.insert(0, (is_useful, "measured", str(pruned.measured)))
+        statements.insert(0, (is_useful, "measured", pruned.measured.sentence))
     shown = [(label, text) for is_useful, label, text in statements if in_full or is_useful]
     return shown or [
         ("theory", f"no useful bound for this network: {_why_no_useful_bound(pruned)}; make a certificate instead")
     ]
 
 
-def has_useful_layer_bounds(pruned: Pruned) -> bool:
+def has_useful_layer_bounds(pruned: PrunedFacts) -> bool:
     """Whether a layer that lost weights has a bound below 1: only then are the columns of bounds shown."""
     return pruned.guarantee is not None and any(_useful_layer_bounds(pruned))
 
 
-def _useful_layer_bounds(pruned: Pruned) -> tuple[bool, bool]:
+def _useful_layer_bounds(pruned: PrunedFacts) -> tuple[bool, bool]:
     """Whether a layer that lost weights has a bound below 1: a measured one, and one of the paper's theory."""
     lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
     is_met = pruned.guarantee is not None and pruned.guarantee.met
@@ -182,7 +141,7 @@ def _is_small(bound: float | None) -> bool:
     return bound is not None and bound < 1
 
 
-def _why_no_useful_bound(pruned: Pruned) -> str:
+def _why_no_useful_bound(pruned: PrunedFacts) -> str:
     """Why there is no bound below 1 on the output, in a few words."""
     candidates = [pruned.bound.epsilon] if pruned.bound.met else []
     candidates += [] if pruned.measured is None else [pruned.measured.epsilon]
@@ -197,7 +156,7 @@ def _why_no_useful_bound(pruned: Pruned) -> str:
     return measured or pruned.bound.reason
 
 
-def moved_warning(pruned: Pruned) -> str:
+def moved_warning(pruned: PrunedFacts) -> str:
     """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
     moved = pruned.moved
     if moved is None or moved.error <= LARGE_ERROR:  # NaN is warned of
@@ -211,7 +170,7 @@ def moved_warning(pruned: Pruned) -> str:
     )
 
 
-def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
+def next_step(pruned: PrunedFacts, *, in_shell: bool = False, is_certified: bool = False) -> str:
     """What to do next, depending on how far the output moved."""
     if not pruned.described_hash:
         return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
@@ -241,7 +200,7 @@ def _inputs_of(moved: OutputChange) -> str:
     return f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
 
 
-def cost_of(pruned: Pruned) -> str:
+def cost_of(pruned: PrunedFacts) -> str:
     """The best bound on the output in plain words, or the change measured on calibration points."""
     is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may have other values
     if is_dense and pruned.described_hash and pruned.repair is None:

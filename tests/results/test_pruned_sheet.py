@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from results.test_html import Page
+from results.test_results_shown import Page
 from shorter import narrow_resnets, search_once
 from torch import Tensor, nn
 
 import sipp
 from sipp.experiments.nets import build
 from sipp.results.display import NAME_LENGTH, short_names
-from sipp.results.pruned_words import has_useful_layer_bounds
+from sipp.results.pruned_sheet import has_useful_layer_bounds
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +29,10 @@ def pruned() -> sipp.Pruned:
     return sipp.prune(net, torch.rand(50, 8), keep=0.5, method="sipp-hybrid")
 
 
-def test_repr_is_one_short_line_and_says_what_it_is(pruned: sipp.Pruned) -> None:
-    text = repr(pruned)
-    assert len(text) < 150 and "\n" not in text
-    assert "Sequential" in text and "sipp-hybrid" in text and "96 of 192" in text and "50.00%" in text
-
-
-def test_a_notebook_shows_all_of_it_as_whole_html(pruned: sipp.Pruned) -> None:
+def test_a_notebook_shows_it_in_the_order_of_print(pruned: sipp.Pruned) -> None:
     text = "".join(Page(pruned._repr_html_()).texts)
     assert str(pruned).splitlines()[0] in text and "head.weight" in text and "<encoder>" in text  # escaped, not lost
-    assert pruned.details in text and text.index("what it costs") < text.index("head.weight")  # in step with print
+    assert text.index("what it costs") < text.index("head.weight") < text.index("pruned.details")
 
 
 def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
@@ -138,9 +132,9 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
         assert pruned.measured is not None and pruned.measured.epsilon is not None
         assert (pruned.measured.epsilon < 1) == is_useful  # both sides are met
         text, whole = " ".join(str(pruned).split()), " ".join(pruned.details.split())
-        assert (str(pruned.measured) in text) == is_useful == ("layer bound:" in text)
+        assert (pruned.measured.sentence in text) == is_useful == ("layer bound:" in text)
         assert ("theory: no useful bound for this network: " in text) == (not is_useful)
-        assert str(pruned.measured) in whole and str(pruned.bound) in whole and str(pruned.guarantee) in whole
+        assert all(part.sentence in whole for part in (pruned.measured, pruned.bound, pruned.guarantee))
 
 
 def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:

@@ -1,21 +1,27 @@
-"""Records in a notebook: whole HTML with the numbers of the text, bars as long as their numbers, pictures on demand."""
+"""Every result prints, is a view in a notebook with the same numbers, and goes to JSON and back."""
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.table import Table
 from torch import nn
 
 import sipp
-from sipp.results.html import table_html
+from sipp.results.accuracy import Accuracy
+from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep
+from sipp.results.evaluation import Evaluated, Evaluation, Inputs
+from sipp.results.jsonio import from_json, to_json
+from sipp.results.pruned import PrunedFacts
+from sipp.results.sheet import Sheet, Table, sheet_html, sheet_text, table_html
+from sipp.results.speed import Speed
 from sipp.results.text_scores import TextScores
 from sipp.runtime.exporting import export
 from sipp.verbs.verify import verify
@@ -54,6 +60,18 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "Gradual": sipp.gradual(net, lambda step: None, points(1), keep=0.3, steps=10),
             "Sparse": sipp.sparse(pruned, points(6, 4)),
             "Shrunk": sipp.shrink(pruned, points(6, 4)),
+            "Evaluation": Evaluation(100, Accuracy(100, 90, 0.25), Accuracy(100, 80, 0.5), 0.875, 0.125, 0.0625, 1.5),
+            "Bench": Bench(
+                "a machine",
+                2,
+                "net",
+                "0" * 64,
+                BenchBytes(1000, 8000, 900.5, 1500, 8000),
+                (BenchRun(64, 4.0, 2.0, Speed(2.0, 1.9, 2.1), False, 1e-6),),
+                (BenchStep("0", "strips", 0.1, 300, 3000, 1.0, 0.5),),
+                64,
+                "8.00 x smaller",
+            ),
             "TextScores": TextScores(
                 n_windows=3, window=8, n_tokens=21, loss=2.0, dense_loss=1.5, kl=0.25, same_token=0.75
             ),
@@ -64,11 +82,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 NAMES = (
     "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Verification",
     "SavedFile", "Repair", "BlendChoice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual",
-    "Sparse", "Shrunk", "TextScores",
+    "Sparse", "Shrunk", "TextScores", "Evaluation", "Bench",
 )  # fmt: skip
 WITH_BARS = {
     "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "SavedFile", "Repair",
-    "BlendChoice", "Assumption", "Gradual", "Sparse", "Shrunk",
+    "BlendChoice", "Assumption", "Gradual", "Sparse", "Shrunk", "Bench",
 }  # fmt: skip
 
 
@@ -101,12 +119,41 @@ def numbers(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_record_has_a_view_with_the_numbers_of_its_text(name: str, records: dict[str, Any]) -> None:
-    page = Page(records[name]._repr_html_())
-    shown = " ".join(page.texts)
-    assert numbers(str(records[name])) <= numbers(shown), name
+def test_every_result_prints_and_has_a_view_with_the_numbers_of_its_text(name: str, records: dict[str, Any]) -> None:
+    record = records[name]
+    page, text = Page(record._repr_html_()), str(record)
+    assert numbers(text) <= numbers(" ".join(page.texts)), name
     assert bool(page.bars) == (name in WITH_BARS) and all(0 <= one <= 100 for one in page.bars)
-    assert len(repr(records[name])) < 150 or name not in WITH_BARS - {"BlendChoice"}  # in a shell: one short line
+    assert all(len(line) <= 120 for line in text.splitlines() if "/" not in line)
+    shown = repr(record)  # in a shell: one line
+    assert shown.startswith(f"<{type(record).__name__} ") and "\n" not in shown and len(shown) < 300
+
+
+# a file is read by `sipp.inspect`, the steps of a compiled network are its own
+NOT_READ = {"Sparse", "Comparison", "SavedFile", "PrunedTo", "Shrunk", "Gradual"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_result_goes_to_json_and_back(name: str, records: dict[str, Any]) -> None:
+    record = records[name]
+    if not is_dataclass(record):
+        pytest.skip("it is a program, not a record")
+    if name == "SavedFile":
+        pytest.skip("its statements are those of the file's index")
+    values = json.loads(json.dumps(to_json(record), allow_nan=False))
+    assert values.keys() >= set(getattr(record, "ALSO_IN_JSON", ()))
+    if name in NOT_READ:
+        return
+    kind = PrunedFacts if name == "Pruned" else type(record)
+    again = from_json(kind, values, name)
+    assert to_json(again) == values and (name == "Pruned" or again == record or "nan" in str(values))
+    assert str(again) == str(record)
+
+
+def test_an_evaluation_of_either_kind_is_read(records: dict[str, Any]) -> None:
+    for name in ("Evaluation", "TextScores"):
+        made = Evaluated(records[name], Inputs("some inputs", "0" * 64), "1" * 64, "2" * 64)
+        assert from_json(Evaluated, json.loads(json.dumps(to_json(made))), "eval.json") == made
 
 
 def test_all_records_that_print_are_tried(records: dict[str, Any]) -> None:
@@ -114,19 +161,23 @@ def test_all_records_that_print_are_tried(records: dict[str, Any]) -> None:
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
-    table = Table()
-    for column in ("name", "keep", "bytes", "also\nbytes"):
-        table.add_column(column)
-    table.add_row("a <b>", "25.00%*", "1,000", "500")
-    table.add_row(r"\[x]", "", "inf", "none")
-    assert Page(table_html(table, bars=("keep",))).bars == [25]
-    page = Page(table_html(table, bars=("bytes", "also bytes")))
-    assert page.bars == [100, 50, 100] and page.texts == [
-        *("name", "keep", "bytes", "also bytes"),
-        *("a <b>", "25.00%*", "1,000", "500"),
-        *("[x]", "inf", "none"),
-    ]
-    assert Page(table_html(table)).bars == []
+    columns = ("name", "keep", "bytes", "also bytes")
+    rows = (("a <b>", "25.00%*", "1,000", "500"), ("[x]", "", "inf", "none"))
+    assert Page(table_html(Table(columns, rows, bars=("keep",)))).bars == [25]
+    page = Page(table_html(Table(columns, rows, bars=("bytes", "also bytes"))))
+    assert page.bars == [100, 50, 100] and page.texts == [*columns, *rows[0], "[x]", "inf", "none"]
+    assert Page(table_html(Table(columns, rows))).bars == []
+
+
+def test_a_sheet_is_the_same_in_text_and_html() -> None:
+    table = Table(("name", "long number"), (("[red]x[/]", "1,234"),), words="what the columns mean")
+    sheet = Sheet("A title", (("fact", "of " + 40 * "many words "), ("other", "one")), (table,), "A note <at> the end")
+    text, texts = sheet_text(sheet), Page(sheet_html(sheet)).texts
+    assert text.index("A title") < text.index("fact:") < text.index("other:") < text.index("[red]x[/]")
+    assert text.index("1,234") < text.index("what the columns mean") < text.index("A note <at> the end")
+    assert " ".join(text.split()).replace("long number", "").count("many words") == 40
+    expected = ["A title", "fact", "of " + 40 * "many words ", "other", "one", "name", "long number", "[red]x[/]"]
+    assert texts == [*expected, "1,234", "what the columns mean", "A note <at> the end"]
 
 
 def test_layers_of_a_pruned_network(records: dict[str, Any]) -> None:
@@ -139,59 +190,6 @@ def test_layers_of_a_pruned_network(records: dict[str, Any]) -> None:
 def test_a_walk_that_certified_nothing(records: dict[str, Any]) -> None:
     none = sipp.prune_to(records["Pruned"].model, points(1), points(4, 10), epsilon=0.5, method="wt")
     assert none.verdict in " ".join(Page(none._repr_html_()).texts)
-
-
-PLOTS = {
-    "Shrunk": lambda one: [
-        *(x.multiply_adds / 1e6 for x in one.layers),
-        *(x.multiply_adds_before / 1e6 for x in one.layers),
-    ],
-    "Pruned": lambda one: [100 * layer.keep for layer in one.layers],
-    "Repair": lambda one: [*(x.error_after for x in one.layers), *(x.error_before for x in one.layers)],
-    "SavedFile": lambda one: [*(x.n_bytes / 1e3 for x in one.tensors), *(x.dense_bytes / 1e3 for x in one.tensors)],
-}
-
-
-@pytest.mark.parametrize("name", PLOTS)
-def test_bars_of_a_picture(name: str, records: dict[str, Any]) -> None:
-    figure = pytest.importorskip("matplotlib.figure", reason="needs the extra report")
-    ax = figure.Figure().subplots()
-    assert records[name].plot(ax) is ax
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx(PLOTS[name](records[name]))
-    assert (ax.get_legend() is not None) == (name != "Pruned")
-
-
-def test_plotted_curves_have_the_numbers_of_their_records(records: dict[str, Any]) -> None:
-    figure = pytest.importorskip("matplotlib.figure", reason="needs the extra report")
-    axes = figure.Figure().subplots(3)
-    compared, best, slowly = records["Comparison"], records["PrunedTo"], records["Gradual"]
-    lines = {line.get_label(): line for line in compared.plot(axes[0]).lines}
-    assert set(lines) == {row.name for row in compared.rows}
-    for row in compared.rows:
-        line = lines[row.name]
-        assert dict(zip(line.get_xdata(), line.get_ydata()))[100 * row.keep] == row.error
-    assert lines["wt"].get_color() == lines["wt + repair"].get_color() != lines["random"].get_color()
-    assert lines["wt + repair"].get_linestyle() == "--" and axes[0].xaxis_inverted()
-    passed, failed = best.plot(axes[1]).lines
-    assert len(passed.get_xdata()) == sum(level.passed for level in best.path)
-    assert len(passed.get_xdata()) + len(failed.get_xdata()) == len(best.path)
-    (line,) = slowly.plot(axes[2]).lines
-    assert list(line.get_ydata()) == [100 * keep for _, keep in slowly.path]
-
-
-def test_new_axes_where_none_are_given(records: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra report")
-    monkeypatch.setattr(pyplot, "subplots", lambda **options: (None, "new axes"))
-    with pytest.raises(AttributeError, match="'str' object"):
-        records["Pruned"].plot()
-
-
-def test_nothing_is_drawn_without_matplotlib_and_the_error_names_the_extra(
-    records: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.pyplot", None)
-    with pytest.raises(sipp.errors.OptionError, match=r"sipp\[report\]"):
-        records["Pruned"].plot()
 
 
 def test_names_from_a_file_are_escaped_in_html(tmp_path: Path) -> None:

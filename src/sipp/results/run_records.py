@@ -1,0 +1,65 @@
+"""What a run of a recipe writes of each network, and of each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sipp.results.accuracy import Accuracy
+from sipp.results.blend import BlendTrial
+from sipp.results.certificate import AnyCertificate
+from sipp.results.pruned import PrunedFacts
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut of a network that is pruned while it is trained."""
+
+    after_step: int
+    keep: float
+    blend: BlendTrial | None = None  # the score that was chosen, of a blend
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRecord:
+    """One network of a run; level 0 is the dense one, which has no method."""
+
+    recipe: str
+    pipeline: str
+    net: str
+    data: str
+    seed: int
+    method: str | None
+    level: int
+    after: Accuracy  # of training, on the test inputs
+    train_loss: float
+    seconds: float
+    part_seconds: Mapping[str, float] = field(default_factory=dict)  # by part of the stage
+    taken_from: str | None = None  # the run that it was copied from
+    pruned: PrunedFacts | None = None  # before retraining, against the network it was pruned from; None if dense
+    before: Accuracy | None = None  # right after pruning
+    certificate: AnyCertificate | None = None  # of that network
+    why_no_certificate: str = ""  # why it was refused; empty if it was not, or if there is no holdout
+    path: tuple[Cut, ...] = ()  # of a network that was pruned gradually
+    nonzero: Mapping[str, int] = field(default_factory=dict)  # after training, by weight
+
+    ALSO_IN_JSON = ("keep", "dead_rows")
+
+    @property
+    def keep(self) -> float:
+        return 1.0 if self.pruned is None else self.pruned.keep
+
+    @property
+    def dead_rows(self) -> int:
+        return 0 if self.pruned is None else self.pruned.dead_rows
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch of training: its number from 1, the rate it ended with, loss and top-1 in training, test accuracy."""
+
+    epoch: int
+    rate: float
+    train_loss: float
+    train_top1: float
+    test: Accuracy | None  # None in epochs without an evaluation

@@ -1,0 +1,196 @@
+"""What a result shows, as plain texts, and how that is drawn: for print, and as HTML in a notebook.
+
+Every result makes its sheet once; `@shown` prints it and shows it in a notebook. HTML has inline styles, since a
+notebook may drop a stylesheet, and takes the colour of the text around it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from html import escape
+from typing import Any, TypeVar
+
+from rich.markup import escape as without_markup
+
+from sipp.results.display import WIDTH, labelled, plain_table, text_of
+
+BAR = "#3b82c4"  # readable on white and on black
+LINE = "1px solid rgba(128,128,128,.35)"
+BAR_WIDTHS = (7, 3)  # em; the second where more than two columns have bars
+TEXT_WIDTH = 60  # em
+SHORT = 40  # characters of a text in a repr
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of texts: the first and those in `texts` are words, the others numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    texts: tuple[str, ...] = ()
+    bars: tuple[str, ...] = ()  # columns of shares, or of sizes on one scale: a notebook draws a bar beside each
+    words: str = ""  # what the columns mean
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What a result shows: a title, labelled facts, tables, and a note at the end."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()  # labels and texts
+    tables: tuple[Table, ...] = ()
+    note: str = ""
+
+
+def shown(cls: Class) -> Class:
+    """Decorates a result that has a `sheet`, or at least a `sentence`: it is printed, and shown in a notebook.
+
+    Its repr, unless it has one, holds the short values of its fields, because a sheet may take long to make.
+    """
+
+    def sheet(self: Any) -> Sheet:
+        return self.sheet if hasattr(type(self), "sheet") else Sheet(self.sentence)
+
+    def representation(self: Any) -> str:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        short = [f"{name}={value!r}" for name, value in values.items() if _is_short(value)]
+        return f"<{type(self).__name__} {', '.join(short)}; print() shows it>"
+
+    result: Any = cls
+    result.__str__ = lambda self: sheet_text(sheet(self))
+    result._repr_html_ = lambda self: sheet_html(sheet(self))
+    if "__repr__" not in cls.__dict__:
+        result.__repr__ = representation
+    return cls
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, bool | int | float) or (isinstance(value, str) and 0 < len(value) <= SHORT)
+
+
+def filled_rows(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The rows with as many cells as there are columns."""
+    return tuple((*row, *[""] * (len(columns) - len(row))) for row in rows)
+
+
+def without_empty(table: Table) -> Table:
+    """The table without columns that have no text."""
+    kept = [i for i in range(len(table.columns)) if any(row[i] for row in table.rows)]
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return Table(tuple(table.columns[i] for i in kept), rows, table.texts, table.bars, table.words)
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def sheet_text(sheet: Sheet) -> str:
+    """The sheet as text, about as wide as a screen."""
+    lines = [_wrapped(sheet.title), *(labelled(label, text) for label, text in sheet.facts)]
+    for table in sheet.tables:
+        lines += [table_text(table), *([_wrapped(table.words, indent="  ")] if table.words else [])]
+    return "\n".join([*lines, *([_wrapped(sheet.note)] if sheet.note else [])])
+
+
+def table_text(table: Table) -> str:
+    """The table as text."""
+    drawn = plain_table(
+        *(column.replace(" ", "\n") for column in table.columns),
+        texts=tuple(column.replace(" ", "\n") for column in table.texts),
+        folds=bool(table.texts),
+        tight=True,
+    )
+    for row in table.rows:
+        drawn.add_row(*map(without_markup, row))
+    return text_of(drawn)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+# --- as HTML ----------------------------------------------------------------------------------------------------------
+
+
+def sheet_html(sheet: Sheet) -> str:
+    """The sheet as HTML for a notebook: bars beside shares, everything else as text."""
+    head = f'<div style="font-weight:600;margin-bottom:.4em;max-width:{TEXT_WIDTH}em">{escape(sheet.title)}</div>'
+    tables = (table_html(table) + _paragraph(table.words) for table in sheet.tables)
+    parts = "".join([head, _facts_html(sheet.facts), *tables, _paragraph(sheet.note)])
+    return f'<div style="line-height:1.45">{parts}</div>'
+
+
+def _paragraph(text: str) -> str:
+    return f'<p style="margin:.4em 0;max-width:{TEXT_WIDTH}em">{escape(text)}</p>' if text else ""
+
+
+def _facts_html(facts: Iterable[tuple[str, str]]) -> str:
+    cell = 'style="text-align:left;vertical-align:top;padding:.1em .8em .1em 0;white-space:normal;background:none"'
+    rows = "".join(f"<tr><th {cell}>{escape(label)}</th><td {cell}>{escape(text)}</td></tr>" for label, text in facts)
+    style = f"border-collapse:collapse;margin:.4em 0;max-width:{TEXT_WIDTH}em"
+    return f'<table style="{style}">{rows}</table>' if rows else ""
+
+
+def table_html(table: Table) -> str:
+    """The table as HTML, with a bar before each number of the columns in `bars`, on one scale.
+
+    A percentage is a share of the whole, other numbers are shares of the largest of them.
+    """
+    barred = [column in table.bars for column in table.columns]
+    cells = [cell for row in table.rows for cell, is_barred in zip(row, barred) if is_barred]
+    finite = [cell for cell in cells if math.isfinite(_value(cell) or math.inf)]
+    scale = 100.0 if all("%" in cell for cell in finite) else _largest(cells)
+    width = BAR_WIDTHS[sum(barred) > 2]
+    sides = ["left" if i == 0 or name in table.texts else "right" for i, name in enumerate(table.columns)]
+    heads = "".join(
+        f'<th style="{_cell(side)};border-bottom:{LINE}">{escape(head)}</th>'
+        for head, side in zip(table.columns, sides)
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(
+            f'<td style="{_cell(side)}">{_bar(cell, scale, width) if is_barred else escape(cell)}</td>'
+            for cell, side, is_barred in zip(row, sides, barred)
+        )
+        + "</tr>"
+        for row in table.rows
+    )
+    style = "border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.4em 0"
+    scroll = '<div style="overflow-x:auto">'  # a wide table scrolls inside its box
+    return f'{scroll}<table style="{style}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _cell(side: str) -> str:
+    return f"text-align:{side};padding:.15em .7em .15em 0;background:none;white-space:nowrap"
+
+
+def _value(cell: str) -> float | None:
+    """The first number in a cell; infinity for "inf" and "unlimited", None without a number."""
+    if re.match(r"inf|unlimited", cell):
+        return math.inf
+    match = re.search(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?", cell)
+    return None if match is None else float(match[0].replace(",", ""))
+
+
+def _largest(cells: Iterable[str]) -> float:
+    values = [value for value in map(_value, cells) if value is not None and math.isfinite(value)]
+    return max(values, default=0.0) or 1.0
+
+
+def _bar(cell: str, scale: float, width: int) -> str:
+    """The cell with a bar before it, full at the scale and above; no bar without a number."""
+    value = _value(cell)
+    if value is None:
+        return escape(cell)
+    ground = f"display:inline-block;width:{width}em;height:.7em;background:rgba(128,128,128,.22)"
+    filled = f"display:block;width:{100 * min(1.0, value / scale):.3g}%;height:100%;background:{BAR}"
+    number = "display:inline-block;min-width:4.6em;padding-left:.5em"  # fixed width, so that bars line up
+    bar = f'<span style="{ground}" aria-hidden="true"><span style="{filled}"></span></span>'
+    return f'{bar}<span style="{number}">{escape(cell)}</span>'

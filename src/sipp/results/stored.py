@@ -1,0 +1,84 @@
+"""What is written about a pruned network, as report.json and `--json`: its facts, its hashes, what is certified.
+
+All of it lies in one JSON object; the keys are those of `PrunedFacts` and of `Identity`, and what a command adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sipp import __version__
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.results.certificate import AnyCertificate, check_certificate
+from sipp.results.hashing import seen_text
+from sipp.results.jsonio import from_json, to_json
+from sipp.results.network_hash import buffers_hash, class_name, model_hash
+from sipp.results.pruned import Pruned, PrunedFacts, regrown_weight, up_to_date
+
+KIND = "pruned"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which networks a report is about, and what is certified of the pruned one."""
+
+    model: str  # its class, or the value of --model
+    pruned_hash: str
+    buffers_hash: str | None = None  # of buffers that its state_dict leaves out; None: it has none
+    dense_hash: str | None = None  # None: unknown
+    certificate: AnyCertificate | None = None
+    weights: str | None = None  # the file of the dense weights, from the command line
+    seen: str = ""  # hashes of the points that chose it (`hashing.py`),
+    seen_all: bool = False  # whether no others chose it
+    sipp: str = ""  # whose keys are those of these versions
+    torch: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report on a stored network."""
+
+    pruned: PrunedFacts
+    identity: Identity
+    rest: Mapping[str, Any]  # what else the command wrote
+
+
+def report_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict[str, Any]:
+    """The report on a pruned network as it is now, in JSON types; the dense network's hash is a certificate's."""
+    if not isinstance(pruned, Pruned):
+        raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="pass what sipp.prune returned")
+    check_certificate(certificate)
+    if name := regrown_weight(pruned.model, pruned.masks):
+        raise ModelError(
+            "a weight outside its mask is not zero: the record would count the weights of another network",
+            where=name,
+            fix="hold the masks while you train (sipp.hold), or set the pruned weights to zero",
+        )
+    now = up_to_date(pruned)
+    identity = Identity(
+        model=class_name(pruned.model),
+        pruned_hash=model_hash(pruned.model),
+        buffers_hash=buffers_hash(pruned.model),
+        dense_hash=None if certificate is None else certificate.dense_hash,
+        certificate=certificate,
+        seen=seen_text(pruned.seen),
+        seen_all=pruned.seen_all and bool(now.described_hash),  # the points of later changes are unknown
+        sipp=__version__,
+        torch=str(torch.__version__),
+    )
+    if certificate is not None and certificate.pruned_hash != identity.pruned_hash:
+        raise OptionError("the certificate is about another network", fix="certify pruned.model")
+    return {"kind": KIND, **to_json(identity), **to_json(now)}
+
+
+def read_report(values: Mapping[str, Any], where: object) -> Report:
+    """The inverse of `report_values`; a DataError says which key is wrong."""
+    if values.get("kind") != KIND:
+        raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
+    pruned, identity = from_json(PrunedFacts, values, where), from_json(Identity, values, where)
+    known = {"kind", *to_json(pruned), *to_json(identity)}
+    return Report(pruned, identity, {key: value for key, value in values.items() if key not in known})
