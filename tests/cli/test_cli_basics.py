@@ -169,7 +169,8 @@ def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
 
 
 def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"seed": 0, "method": "wt", "level": 1, "keep": 0.5, "after": {"top1": 0.9}, "loss": math.nan}
+    record = {"seed": 0, "method": "wt", "level": 1, "keep": 0.5, "before": None, "after": {"top1": 0.9}}
+    record |= {"dead_rows": 0, "loss": math.nan}
 
     def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.FinishedRun:
         on_progress(train_run.Progress("dense", None, 1, 1, 2))  # type: ignore[operator]
@@ -177,7 +178,7 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(train_run, "run", fake)
     done = run("run", "digits-at-init", "--json")
-    expected = {"kind": "run", "folder": str(tmp_path), "n_made": 2, "records": [{**record, "loss": None}]}
+    expected = {"kind": "run", "folder": str(tmp_path), "n_made": 2, "records": [{**record, "loss": "nan"}]}
     assert json.loads(done.stdout) == expected and "1 of 2 networks done" in done.stderr
 
 

@@ -30,7 +30,7 @@ def test_compare_json_equals_sipp_compare(data: Path) -> None:
     batches = [(torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"]))]
     found = sipp.compare(mlp().eval(), batches, keeps=(0.7, 0.4), methods=("wt", "sipp-blend"), repair=True)
     assert told["kind"] == "comparison" and told["sentence"] == found.sentence
-    assert told["best"] == [found.best(keep).name for keep in (0.7, 0.4)]
+    assert told["best_methods"] == [found.best(keep).name for keep in (0.7, 0.4)]
     rows = [(r["method"], r["keep"], r["is_repaired"], r["error"], r["same"], r["accuracy"]) for r in told["rows"]]
     assert rows == [(r.method, r.keep, r.is_repaired, r.error, r.same, r.accuracy) for r in found.rows]
     shown = run("compare", *words)

@@ -1,6 +1,7 @@
 """`sipp eval`, the accuracies of `sipp certify --accuracy`, and folders of Hugging Face with text as data."""
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -41,7 +42,7 @@ def words_of(folder: Path, *more: object) -> list[object]:
 
 def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> None:
     done = run("eval", *words_of(folder, "--data", folder / "data.npz", "--json"))
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout)["measured"]
     arrays = np.load(folder / "data.npz")
     x, labels = (torch.from_numpy(arrays[name]) for name in ("inputs", "labels"))
     dense, pruned = mlp().eval(), mlp().eval()
@@ -49,11 +50,11 @@ def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> No
         pruned.load_state_dict(load_file(folder / "net" / "model.safetensors"))
         f, g = dense(x).double(), pruned(x).double()
     far = (g - f).norm(dim=1) / f.norm(dim=1)
-    assert found["dense_accuracy"] == 0.9 and found["n_points"] == 300
-    assert found["pruned_accuracy"] == float((g.argmax(1) == labels).double().mean()) < 0.9
+    assert found["dense"]["top1"] == 0.9 and found["n_points"] == 300
+    assert found["pruned"]["top1"] == float((g.argmax(1) == labels).double().mean()) < 0.9
     assert found["same_class"] == float((g.argmax(1) == f.argmax(1)).double().mean())
-    assert found["dense_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(f, labels)), rel=1e-6)
-    assert found["pruned_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(g, labels)), rel=1e-6)
+    assert found["dense"]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(f, labels)), rel=1e-6)
+    assert found["pruned"]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(g, labels)), rel=1e-6)
     assert found["error_mean"] == pytest.approx(float(far.mean()), rel=1e-6)
     assert found["error_max"] == pytest.approx(float(far.max()), rel=1e-6)
 
@@ -68,7 +69,7 @@ def test_eval_shows_progress_in_a_terminal_only(
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", out)
     code = run_and_report(app, ["eval", *map(str, words_of(folder, "--data", folder / "plain.npy", "--json"))])
-    assert code == 0 and json.loads(out.getvalue())["n_points"] == 300
+    assert code == 0 and json.loads(out.getvalue())["measured"]["n_points"] == 300
     assert ("measuring" in stream.getvalue()) == is_terminal
 
 
@@ -84,15 +85,15 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
     with torch.no_grad():
         pruned[2].bias[0] = torch.nan
     found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))], None)
-    assert found.error_mean is None and found.n_not_finite == 8 and found.pruned_accuracy == 0.0
-    assert found.pruned_loss is None and "not finite on 8 of 8 inputs" in str(found)
+    assert found.error_mean == math.inf and found.n_not_finite == 8 and found.pruned.top1 == 0.0
+    assert math.isnan(found.pruned.loss) and "not finite on 8 of 8 inputs" in str(found)
 
 
 def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
     """Numbered from 1, say: one of 3 classes is then outside."""
     net, x = mlp().eval(), torch.rand(8, 6)
     found = evaluate(net, net, [(x, torch.tensor([0, 1, 2] * 2 + [0, 1])), (x, torch.tensor([3, 1] * 4))], None)
-    assert found.dense_accuracy is None and found.pruned_loss is None
+    assert found.dense is None and found.pruned is None
     assert "not measured: 4 labels are outside the output's classes" in str(found)
 
 
@@ -104,7 +105,7 @@ def test_an_output_that_is_not_finite_is_of_no_class() -> None:
     data = [(torch.rand(20, next(model.parameters()).shape[1]), torch.zeros(20, dtype=torch.int64))]
     for dense, pruned in ((broken, model), (model, broken), (broken, broken)):
         found = evaluate(dense, pruned, data, None)
-        accuracies = found.dense_accuracy, found.pruned_accuracy
+        accuracies = found.dense.top1, found.pruned.top1
         assert all(value == 0 for net, value in zip((dense, pruned), accuracies) if net is broken)
         assert found.same_class == 0
 
@@ -117,7 +118,7 @@ def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(fo
     assert f"{folder / 'net' / 'eval.json'}" in run("eval", *words, "--force").stdout
     page = folder / "page.html"
     assert run("report", folder / "net", "--out", page).returncode == 0
-    accuracy = number(found["pruned_accuracy"], "share")
+    accuracy = number(found["measured"]["pruned"]["top1"], "share")
     assert f"Accuracy is {accuracy} after pruning, 90 % before" in page.read_text()
     more = ["--weights", folder / "dense.safetensors", "--data", folder / "plain.npy", "--method", "wt", "--force"]
     assert run("prune", "--model", "cli_zoo:mlp", *more, "--keep", 0.4, "--out", folder / "net").returncode == 0
@@ -168,8 +169,8 @@ def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path
         "eval", *model, "--dense", hf / "model.safetensors", "--pruned", tmp_path / "net",
         "--data", hf / "labelled.txt", "--json",
     )  # fmt: skip
-    found = json.loads(done.stdout)
-    assert found["dense_accuracy"] is not None and 0 < found["error_mean"] < 10, done.stderr
+    found = json.loads(done.stdout)["measured"]
+    assert found["dense"] is not None and 0 < found["error_mean"] < 10, done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["hf:", "hf:nowhere", "hf:/dev/null"])
@@ -289,7 +290,7 @@ def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(folder: Path
     arrays = np.load(folder / "data.npz")
     with torch.no_grad():
         right = model(torch.from_numpy(arrays["inputs"])).argmax(1).numpy() == arrays["labels"]
-    assert json.loads(done.stdout)["pruned_accuracy"] == right.mean() < 0.9
+    assert json.loads(done.stdout)["measured"]["pruned"]["top1"] == right.mean() < 0.9
 
 
 def test_a_checkpoint_with_a_mask_of_any_numbers_is_multiplied(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_too_few_calibration_points_prune_and_promise_nothing(n: int, tmp_path: 
     assert done.returncode == 0
     assert f"too few calibration inputs (n={n}, needs" in done.stdout
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert not report["conditions"]["met"] and not report["bound"]["met"]
+    assert not report["guarantee"]["met"] and not report["bound"]["met"]
 
 
 def test_all_zero_points_and_small_precision_are_no_faults(tmp_path: Path) -> None:

@@ -65,10 +65,11 @@ def test_eval_gives_perplexity_as_the_function_does_and_the_folders_own_dense_we
     dense, pruned = load_model(f"hf:{folder}"), load_model(f"hf:{folder}", folder / "pruned.safetensors")
     tokens = torch.tensor([[int(word[1:]) for word in some_text(200).split()]])[:, :48].reshape(3, 16)
     found = sipp.perplexity(pruned, tokens, dense=dense, progress=False)
-    assert record["pruned_perplexity"] == pytest.approx(found.perplexity, rel=1e-6) != record["dense_perplexity"]
-    assert record["dense_perplexity"] == pytest.approx(found.dense_perplexity, rel=1e-6)
-    assert (record["kl"], record["same_token"]) == (pytest.approx(found.kl), found.same_token)
-    assert (record["window"], record["stride"], record["n_tokens"], record["n_points"]) == (16, 16, 45, 3)
+    told = record["measured"]
+    assert told["perplexity"] == pytest.approx(found.perplexity, rel=1e-6) != told["dense_perplexity"]
+    assert told["dense_perplexity"] == pytest.approx(found.dense_perplexity, rel=1e-6)
+    assert (told["kl"], told["same_token"]) == (pytest.approx(found.kl), found.same_token)
+    assert (told["window"], told["n_tokens"], told["n_windows"]) == (16, 45, 3)
     assert "the first 3 of 12 windows of 16 tokens" in "\n".join(lines) and f"tokenizer of {folder}" in "\n".join(lines)
     assert record.items() <= json.loads((folder / "eval.json").read_text()).items()
 

@@ -91,7 +91,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no text": (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json"),
     "a list": (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json"),
     "no config": (_without("config"), "'config'"),
-    "no levels": (_without("config", "prune", "levels"), "'levels'"),
+    "no methods": (_without("config", "prune", "methods"), "'methods'"),
     "no origins": (_without("origins"), "'origins'"),
     "unreadable": (_folder_instead, "cannot be read"),
     "cut records": (lambda folder: (folder / "records.jsonl").write_text('{"a": '), "records.jsonl"),
@@ -198,7 +198,7 @@ def test_a_ledger_in_the_way_of_the_output_is_refused_before_any_work(name: str,
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp.cli.commands.report_command.read_intact_results", must_not_be_called)
+    monkeypatch.setattr("sipp.report.read_intact_results", must_not_be_called)
     before = files_in(folder)
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):
         refused(run(*command(name, folder), "--out", folder / path), "--out")
