@@ -19,7 +19,6 @@ from sipp.cli.errors import run_and_report
 from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
 from sipp.cli.model_option import load_model
-from sipp.report.numbers import number
 
 
 @pytest.fixture
@@ -118,13 +117,13 @@ def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(fo
     assert f"{folder / 'net' / 'eval.json'}" in run("eval", *words, "--force").stdout
     page = folder / "page.html"
     assert run("report", folder / "net", "--out", page).returncode == 0
-    accuracy = number(found["measured"]["pruned"]["top1"], "share")
-    assert f"Accuracy is {accuracy} after pruning, 90 % before" in page.read_text()
+    accuracy = f"{found['measured']['pruned']['top1']:.2%}"
+    assert f"Accuracy {accuracy} after pruning, 90.00% before" in page.read_text()
     more = ["--weights", folder / "dense.safetensors", "--data", folder / "plain.npy", "--method", "wt", "--force"]
     assert run("prune", "--model", "cli_zoo:mlp", *more, "--keep", 0.4, "--out", folder / "net").returncode == 0
     done = run("report", folder / "net", "--out", page, "--force")
     assert "marked: net: eval.json is an evaluation for other networks and is not shown." in done.stdout
-    assert "Accuracy is" not in page.read_text()
+    assert "after pruning, 90.00%" not in page.read_text()
 
 
 def test_noise_makes_no_record(folder: Path) -> None:

@@ -118,7 +118,7 @@ def _make_record(stored: StoredNetwork, fast: Sparse, runs: list[BenchRun], imag
     certified = claim_of(contents.certificate) if contents.certificate is not None and about_stored else ""
     size, best = size_words(contents.n_bytes, contents.dense_bytes), runs[-1]
     n_threads = torch.get_num_threads()
-    to_make = "; sipp export --to small makes the file" if contents.path.is_dir() else ""
+    to_make = ", sipp export --to small makes the file" if contents.path.is_dir() else ""
     line = (
         f"{size} ({contents.n_bytes:,} bytes, before pruning {contents.dense_bytes:,}{to_make}); "
         + (f"certified: {certified}; " if certified else "not certified; ")

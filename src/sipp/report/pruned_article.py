@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf, isfinite
-from typing import Any
-
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
-from sipp.report.numbers import Unit, number
+from sipp.report.numbers import number
 from sipp.report.palette import THIS
-from sipp.report.plots import LAYER_VALUES, bar_view, bars, cards_plot, certificate_card, layer_view, statement_cards
+from sipp.report.plots import LAYER_VALUES, bars, cards_plot, certificate_card, layer_view, statement_cards
 from sipp.report.results import PrunedModel
-from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, text_scores_of, tiles_of
-from sipp.results.bench import Bench, BenchStep
-from sipp.results.blend import BlendChoice
-from sipp.results.certificate import Certificate
-from sipp.results.display import counted, listed
+from sipp.report.sheets import card_of, sentence, sheet_section
+from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, tiles_of
+from sipp.results.display import counted
 from sipp.results.evaluation import Evaluated
 from sipp.results.jsonio import to_json
-from sipp.results.repair import Repair
-from sipp.results.sheet import Sheet
 
 # Keys of the report with sections of their own, and those without a meaning for readers
 SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen", "seen_all"}
@@ -33,9 +25,9 @@ def pruned_article(pruned: PrunedModel, ident: str) -> Article:
         None if measured is None else _measured_section(pruned, measured, ident),
         _outputs_section(pruned, ident),
         _layers_section(pruned, ident),
-        None if pruned.bench is None else _size_and_speed_section(pruned, pruned.bench, ident),
-        None if facts.repair is None else _repair_section(facts.repair, ident),
-        None if facts.choice is None else _method_section(facts.choice, ident),
+        None if pruned.bench is None else sheet_section("Size and speed", pruned.bench.sheet, f"{ident}-speed"),
+        None if facts.repair is None else sheet_section("Repair", facts.repair.sheet, f"{ident}-repair"),
+        None if facts.choice is None else sheet_section("Method", facts.choice.sheet, f"{ident}-blend"),
         _statements_section(pruned, ident),
     ]
     values = {**to_json(pruned.identity), **to_json(facts), **pruned.rest}
@@ -105,152 +97,14 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
 
 def _measured_section(model: PrunedModel, first: Evaluated, ident: str) -> Section:
     """Accuracy or perplexity and output error compared with the dense network, one card per evaluation."""
-    scores = text_scores_of(model)
-    if first.accuracies is not None:
-        dense, pruned = first.accuracies
-        change = number(pruned - dense, "points")
-        heading = f"Accuracy is {number(pruned, 'share')} after pruning, {number(dense, 'share')} before ({change})"
-    elif scores is not None:
-        before = "" if scores.dense_perplexity is None else f", {scores.dense_perplexity:.2f} before"
-        heading = f"Perplexity is {scores.perplexity:.2f} after pruning{before}"
-    elif first.error is not None:
-        heading = f"The output moved by {number(first.error, 'share')} of its norm on average"
-    else:
-        heading = "An output is not finite"
     claim = "sipp certify --accuracy bounds the loss on new inputs"
     if model.certified_drop is not None:
         claim = claim_of(model.certified_drop)
-    finding = Finding(heading, f"Measured on {first.data.what}. {claim}.")
+    finding = Finding(sentence(first.measured.sheet.title), f"Measured on {first.data.what}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
     cards = [
-        card_of(one.measured.sheet, f"Measured ({name})", f"{one.measured.sheet.title}: {one.data.what}.")
+        card_of(one.measured.sheet, f"Measured ({name})", f"{one.measured.sheet.title}, on {one.data.what}.")
         for name, one in ordered
     ]
     topic, title = "Accuracy", "Accuracy, loss and output"
     return Section(topic, finding, [[cards_plot(f"{ident}-evaluations", title, cards)]])
-
-
-def card_of(sheet: Sheet, title: str, text: str) -> dict[str, Any]:
-    """A card with the facts of a sheet."""
-    return {"title": title, "text": text, "rows": [list(fact) for fact in sheet.facts]}
-
-
-# --- method: the chosen blend of sensitivity and magnitude ----------------------------------------------------------
-
-
-def _method_section(choice: BlendChoice, ident: str) -> Section:
-    """Which score was chosen and how; with a plot if several were tried."""
-    taken, n_tried = choice.taken, len(choice.tried)
-    error = "" if taken.error == inf else f": right after pruning, the output moved by {number(taken.error, 'share')}"
-    where = "held back from scoring" if choice.is_held_back else "that were also used for scoring"
-    others = "No other score was tried: the outputs of an untrained network say nothing about the trained network."
-    rows = []
-    if n_tried > 1:
-        others = f"{n_tried} scores were tried; a lead that could be chance was ignored."
-        names = [f"{blend.name} (chosen)" if blend == taken else blend.name for blend in choice.tried]
-        view = bar_view("error of the output", "share", {THIS: [_finite(blend.error) for blend in choice.tried]})
-        rows = [[bars(f"{ident}-blend", "Blends that were tried", "blend", names, view)]]
-    inputs = counted(choice.n_points, "calibration input")
-    detail = f"Errors are shares of the output's norm, right after pruning, on {inputs} {where}. {others}"
-    return Section("Method", Finding(f"Ranked by {taken.name}{error}", detail), rows)
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
-
-
-# --- repair, from `sipp prune --repair` -----------------------------------------------------------------------------
-
-
-def _repair_section(repaired: Repair, ident: str) -> Section:
-    """The output error before and after repair, also layer by layer."""
-    before, after, is_joint = repaired.output_before, repaired.output_after, repaired.way == "joint"
-    if repaired.undone:
-        heading = "The repair was undone: the kept weights are as pruning left them"
-    elif before is None or after is None or not repaired.n_test:
-        heading = "Mask and weights were found together" if is_joint else "The kept weights were refitted"
-    else:
-        what = "Finding mask and weights together" if is_joint else "Refitting the kept weights"
-        heading = f"{what} took the output's error from {number(before, 'share')} to {number(after, 'share')}"
-    tested = "There were too few inputs to test it on."
-    if repaired.n_test:
-        tested = f"Errors are shares of the output's norm, on {repaired.n_test:,} test inputs."
-    detail = (
-        f"{tested} {repaired.n_fit:,} inputs were used for the fit, without labels; {repaired.n_validation:,} "
-        "validation inputs made the choices and measured the errors of layers. Certificates cover the repaired network."
-    )
-    detail += f" Undone: {repaired.undone}." if repaired.undone else ""
-    layers = repaired.layers
-    alone = [f"{layer.name} ({layer.left_alone})" for layer in layers if layer.left_alone]
-    note = f"{repaired.sentence}." + (f" Left alone: {listed(alone)}." if alone else "")
-    rows = []
-    if any(layer.error_before is not None for layer in layers):
-        errors = {
-            "just pruned": [layer.error_before for layer in layers],
-            "repaired": [layer.error_after for layer in layers],
-        }
-        view = bar_view("error of the layer's output", "share", errors)
-        rows = [[bars(f"{ident}-repair", "Repair of each layer", "layer", [layer.name for layer in layers], view)]]
-    return Section("Repair", Finding(heading, detail), rows, note=note)
-
-
-# --- size and speed, from `sipp bench` ------------------------------------------------------------------------------
-
-# Values of a step: label, unit, and how to get it
-STEP_VALUES: tuple[tuple[str, Unit, Callable[[BenchStep], float | None]], ...] = (
-    ("times faster", "number", lambda step: step.ratio),
-    ("milliseconds in torch", "number", lambda step: step.dense_ms),
-    ("milliseconds sparse", "number", lambda step: step.sparse_ms),
-    ("bytes dense", "count", lambda step: float(step.n_dense_bytes)),
-    ("bytes sparse", "count", lambda step: float(step.n_bytes)),
-)  # fmt: skip
-
-
-def _size_and_speed_section(pruned: PrunedModel, bench: Bench, ident: str) -> Section:
-    """How much smaller and faster it is, how that was measured, and all steps with weights."""
-    best = bench.runs[-1]
-    finding = Finding(
-        f"{bench.size_headline} as a small file (sipp export --to small){bench.why_larger}; {best.words}",
-        "Compared with torch running the same pruned network in its better memory format; timed in turns, "
-        f"{counted(best.n_points, 'input')} per call, on {counted(bench.n_threads, 'thread')} of {bench.machine}. The "
-        "figures are the median and the range of the middle 80 % of pairs of calls. Steps are timed on one thread, "
-        f"{counted(bench.step_points, 'input')} at a time.",
-    )
-    size = cards_plot(f"{ident}-size", "Size and speed", _bench_cards(bench, pruned))
-    if best.runs_dense:  # no step was run
-        return Section("Size and speed", finding, [[size]])
-    names = [step.name for step in bench.steps]
-    views = [bar_view(what, unit, {THIS: list(map(value, bench.steps))}) for what, unit, value in STEP_VALUES]
-    choices = [{"label": "Show", "options": [what for what, _, _ in STEP_VALUES]}]
-    speed = bars(f"{ident}-speed", "Step by step", "step", names, views, choices=choices)
-    return Section("Size and speed", finding, [[size], [speed]])
-
-
-def _bench_cards(bench: Bench, pruned: PrunedModel) -> list[dict[str, Any]]:
-    sizes = bench.bytes
-    stored = [
-        ["stored", f"{sizes.file:,} bytes"],
-        ["values and entropy", f"{sizes.bound:,.0f} bytes"],
-        ["before pruning", f"{sizes.dense:,} bytes"],
-        ["weights in memory", f"{sizes.memory:,} bytes"],
-        ["before pruning, in memory", f"{sizes.memory_dense:,} bytes"],
-    ]
-    entropy = "Values and entropy: the kept values and the fewest bytes that their positions need."
-    cards: list[dict[str, Any]] = [{"title": "Bytes", "text": entropy, "rows": stored}]
-    for run in bench.runs:
-        rates = [1e3 * run.n_points / ms for ms in (run.dense_ms, run.sparse_ms)]
-        rows = [
-            ["torch", f"{number(run.dense_ms)} ms"],
-            ["torch, inputs/s", f"{rates[0]:,.0f}"],
-            ["sparse", f"{number(run.sparse_ms)} ms"],
-            ["sparse, inputs/s", f"{rates[1]:,.0f}"],
-            ["speed", run.words],
-            ["outputs differ by", number(run.off_by)],
-        ]
-        title = "One input per call" if run.n_points == 1 else f"{run.n_points:,} inputs per call"
-        cards.append({"title": title, "text": "", "rows": rows})
-    certificate = pruned.identity.certificate
-    useless = bool(bench.certified) and isinstance(certificate, Certificate) and certificate.is_useless
-    title = "Useless certificate" if useless else "Certified"
-    text = bench.certified or "No certificate for the stored values."
-    return [*cards, {"title": title, "text": text, "rows": [], "useless": useless}]

@@ -100,6 +100,7 @@ class Bench:
         sizes = self.bytes
         entropy = f"values and the entropy of their positions: {bytes_in_words(round(sizes.bound))}"
         facts = [
+            ("network", f"{self.network} on {self.machine}, {counted(self.n_threads, 'thread')}"),
             ("file", f"{bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} ({entropy})"),
             (
                 "in memory",
@@ -107,8 +108,7 @@ class Bench:
             ),
         ]
         facts += [("images", self.images)] if self.images else []
-        title = f"{self.network} on {self.machine}, {counted(self.n_threads, 'thread')}"
-        return Sheet(title, tuple(facts), (_steps_table(self), _calls_table(self)), self.line)
+        return Sheet(self.line, tuple(facts), (_steps_table(self), _calls_table(self)))
 
 
 def _steps_table(bench: Bench) -> Table:

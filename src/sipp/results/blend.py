@@ -58,4 +58,9 @@ class BlendChoice:
     def sheet(self) -> Sheet:
         tried = sorted(self.tried, key=lambda trial: trial.error)
         rows = tuple((trial.name, f"{trial.error:.3g}") for trial in tried)
-        return Sheet(self.sentence, tables=(Table(("score", "output error"), rows, bars=("output error",)),))
+        note = (
+            ""
+            if len(rows) > 1
+            else "no other was tried: outputs of an untrained network say nothing of the trained one"
+        )
+        return Sheet(self.sentence, note=note, tables=(Table(("score", "output error"), rows, bars=("output error",)),))

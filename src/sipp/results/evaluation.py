@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sipp.results.accuracy import Accuracy
+from sipp.results.display import counted, percent_up
 from sipp.results.sheet import Sheet, shown
 from sipp.results.text_scores import TextScores
 
@@ -33,11 +34,18 @@ class Evaluation:
 
     @property
     def sheet(self) -> Sheet:
-        return Sheet(f"measured on {self.n_points:,} inputs", tuple(_facts(self)))
+        if self.accuracies is not None:
+            dense, pruned = self.accuracies
+            title = f"accuracy {pruned:.2%} after pruning, {dense:.2%} before"
+        elif self.n_not_finite:
+            title = f"an output is not finite on {counted(self.n_not_finite, 'input')}"
+        else:
+            title = f"the output moved by {percent_up(self.error_mean)} of its norm on average"
+        return Sheet(title, tuple(_facts(self)))
 
 
 def _facts(measured: Evaluation) -> list[tuple[str, str]]:
-    facts = []
+    facts = [("inputs", f"{measured.n_points:,}")]
     if measured.dense is not None and measured.pruned is not None:
         dense, pruned = measured.dense, measured.pruned
         change = f"{100 * (pruned.top1 - dense.top1):+.2f} percentage points"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sipp.results.display import number
+from sipp.results.display import listed, number
 from sipp.results.options import RepairMethod
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -85,19 +85,23 @@ class Repair:
 
     @property
     def sheet(self) -> Sheet:
-        columns = ("weight", "error before", "after", "ridge", "moved", "intercept", "left alone")
+        columns = ("weight", "error before", "after", "ridge", "moved", "intercept")
         rows = tuple(
             (
                 layer.name,
                 *map(number, (layer.error_before, layer.error_after, layer.ridge)),
                 f"{layer.n_moved:,}",
                 layer.intercept,
-                layer.left_alone,
             )
             for layer in self.layers
         )
-        table = Table(columns, rows, texts=("intercept", "left alone"), bars=("error before", "after"))
-        return Sheet(self.sentence, tables=(table,))
+        words = (
+            "error: of the layer's output, relative to its norm, on the validation inputs that chose the fit; "
+            "moved: kept weights that were not in the first mask"
+        )
+        table = Table(columns, rows, texts=("intercept",), bars=("error before", "after"), words=words)
+        alone = [f"{layer.name} ({layer.left_alone})" for layer in self.layers if layer.left_alone]
+        return Sheet(self.sentence, (("left alone", listed(alone)),) if alone else (), (table,))
 
     @property
     def sentence(self) -> str:

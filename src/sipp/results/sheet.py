@@ -145,7 +145,7 @@ def table_html(table: Table) -> str:
     """
     barred = [column in table.bars for column in table.columns]
     cells = [cell for row in table.rows for cell, is_barred in zip(row, barred) if is_barred]
-    finite = [cell for cell in cells if math.isfinite(_value(cell) or math.inf)]
+    finite = [cell for cell in cells if math.isfinite(number_in(cell) or math.inf)]
     scale = 100.0 if all("%" in cell for cell in finite) else _largest(cells)
     width = BAR_WIDTHS[sum(barred) > 2]
     sides = ["left" if i == 0 or name in table.texts else "right" for i, name in enumerate(table.columns)]
@@ -171,7 +171,7 @@ def _cell(side: str) -> str:
     return f"text-align:{side};padding:.15em .7em .15em 0;background:none;white-space:nowrap"
 
 
-def _value(cell: str) -> float | None:
+def number_in(cell: str) -> float | None:
     """The first number in a cell; infinity for "inf" and "unlimited", None without a number."""
     if re.match(r"inf|unlimited", cell):
         return math.inf
@@ -180,13 +180,13 @@ def _value(cell: str) -> float | None:
 
 
 def _largest(cells: Iterable[str]) -> float:
-    values = [value for value in map(_value, cells) if value is not None and math.isfinite(value)]
+    values = [value for value in map(number_in, cells) if value is not None and math.isfinite(value)]
     return max(values, default=0.0) or 1.0
 
 
 def _bar(cell: str, scale: float, width: int) -> str:
     """The cell with a bar before it, full at the scale and above; no bar without a number."""
-    value = _value(cell)
+    value = number_in(cell)
     if value is None:
         return escape(cell)
     ground = f"display:inline-block;width:{width}em;height:.7em;background:rgba(128,128,128,.22)"
