@@ -23,10 +23,10 @@ from sipp.bounds.statements import LEAST_OF_ROW, floored_sensitivity
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import data_of
 from sipp.pruning.ranking import rank
+from sipp.results.bounds import coverage
 from sipp.results.jsonio import to_json
 from sipp.results.options import PruneOptions
-from sipp.results.pruned import coverage
-from sipp.results.pruned_sheet import pruned_sheet
+from sipp.results.pruned import pruned_sheet
 from sipp.results.sheet import sheet_text
 from sipp.scoring.sensitivities import MOST_S2_POINTS, split_last
 from sipp.scoring.task import task_of

@@ -11,8 +11,7 @@ import sipp
 from sipp.allocation.sparse_rows import WHOLE, masked_rows
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.spared_rows import with_spared
-from sipp.results.pruned import OutputChange
-from sipp.results.pruned_sheet import moved_warning
+from sipp.results.pruned import OutputChange, moved_warning
 from sipp.scoring.methods import METHODS
 
 

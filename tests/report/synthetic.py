@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sipp.results.accuracy import Accuracy
+from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.evaluation import Evaluated, Evaluation, Inputs
 from sipp.results.jsonio import to_json
-from sipp.results.pruned import NetworkBound, PrunedFacts, PrunedLayer
+from sipp.results.pruned import PrunedFacts, PrunedLayer
 from sipp.results.run_records import NetworkRecord
 from sipp.storage.files import seal, write_json
 

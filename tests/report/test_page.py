@@ -18,8 +18,8 @@ from sipp.experiments.runs.reading import read_run
 from sipp.report.plots import statement_cards
 from sipp.report.rendering import embedded, render
 from sipp.report.results import read_results
+from sipp.results.bounds import Coverage, Guarantee, NetworkBound
 from sipp.results.jsonio import to_json
-from sipp.results.pruned import Coverage, Guarantee, NetworkBound
 from sipp.storage.files import read_json, write_json
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.bounds.statements import floored_sensitivity, measure_constant, network_coverage, network_epsilon
-from sipp.results.pruned import coverage
+from sipp.results.bounds import coverage
 from sipp.results.ranking import Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import task_of

@@ -34,7 +34,7 @@ def test_it_is_the_mean_over_all_predicted_tokens_of_windows_of_their_own(monkey
     kl = F.kl_div(g.log_softmax(1), f.log_softmax(1), reduction="batchmean", log_target=True)
     assert found.kl == pytest.approx(float(kl), rel=1e-5) and found.kl > 0.01
     assert found.same_token == pytest.approx(float((f.argmax(1) == g.argmax(1)).double().mean()))
-    assert f"perplexity:      {found.perplexity:.2f}, dense {found.dense_perplexity:.2f}" in str(found)
+    assert f"perplexity {found.perplexity:.2f}, dense {found.dense_perplexity:.2f}" in str(found)
 
 
 def test_a_network_is_at_no_distance_from_itself() -> None:

@@ -29,20 +29,11 @@ from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.inputs.data import AnyData, points_at
 from sipp.pruning.cutting import Cut, dead_rows
+from sipp.results.bounds import MOST_SHARE, Coverage, Guarantee, Measured, NetworkBound, coverage, layer_bound, no_bound
 from sipp.results.display import listed
 from sipp.results.numerics import BOUND_DTYPE, ratio_rounding
 from sipp.results.options import Mode
-from sipp.results.pruned import (
-    MOST_SHARE,
-    Coverage,
-    Guarantee,
-    Measured,
-    NetworkBound,
-    PrunedLayer,
-    coverage,
-    layer_bound,
-    no_bound,
-)
+from sipp.results.pruned import PrunedLayer
 from sipp.results.ranking import LayerSensitivities, Ranking, Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of

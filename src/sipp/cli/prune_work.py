@@ -29,8 +29,7 @@ from sipp.results.display import bytes_in_words, labelled_line, size_words
 from sipp.results.jsonio import to_json
 from sipp.results.network_hash import model_hash
 from sipp.results.options import asked_values
-from sipp.results.pruned import Pruned
-from sipp.results.pruned_sheet import pruned_sheet
+from sipp.results.pruned import Pruned, pruned_sheet
 from sipp.results.pruned_to import PrunedTo
 from sipp.results.saved_file import SavedFile
 from sipp.results.sheet import sheet_text

@@ -8,21 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from sipp.results.binomial import upper_limit
 from sipp.results.blend import BlendChoice
-from sipp.results.display import how_sure, number_up, percent_up
+from sipp.results.bounds import Guarantee, Measured, NetworkBound, layer_bound
+from sipp.results.display import LARGE_ERROR, how_sure, listed, number, number_up, percent_up, short_names
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.network_hash import tensors_hash
-from sipp.results.options import Draws, Mode
-from sipp.results.ranking import DrawUnit
+from sipp.results.options import Draws
 from sipp.results.repair import Repair, Trial
-from sipp.results.sheet import Sheet, shown
+from sipp.results.sheet import Sheet, Table, sheet_text, shown, without_empty
 
-REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
-WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
-MOST_SHARE = 0.5  # a statement that leaves out more than half of the inputs is not made
-LARGE_SHARE = 0.1  # if a statement leaves out more inputs, the text says how to do better
-ENOUGH_POINTS = 256  # recommended number of points; a quarter of them is held back for T19
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
     "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
@@ -31,185 +25,15 @@ REGROWN = (
     "{name} is no longer zero where it was pruned (training without sipp.hold, or an edit), so the counts here are not "
     "those of the network; prune it again"
 )
-
-
-# --- What is guaranteed: rows and layers, the measured constant, the network -----------------------------------------
-
-
-@dataclass(frozen=True)
-@shown
-class Coverage:
-    """How far maxima over n points hold for new inputs (T18): for all but `share` of them, at this confidence."""
-
-    share: float
-    confidence: float
-    n: int  # distinct points under the maxima
-    q: int  # number of maxima used together
-
-    ALSO_IN_JSON = ("sentence",)
-
-    @property
-    def sentence(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {how_sure(self.confidence)} (from {self.n} inputs)"
-
-
-def coverage(n: int, q: int, confidence: float) -> Coverage:
-    """T18: the least d with BinCDF(q - 1; n, d) <= 1 - confidence, which for q = 1 is 1 - (1 - confidence)^(1/n)."""
-    share = upper_limit(q - 1, n, 1.0 - confidence) if 0 < q <= n else 1.0
-    return Coverage(share, confidence, n, q)
-
-
-@dataclass(frozen=True)
-@shown
-class Guarantee:
-    """Whether the conditions of the bounds on rows and layers hold, and the numbers behind them."""
-
-    delta: float
-    n: int  # distinct calibration draws
-    n_needed: int  # by T4
-    unit: DrawUnit
-    c_constant: float
-    k_constant: float
-    reason: str  # why it is not met; empty when it is
-    n_weights: int  # non-zero weights
-    n_never_above: int  # those whose ratio never exceeded 1/C: evidence against the assumption of T4
-    layers: Coverage  # of Delta_l, for each layer separately (T18)
-    left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
-
-    ALSO_IN_JSON = ("met", "contradicted", "verdict", "sentence")
-
-    @property
-    def met(self) -> bool:
-        return not self.reason
-
-    @property
-    def contradicted(self) -> bool:
-        """Whether the data refutes the assumption, under which such a weight has probability at most exp(-n/K)."""
-        if self.n_never_above == 0:
-            return False
-        # Markov's inequality for the number of such weights, whose expectation is at most n_weights exp(-n/K)
-        return self.n_weights * math.exp(-self.n / self.k_constant) < REFUTED_LEVEL * self.n_never_above
-
-    @property
-    def verdict(self) -> str:
-        """The outcome in a few words."""
-        return "contradicted by the data" if self.contradicted else "met" if self.met else "not met"
-
-    @property
-    def sentence(self) -> str:
-        constants = f"C={self.c_constant:g}, K={self.k_constant:g}, delta={self.delta:g}"
-        if not self.contradicted:  # then more points would not help
-            constants += f", n={self.n} {self.unit}, needs {self.n_needed}"
-        statement = f"met ({constants})" if self.met else f"{self.verdict}: {self.reason} ({constants})"
-        return statement + (f"; {WEIGHTS_ALONE.format(self.left_out)}" if self.met and self.left_out else "")
-
-
-@dataclass(frozen=True)
-@shown
-class Measured:
-    """T19: the constant C, measured on held-back calibration points, and bounds that need no assumption on C.
-
-    Rows stay within their `eps_measured` for all but `share` of inputs, at `confidence`. Bounds for layers and the
-    network also use maxima over S, so that both shares, and both error probabilities, add up.
-    """
-
-    c_constant: float | None  # None: not measured, the reason says why
-    share: float
-    confidence: float
-    n: int  # held-back points, distinct from all others; C is the largest of their ratios
-    reason: str
-    layers_share: float = 1.0
-    epsilon: float | None = None  # of the network (T12), None: no statement, the next field says why
-    network_share: float = 1.0
-    network_reason: str = ""
-    left_out: str = ""  # other tensors that changed, such as biases, which the bounds do not cover
-
-    ALSO_IN_JSON = ("joint_confidence", "sentence")
-
-    @property
-    def joint_confidence(self) -> float:
-        """The confidence of a bound that needs two such statements at once."""
-        return max(0.0, 2 * self.confidence - 1.0)
-
-    @property
-    def sentence(self) -> str:
-        if self.c_constant is None:
-            return f"not measured: {self.reason}"
-        two = f"{how_sure(self.joint_confidence)} (two checks)"
-        few = f"Few inputs: use {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
-        text = (
-            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} held-back inputs. For all but "
-            f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
-            f"{how_sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its "
-            f"measured bound, {two}"
-        )
-        if self.left_out:
-            text += f"; {WEIGHTS_ALONE.format(self.left_out)}"
-        if self.epsilon is None:
-            return f"{text}. There is no bound for the network: {self.network_reason}."
-        share, most = percent_up(self.network_share), number_up(self.epsilon, 4)
-        return f"{text}; for all but {share}, the output moves by at most {most} times its norm, {two}."
-
-
-@dataclass(frozen=True)
-@shown
-class NetworkBound:
-    """The bound on the output: ||f^(x) - f(x)|| <= epsilon ||f(x)|| for all but a share of inputs, if `met`.
-
-    `coverage` gives the share. In mode "paper" the bound also needs T4 (`guarantee`: an assumption, and delta).
-    """
-
-    mode: Mode
-    epsilon: float | None  # None: no bound can be computed, the reason says why
-    delta: float | None  # of T4; None in mode "sound", which does not need it
-    guarantee: Guarantee | None  # None with epsilon, and in mode "sound"
-    reason: str  # why it is not met; empty when it is
-    kappas: dict[str, float]  # layer condition numbers by weight name
-    coverage: Coverage | None = None  # None with epsilon
-
-    ALSO_IN_JSON = ("met", "sentence")
-
-    @property
-    def met(self) -> bool:
-        return not self.reason
-
-    @property
-    def finite(self) -> float | None:
-        """Epsilon, if it is finite."""
-        return self.epsilon if self.epsilon is not None and math.isfinite(self.epsilon) else None
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is met and gives a finite number: the only case in which it promises something."""
-        return self.met and self.finite is not None
-
-    @property
-    def sentence(self) -> str:
-        if self.epsilon is None:
-            return f"no bound: {self.reason}"
-        if not self.met:  # a number without share and confidence: it promises nothing
-            return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
-        statement = (
-            f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage.sentence if self.coverage else ''}"
-        )
-        if self.guarantee is None:
-            return f"{statement}; met, assumes only independent inputs"
-        return f"{statement}; rests on an assumption: {self.guarantee.sentence}"
-
-
-def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
-    """A record without a bound, and the reason."""
-    return NetworkBound(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
-
-
-# --- The network ------------------------------------------------------------------------------------------------------
-
-
-def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
-    """eps_l Delta_l of T11, or None if either is unknown."""
-    if eps is None or sign_complexity is None:
-        return None
-    return 0.0 if eps == 0 else eps * sign_complexity  # NaN stays: the claim gets weaker, never stronger
+BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
+END_LAYERS = 4  # of the first and of the last in a table of many
+_ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
+_STRATEGY_WORDS = "det, rand, whole: rows that keep their most sensitive weights, a sample, all that mattered"
+_BOUND_WORDS = (
+    "eps: largest relative error of a row, with the assumed and the measured constant",
+    "Delta: how much positive and negative terms cancel",
+    "layer bound: eps measured x Delta",
+)
 
 
 @dataclass(frozen=True)
@@ -293,8 +117,6 @@ class PrunedFacts:
 
     @property
     def sheet(self) -> Sheet:
-        from sipp.results.pruned_sheet import pruned_sheet  # which reads this record
-
         return pruned_sheet(self)
 
 
@@ -324,9 +146,6 @@ class Pruned(PrunedFacts):
     @property
     def details(self) -> str:
         """The full text: every layer, and every statement, even a useless one."""
-        from sipp.results.pruned_sheet import pruned_sheet
-        from sipp.results.sheet import sheet_text
-
         return sheet_text(pruned_sheet(self, in_full=True))
 
 
@@ -379,3 +198,209 @@ class Repaired:
         if record.output_validation is not None:
             return OutputChange(record.output_validation, record.n_validation, is_held_back=False)
         return None
+
+
+# --- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def pruned_sheet(pruned: PrunedFacts, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> Sheet:
+    """The sheet of `print(pruned)`: weights kept, what that costs (or what is `certified`), next step, and the layers.
+
+    It is of the network as it is now. Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune`
+    (`in_shell`) shows all layers.
+    """
+    pruned = up_to_date(pruned) if isinstance(pruned, Pruned) else pruned
+    facts = _summary(pruned, certified, in_full=in_full)
+    facts.append(("next", next_step(pruned, in_shell=in_shell, is_certified=bool(certified))))
+    bounds = in_full or has_useful_layer_bounds(pruned)
+    is_short = not (in_full or in_shell) and len(pruned.layers) > 2 * END_LAYERS
+    hidden = f" and the {len(pruned.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
+    note = "" if in_full else f"print(pruned.details) shows every statement in full{hidden}"
+    if in_shell:
+        note = "--json prints every bound and statement"
+    return Sheet(headline(pruned), tuple(facts), (layers_table(pruned, bounds, is_short, in_full),), note)
+
+
+def headline(pruned: PrunedFacts) -> str:
+    """One line: the method, and how many weights are kept."""
+    pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
+    pattern += " that was pruned" if pattern and pruned.kept > pruned.budget else ""
+    return (
+        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%}){pattern}"
+    )
+
+
+def layers_table(pruned: PrunedFacts, has_bounds: bool, is_short: bool = False, has_strategies: bool = False) -> Table:
+    """One line per layer, without empty columns; if short, only the first and last layers."""
+    ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if has_strategies else []
+    columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if has_bounds else ()))
+    labels = short_names([layer.name for layer in pruned.layers])
+    rows = [
+        (
+            label,
+            f"{layer.n_rows:,}",
+            f"{layer.fan_in:,}",
+            f"{layer.kept:,}",
+            f"{layer.keep:.2%}",
+            *(str(layer.strategies.get(way, 0)) for way in ways),
+            str(layer.dead_rows or ""),
+            *(number_up(value) for value in (bounds_of(layer) if has_bounds else ())),
+        )
+        for label, layer in zip(labels, pruned.layers)
+    ]
+    if is_short:
+        between = (f"... {len(rows) - 2 * END_LAYERS} more", *[""] * (len(columns) - 1))
+        rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
+    known = has_bounds and any(value is not None for layer in pruned.layers for value in bounds_of(layer))
+    words = [_ROW_WORDS, *([_STRATEGY_WORDS] if has_strategies else ()), *(_BOUND_WORDS if known else ())]
+    return without_empty(Table(columns, tuple(rows), bars=("keep",), words="; ".join(words)))
+
+
+def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
+    """The values of `BOUND_COLUMNS`: eps with the assumed and the measured C, Delta, and the layer bound (T11, T19)."""
+    return layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured
+
+
+def _summary(pruned: PrunedFacts, certified: str = "", *, in_full: bool = False) -> list[tuple[str, str]]:
+    """The cost (or what was `certified`), warnings, the choice, the repair, the statements: labels and texts."""
+    lines = [("what it costs", certified or cost_of(pruned))]
+    if warning := moved_warning(pruned):
+        lines.insert(0, ("warning", warning))
+    dead = [layer for layer in pruned.layers if layer.dead_rows]
+    if dead:
+        n_rows, names = sum(layer.dead_rows for layer in dead), [layer.name for layer in dead]
+        lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
+    if pruned.kept != pruned.budget:
+        why = f"but only {pruned.kept:,} weights have a positive sensitivity"
+        if pruned.kept > pruned.budget:  # what is spared comes beside the budget
+            why = f"and {pruned.kept - pruned.budget:,} more stay: experts that saw too few tokens are left as they are"
+        if pruned.draws == "fixed":
+            why = "but with draws='fixed' the number kept is random, and at most that on average"
+        lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))
+    if pruned.choice is not None:
+        when = "before repair, " if pruned.repair is not None else ""
+        lines.append(("chosen", f"{when}{pruned.method} picked {pruned.choice.sentence}"))
+    if pruned.repair is not None:
+        lines.append(("repair", pruned.repair.sentence))
+    return lines + _statements(pruned, in_full=in_full)
+
+
+def _statements(pruned: PrunedFacts, *, in_full: bool) -> list[tuple[str, str]]:
+    """The measured bounds (T19) and those of the paper's theory.
+
+    Unless `in_full`, only those with a bound below 1 for the network or a layer, or one line if there is none.
+    """
+    if pruned.guarantee is None:
+        return [("statements", f"none: {pruned.bound.reason}")]
+    measured_layers, paper_layers = _useful_layer_bounds(pruned)
+    delta = f"; Delta of each layer holds {pruned.guarantee.layers.sentence}" if pruned.guarantee.met else ""
+    statements = [
+        (pruned.bound.met and _is_small(pruned.bound.epsilon), "network", pruned.bound.sentence),
+        (paper_layers, "paper's theory", f"rows and layers: {pruned.guarantee.sentence}{delta}"),
+    ]
+    if pruned.measured is not None:
+        is_useful = _is_small(pruned.measured.epsilon) or measured_layers
+        statements.insert(0, (is_useful, "measured", pruned.measured.sentence))
+    shown = [(label, text) for is_useful, label, text in statements if in_full or is_useful]
+    return shown or [
+        ("theory", f"no useful bound for this network: {_why_no_useful_bound(pruned)}; make a certificate instead")
+    ]
+
+
+def has_useful_layer_bounds(pruned: PrunedFacts) -> bool:
+    """Whether a layer that lost weights has a bound below 1: only then are the columns of bounds shown."""
+    return pruned.guarantee is not None and any(_useful_layer_bounds(pruned))
+
+
+def _useful_layer_bounds(pruned: PrunedFacts) -> tuple[bool, bool]:
+    """Whether a layer that lost weights has a bound below 1: a measured one, and one of the paper's theory."""
+    lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
+    is_met = pruned.guarantee is not None and pruned.guarantee.met
+    measured = any(_is_small(layer.bound_measured) for layer in lost)
+    return measured, is_met and any(_is_small(layer.bound) for layer in lost)
+
+
+def _is_small(bound: float | None) -> bool:
+    """Whether an error bound is below 1: an output of zeros is within any other. NaN is not."""
+    return bound is not None and bound < 1
+
+
+def _why_no_useful_bound(pruned: PrunedFacts) -> str:
+    """Why there is no bound below 1 on the output, in a few words."""
+    candidates = [pruned.bound.epsilon] if pruned.bound.met else []
+    candidates += [] if pruned.measured is None else [pruned.measured.epsilon]
+    epsilons = [epsilon for epsilon in candidates if epsilon is not None]
+    if epsilons:
+        return f"it allows an error of {number(min(epsilons))} times the output"
+    if pruned.guarantee is not None and not pruned.guarantee.met:
+        if pruned.guarantee.contradicted:
+            return "the data contradicts the theory's assumption"
+        return pruned.guarantee.reason
+    measured = "" if pruned.measured is None else pruned.measured.reason or pruned.measured.network_reason
+    return measured or pruned.bound.reason
+
+
+def moved_warning(pruned: PrunedFacts) -> str:
+    """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
+    moved = pruned.moved
+    if moved is None or moved.error <= LARGE_ERROR:  # NaN is warned of
+        return ""
+    inputs = _inputs_of(moved)
+    if not math.isfinite(moved.error):
+        return f"an output is not finite, or the dense output is 0, on {inputs}: check the outputs of the dense model"
+    return (
+        f"the output moved by {percent_up(moved.error)} of its norm on {inputs}: measure what that costs before you "
+        "use it"
+    )
+
+
+def next_step(pruned: PrunedFacts, *, in_shell: bool = False, is_certified: bool = False) -> str:
+    """What to do next, depending on how far the output moved."""
+    if not pruned.described_hash:
+        return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
+    if not moved_warning(pruned):
+        if is_certified:
+            return "sipp eval measures accuracy, sipp report makes a page"
+        if in_shell:
+            return "sipp eval measures accuracy, --holdout bounds the error on new inputs, sipp report makes a page"
+        return (
+            "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
+            "sipp.save(pruned, file) stores it in a small file; sipp.sparse(pruned, example) runs it faster"
+        )
+    if pruned.repair is not None:
+        repair = "more data for the repair" if in_shell else "sipp.repair with steps= and more data"
+    else:
+        repair = "--repair" if in_shell else "repair=True"
+    compare, keep = ("sipp compare", "--keep") if in_shell else ("sipp.compare", "keep")
+    measure = "sipp.certify_accuracy(model, pruned, labelled_inputs)"
+    if in_shell:
+        measure = "sipp eval" if is_certified else "sipp eval and --holdout"
+    costly = f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
+    return f"{measure} on new inputs; if it costs too much, {costly}"
+
+
+def _inputs_of(moved: OutputChange) -> str:
+    held = "held-back " if moved.is_held_back else ""
+    return f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
+
+
+def cost_of(pruned: PrunedFacts) -> str:
+    """The best bound on the output in plain words, or the change measured on calibration points."""
+    is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may have other values
+    if is_dense and pruned.described_hash and pruned.repair is None:
+        return "nothing was removed, so the output is the same."
+    bounds = []
+    if pruned.bound.met and pruned.bound.epsilon is not None and pruned.bound.coverage is not None:
+        bounds.append((pruned.bound.epsilon, pruned.bound.coverage.share, pruned.bound.coverage.confidence))
+    if pruned.measured is not None and pruned.measured.epsilon is not None:
+        bounds.append((pruned.measured.epsilon, pruned.measured.network_share, pruned.measured.joint_confidence))
+    if not bounds or not min(bounds)[0] < 1:
+        if pruned.moved is None or moved_warning(pruned):
+            return "not measured on new inputs yet."
+        moved = f"{percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved)}"
+        return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
+    epsilon, share, confidence = min(bounds)
+    return (
+        f"the output moves by at most {percent_up(epsilon)} of its norm for all but {percent_up(share)} of new "
+        f"inputs, {how_sure(confidence)}."
+    )

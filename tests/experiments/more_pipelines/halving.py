@@ -31,8 +31,9 @@ def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, A
     """Masks of the larger half of each weight that is left, and what is known of the network then."""
     import torch
 
+    from sipp.results.bounds import no_bound
     from sipp.results.jsonio import to_json
-    from sipp.results.pruned import PrunedFacts, PrunedLayer, no_bound
+    from sipp.results.pruned import PrunedFacts, PrunedLayer
 
     masks, layers = {}, []
     for name, weight in state.model.named_parameters():

@@ -23,9 +23,9 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of, tensors_of_inputs
 from sipp.inputs.point_keys import draw_keys_of
 from sipp.results.batches import Batch
+from sipp.results.bounds import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.results.network_hash import tensors_hash
 from sipp.results.numerics import device_of
-from sipp.results.pruned import MOST_SHARE, NetworkBound, coverage, no_bound
 from sipp.results.ranking import Sensitivities
 
 # Rounding depends on the order of sums, which differs between batches and machines: the measured error counts twice.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.experiments.nets import build
 from sipp.results.display import NAME_LENGTH, short_names
-from sipp.results.pruned_sheet import has_useful_layer_bounds
+from sipp.results.pruned import has_useful_layer_bounds
 
 
 @pytest.fixture(scope="module")
