@@ -23,7 +23,7 @@ LIGHT = (
     "sipp.storage.outputs",
     "sipp.storage.pruned_folder",
     "sipp.results.certificate",
-    "sipp.results.hashing",
+    "sipp.results.network_hash",
     *(f"sipp.experiments.pipelines.{name.replace('-', '_')}" for name in pipeline_names()),
     "sipp.experiments.arms",
     "sipp.experiments.recipes",

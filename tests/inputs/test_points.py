@@ -18,7 +18,6 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.data import MOST_UNCOUNTED, concatenated, data_of, points_at
 from sipp.inputs.outputs import CHANCE, NEIGHBOURS, ORDER, allowed_difference, why_dependent
-from sipp.inputs.point_keys import draw_keys_of, keys_of
 from sipp.results.batches import Batch
 from sipp.verbs.certify import certify, certify_accuracy
 
@@ -228,11 +227,10 @@ def test_the_last_batch_is_tried_too() -> None:
             call(LateNoise(), LateNoise(), list(x.split(10)))
 
 
-def test_prune_to_refuses_a_network_of_chance_before_the_holdout_is_looked_at(tmp_path: Any) -> None:
+def test_prune_to_refuses_a_network_of_chance() -> None:
     noisy = nn.Sequential(mlp(), Noise())
     with pytest.raises(ModelError, match=r"dense, holdout batch 0: two runs"):
-        sipp.prune_to(noisy, points(50, 8), points(99, 8, seed=1), epsilon=9.0, method="wt", ledger=tmp_path / "uses")
-    assert (tmp_path / "uses").read_text() == ""
+        sipp.prune_to(noisy, points(50, 8), points(99, 8, seed=1), epsilon=9.0, method="wt")
 
 
 # ---- labels in a dict
@@ -380,29 +378,7 @@ def test_padding_is_read_from_masks() -> None:
         first([padded([2, 0, 1], 5)])
 
 
-# ---- which two points are the same
-
-
-def test_keys_depend_on_content_not_on_layout_or_padding() -> None:
-    image = points(6, 3, 4, 4)
-    expected = keys_of(first([image]))
-    for other in (image.to(memory_format=torch.channels_last), image.transpose(2, 3).contiguous().transpose(2, 3)):
-        assert keys_of(first([other])) == expected
-    short, long = padded([3, 5], 8), padded([3, 5], 20)
-    assert keys_of(first([short])) == keys_of(first([long]))
-    short["input_ids"][0, 2] += 1
-    assert [a == b for a, b in zip(keys_of(first([short])), keys_of(first([long])))] == [False, True]
-    ids, mask = long["input_ids"], long["attention_mask"]
-    assert keys_of(first([{"x": ids[:1, :3]}])) == keys_of(first([{"x": ids[:1], "attention_mask": mask[:1]}]))
-
-
-def test_a_packed_sequence_has_a_key_for_each_sequence() -> None:
-    sequences = [points(length, 2, seed=length) for length in (2, 5, 3)]
-    packed = keys_of(first([pack_sequence(sequences, enforce_sorted=False)]))
-    assert packed == [keys_of(first([sequence[None]]))[0] for sequence in sequences]
-    part = points_at(first([pack_sequence(sequences, enforce_sorted=False)]), torch.tensor([2, 1]))
-    assert keys_of(part) == [packed[2], packed[1]]
-    assert first([pack_sequence(sequences, enforce_sorted=False)], n_points=2).n_points == 2
+# ---- packed sequences, copies
 
 
 class LastState(nn.Module):
@@ -428,7 +404,7 @@ def test_packed_sequences_are_certified() -> None:
 def test_distinct_points_are_counted_once() -> None:
     x = points(50, 8)
     for data, n in ((torch.cat((x, x[:30])), 50), ([x[:1]] * 500, 1)):
-        assert len({key for batch in data_of(data).batches() for key in draw_keys_of(batch)}) == n
+        assert len(set(data_of(data).hashes())) == n
 
 
 UINT8 = torch.randint(0, 256, (4, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

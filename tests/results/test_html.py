@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from rich.table import Table
+from sipp.verbs.verify import verify
 from torch import nn
 
 import sipp
 from sipp.results.html import table_html
 from sipp.results.text_scores import TextScores
 from sipp.runtime.exporting import export
-from sipp.verbs.verify import verify
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:

@@ -106,7 +106,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a tensor twice": (lambda index: index["tensors"].append(index["tensors"][0]), "same name"),
     "one tensor less": (lambda index: index["tensors"].pop(), "other bytes"),
     "steers the terminal": (set_in("0.bias", names=["\x1b[2J"]), "printed"),
-    "no certificate": (lambda index: index.update(certificate="{}"), "schema"),
+    "no certificate": (lambda index: index.update(certificate="{}"), "kind"),
 }
 
 

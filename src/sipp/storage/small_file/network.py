@@ -18,8 +18,7 @@ from torch.nn.parameter import is_lazy
 from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import DataError, ModelError
 from sipp.results.certificate import AnyCertificate, from_json
-from sipp.results.hashing import with_buffers
-from sipp.results.network_hash import state_hash
+from sipp.results.network_hash import state_hash, with_buffers
 from sipp.results.options import Precision, pattern_of
 from sipp.results.saved_file import About, SavedFile, StoredTensor
 from sipp.storage.small_file.coding import (
