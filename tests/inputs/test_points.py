@@ -407,57 +407,6 @@ def test_distinct_points_are_counted_once() -> None:
         assert len(set(data_of(data).hashes())) == n
 
 
-UINT8 = torch.randint(0, 256, (4, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-FLOAT64 = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-SAME: dict[str, tuple[Tensor, Tensor]] = {
-    "float32, float64": (FLOAT64.float(), FLOAT64),
-    "float64, float32 of it": (FLOAT64, FLOAT64.float()),
-    "uint8, float32": (UINT8, UINT8.float()),
-    "uint8, float64": (UINT8, UINT8.double()),
-    "uint8, int64": (UINT8, UINT8.long()),
-    "flat": (FLOAT64.float(), FLOAT64.float().flatten(1)),
-    "channels last": (FLOAT64.float(), FLOAT64.float().to(memory_format=torch.channels_last)),
-    "channels last of another dtype": (FLOAT64, FLOAT64.float().to(memory_format=torch.channels_last)),
-    "minus zero": (torch.eye(4), torch.where(torch.eye(4) == 0, -0.0, 1.0)),
-}
-OTHER: dict[str, tuple[Tensor, Tensor]] = {
-    "float32 that round alike in half": (FLOAT64.float(), FLOAT64.float() + 1e-5),
-    "float32 and another float64": (FLOAT64.float(), FLOAT64 + 1e-5),
-    "uint8 and its neighbour": (UINT8, UINT8 ^ 1),
-    "uint8 and another image": (UINT8, (UINT8 ^ 1).float()),
-    "half precision, which rounds": (FLOAT64.half(), FLOAT64.float()),
-    "divided by 255": (UINT8, UINT8.float() / 255),
-}
-
-
-def overlaps(calibration: Tensor, holdout: Tensor) -> bool:
-    """Whether the third calibration point is found in a holdout of other points of its kind."""
-    model = Flatten()
-    cert_options = {"output": lambda out: out.double(), "epsilon": 0.5}
-    try:
-        certify(model, model, [holdout], calibration=[calibration[2:3]], **cert_options)
-    except DataError as error:
-        return "1 of 4 holdout inputs are also calibration inputs, the first at index 2" in str(error)
-    return False
-
-
-class Flatten(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1).double()
-
-
-@pytest.mark.parametrize("case", SAME)
-def test_the_same_point_is_found_in_another_dtype_or_layout(case: str) -> None:
-    a, b = SAME[case]
-    assert overlaps(a, b) and overlaps(b, a)
-
-
-@pytest.mark.parametrize("case", OTHER)
-def test_another_point_is_not_called_the_same(case: str) -> None:
-    a, b = OTHER[case]
-    assert not overlaps(a, b) and not overlaps(b, a)
-
-
 # ---- endless data
 
 
