@@ -181,7 +181,7 @@ def command(name: str, folder: Path) -> Words:
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp.cli.commands.report_command.read_intact_results", must_not_be_called)
+    monkeypatch.setattr("sipp.report.read_intact_results", must_not_be_called)
     before = files_in(folder)
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):
         refused(run(*command(name, folder), "--out", folder / path), "--out")

@@ -66,7 +66,7 @@ def certify(
     check_share("delta", delta)
     check_choice("measure", measure, get_args(Measure))
     if epsilon is not None:  # None asks for the smallest
-        check_number("epsilon", epsilon, least=0)
+        epsilon = check_number("epsilon", epsilon, least=0)
     outputs = measure_outputs(
         dense,
         pruned,
