@@ -158,3 +158,13 @@ def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> N
     save_file({name: value + 1 for name, value in weights.items()}, pruned / "model.safetensors")
     done = run(*folder_words(files, pruned, "holdout.npz"), "--json")
     assert not json.loads(done.stdout)["calibration_checked"]  # other weights: who chose them is not known
+
+
+def test_a_page_names_certificates_that_share_a_holdout(files: Path, pruned: Path) -> None:
+    said = "certificates rest on the same holdout"
+    assert said not in render(read_results([pruned]))
+    np.save(files / "new.npy", np.random.default_rng(5).random((120, 1, 8, 8), dtype=np.float32))
+    other = run(*folder_words(files, pruned, "new.npy"), "--accuracy", "--out", pruned / "other.json")
+    assert other.returncode == 0 and said not in render(read_results([pruned]))
+    same = run(*folder_words(files, pruned, "holdout.npz"), "--accuracy", "--out", pruned / "accuracy.json")
+    assert same.returncode == 0 and f"2 of these {said}" in render(read_results([pruned]))

@@ -102,7 +102,6 @@ class OutputTolerance:
     delta: float
     confidence: float
     drops_padding: ClassVar[bool] = True  # padding positions of the output are not compared
-    uses_labels: ClassVar[bool] = False
 
     @property
     def n_needed(self) -> int:
@@ -149,7 +148,6 @@ class AccuracyTolerance:
     max_drop: float
     confidence: float
     drops_padding: ClassVar[bool] = False
-    uses_labels: ClassVar[bool] = True
     finest: ClassVar[None] = None  # an error that a dependence on the batch must stay below
     n_needed: ClassVar[int] = 1
 
