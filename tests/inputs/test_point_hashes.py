@@ -45,6 +45,12 @@ def test_batches_and_memory_layout_do_not_matter() -> None:
     assert hash_of_points(expected) == hash_of_points(reversed(expected)) != hash_of_points(expected[:-1])
 
 
+def test_the_given_tensor_stays_resizable() -> None:
+    x = points(4, 3)
+    hashes(x)
+    assert x.resize_(40, 3).shape == (40, 3)
+
+
 def test_one_bit_another_order_or_another_type_makes_another_point() -> None:
     point = points(1, 64)
     others = [point, point.flip(1), point.roll(1, 1), torch.cat((point, torch.zeros(1, 1)), 1), point.double()]

@@ -61,7 +61,7 @@ def _content(value: Tensor | PackedSequence, real_BT: Tensor | None) -> Tensor |
 
 
 def _rows(part: Tensor | list[Tensor]) -> list[bytes]:
-    """The bytes of each point."""
+    """The bytes of each point, from a copy: a tensor that NumPy has seen can no longer be resized."""
     if isinstance(part, Tensor):
-        return [row.tobytes() for row in raw_bytes(part).reshape(len(part), part[0].nbytes).numpy()]
-    return [raw_bytes(point).numpy().tobytes() for point in part]
+        return [row.tobytes() for row in raw_bytes(part).reshape(len(part), part[0].nbytes).clone().numpy()]
+    return [raw_bytes(point).clone().numpy().tobytes() for point in part]
