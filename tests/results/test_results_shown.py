@@ -24,7 +24,6 @@ from sipp.results.sheet import Sheet, Table, sheet_html, sheet_text, table_html
 from sipp.results.speed import Speed
 from sipp.results.text_scores import TextScores
 from sipp.runtime.exporting import export
-from sipp.verbs.verify import verify
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:
@@ -48,7 +47,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "Certificate": certificate,
             "AccuracyCertificate": sipp.certify_accuracy(net, pruned, points(5)),
             "with labels": sipp.certify_accuracy(net, pruned, labelled),
-            "Verification": verify(certificate, net, pruned.model, points(2)),
             "SavedFile": sipp.save(pruned, folder / "net.safetensors", values="int8"),
             "Repair": pruned.repair,
             "BlendChoice": pruned.choice,
@@ -80,7 +78,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 NAMES = (
-    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Verification",
+    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels",
     "SavedFile", "Repair", "BlendChoice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual",
     "Sparse", "Shrunk", "TextScores", "Evaluation", "Bench",
 )  # fmt: skip

@@ -106,7 +106,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a tensor twice": (lambda index: index["tensors"].append(index["tensors"][0]), "same name"),
     "one tensor less": (lambda index: index["tensors"].pop(), "other bytes"),
     "steers the terminal": (set_in("0.bias", names=["\x1b[2J"]), "printed"),
-    "no certificate": (lambda index: index.update(certificate="{}"), "schema"),
+    "no certificate": (lambda index: index.update(certificate="{}"), "kind"),
 }
 
 
@@ -147,7 +147,7 @@ def test_names_in_a_file_are_no_markup(tmp_path: Path) -> None:
     assert "[/red]0.weight" in str(sipp.inspect(path))
 
 
-def test_a_forged_certificate_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_of_another_network_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net"
     dense = nn.Linear(6, 4)
     pruned = sipp.prune(dense, None, keep=0.5, method="wt")
@@ -155,16 +155,12 @@ def test_a_forged_certificate_is_refused(tmp_path: Path) -> None:
     sipp.save(pruned, path, certificate=certificate)
     content = path.read_bytes()
 
-    def better(index: dict[str, Any]) -> None:
-        index["certificate"] = index["certificate"].replace('"violations": 1', '"violations": 0')
-
     def borrowed(index: dict[str, Any]) -> None:
         index["certificate"] = index["certificate"].replace(certificate.pruned_hash, "0" * 64)
 
-    for change, words in ((better, "certificate"), (borrowed, "another network")):
-        path.write_bytes(rewritten(content, change))
-        with pytest.raises(DataError, match=words):
-            sipp.load(path)
+    path.write_bytes(rewritten(content, borrowed))
+    with pytest.raises(DataError, match="another network"):
+        sipp.load(path)
 
 
 class Canary:

@@ -231,7 +231,7 @@ def test_every_certificate_can_be_written_again_over_itself(tmp_path: Path, meas
     cert = Certificate(
         fixed="delta", epsilon=0.1, delta=0.05, confidence=0.95, violations=1, n=200, n_duplicates=n_duplicates,
         data_hash="a" * 64, dense_hash="b" * 64, pruned_hash="c" * 64, dtype="float32", output=None,
-        calibration_checked=True, ledger_kept=False, prior_uses=0, measure=measure,
+        calibration_checked=True, measure=measure,
     )  # fmt: skip
     place = tmp_path / "c.json"
     for force in (False, True):

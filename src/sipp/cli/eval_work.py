@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.evidence import measure_outputs, point_keys
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
@@ -20,8 +20,9 @@ from sipp.cli.language_text import is_language_model, is_text, windows
 from sipp.cli.model_option import both_networks
 from sipp.cli.out_option import check_out, write_record
 from sipp.cli.output import Answer
+from sipp.inputs.data import data_of
 from sipp.inputs.labels import why_not_measured
-from sipp.inputs.point_keys import set_hash
+from sipp.inputs.point_hashes import hash_of_points
 from sipp.results.accuracy import Accuracy
 from sipp.results.display import labelled_line
 from sipp.results.evaluation import KIND, Evaluated, Evaluation, Inputs
@@ -121,7 +122,7 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
         hashes = model_hash(dense), model_hash(pruned)
     first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
     words = f"{first} windows of {measured.window:,} tokens of {Path(request.data).name}, read as one text"
-    data = {"spec": request.data, "kind": "text", "what": words, "hash": set_hash(point_keys(read_nT, "text"))}
+    data = {"spec": request.data, "kind": "text", "what": words, "hash": hash_of_points(data_of(read_nT).hashes())}
     tokenizer = f"of {request.model.removeprefix(PREFIX)}"
     record = _record(
         request, Evaluated(measured, Inputs(words, data["hash"]), *hashes), data | {"tokenizer": tokenizer}

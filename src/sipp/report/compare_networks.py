@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sipp.report.contents import Article, Finding, Section, Table, TableCell
-from sipp.report.numbers import certified_limit, number
+from sipp.report.numbers import number
 from sipp.report.plots import curve_view, lines
-from sipp.report.results import PrunedModel
+from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.run_article import WORST, tone_of
 from sipp.report.series import Curve, point_of
-from sipp.results.certificate import USELESS, Certificate
+from sipp.results.certificate import USELESS, Certificate, limit_words
 from sipp.results.display import percent_up
 from sipp.results.evaluation import Evaluated
 
@@ -181,7 +181,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
             points_lost = "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
             cells["certified drop"] = TableCell(points_lost)
         rows.append((model.name, cells))
-    caption = "From most to least kept; of several certificates, the weakest."
+    caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
     caption += f" Accuracy: on {points.data.what}." if points is not None else ""
     caption += " Certified drop: the accuracy falls by at most this much." if has_drops else ""
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
@@ -204,7 +204,7 @@ def certified_cell(model: PrunedModel) -> TableCell:
     limit = model.certified_error
     if limit is None:
         claims = [claim for claim in model.all_certificates if isinstance(claim, Certificate)]
-        limits = [certified_limit(claim.limit, claim.measure) for claim in claims if claim.limit is not None]
+        limits = [limit_words(claim) for claim in claims if claim.limit is not None]
         return TableCell(", ".join(limits) or "none")
     if limit >= USELESS:
         return TableCell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")

@@ -6,19 +6,10 @@ import math
 from decimal import ROUND_CEILING, Context
 from typing import Literal
 
-from sipp.results.display import percent_up
-
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
 TOLERANCE = 0.005  # loss of accuracy that the paper calls commensurate
 MINUTE, HOUR = 60.0, 3600.0
-
-
-def certified_limit(epsilon: float, measure: str | None) -> str:
-    """The epsilon of a certificate in the unit of its measure, rounded up."""
-    if measure == "kl":
-        return f"{rounded_up(epsilon)} nats"
-    return f"{percent_up(epsilon)}{' of positions' if measure == 'next-token' else ''}"
 
 
 def number(value: float | None, unit: Unit = "number") -> str:

@@ -13,26 +13,15 @@ from typing import Any
 from sipp.experiments.runs.reading import Run
 from sipp.report import series
 from sipp.report.contents import Plot
-from sipp.report.numbers import Unit, certified_limit, number, rounded_up
+from sipp.report.numbers import Unit, number, rounded_up
 from sipp.report.series import METRICS, Curve
 from sipp.results.certificate import USELESS, AnyCertificate, Certificate
-from sipp.results.display import points_up
 from sipp.results.pruned import PrunedFacts
 from sipp.results.run_records import NetworkRecord
 
 DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
 LAYER_DIGITS = 5
 
-CERTIFICATE_ROWS = {  # {attribute of a certificate: label}
-    "verdict": "verdict",
-    "epsilon": "epsilon",
-    "delta": "delta",
-    "confidence": "confidence",
-    "n": "inputs",
-    "violations": "further off",
-    "k_allowed": "allowed",
-    "drop_upper": "largest drop",
-}
 LAYER_VALUES: dict[str, tuple[str, Unit]] = {  # {field of `series.LayerRow`: label and unit}
     "keep": ("kept share of the layer", "share"),
     "eps": ("epsilon of the layer", "number"),
@@ -209,17 +198,10 @@ def statement_cards(
 
 def certificate_card(certificate: AnyCertificate, source: str) -> dict[str, Any]:
     """A card for a certificate, marked if it is useless."""
-    rows = []
-    for key, name in CERTIFICATE_ROWS.items():
-        value = getattr(certificate, key, None)
-        if isinstance(value, float):
-            limits = {"epsilon": certified_limit(value, certificate.measure), "drop_upper": points_up(value)}
-            rows.append([name, limits.get(key, number(value))])
-        elif value is not None:
-            rows.append([name, f"{value:,}" if type(value) is int else str(value)])
+    claim, *rows = map(list, certificate.sheet.facts)
     useless = isinstance(certificate, Certificate) and certificate.is_useless
     title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"
-    return {"title": title, "text": certificate.sentence, "rows": rows, "useless": useless}
+    return {"title": title, "text": claim[1], "rows": rows, "useless": useless}
 
 
 def layer_view(field: str, rows: Mapping[str, Sequence[series.LayerRow]]) -> dict[str, Any]:

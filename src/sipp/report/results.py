@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from sipp.errors import DataError
 from sipp.experiments.arms import SEPARATOR
 from sipp.experiments.runs.reading import Run, UnreadableFolder, read_run
 from sipp.experiments.runs.store import MANIFEST
-from sipp.results import bench, evaluation
+from sipp.results import bench, certificate, evaluation
 from sipp.results.bench import Bench
-from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, from_values
+from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, claims_on_one_holdout
 from sipp.results.evaluation import Evaluated
 from sipp.results.jsonio import from_json
 from sipp.results.pruned import PrunedFacts
@@ -31,6 +31,11 @@ from sipp.storage.outputs import RECORD_NAME
 MOST_BYTES = 1 << 24  # of a file beside a network
 DEPTH = 2  # of nested folders: results/STUDY/RUN
 Measurement = AnyCertificate | Evaluated | Bench  # of a network; a file in its folder
+KINDS: dict[str, tuple[str, Any]] = {
+    certificate.KIND: ("a certificate", AnyCertificate),
+    evaluation.KIND: ("an evaluation", Evaluated),
+    bench.KIND: ("a benchmark", Bench),
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,11 @@ class PrunedModel:
         """The certificate from `sipp prune`, then those from `sipp certify`."""
         first = [] if self.identity.certificate is None else [self.identity.certificate]
         return [*first, *self.certificates.values()]
+
+
+def shared_holdout(models: Iterable[PrunedModel]) -> str:
+    """A sentence if several certificates of these networks rest on the same holdout, else empty."""
+    return claims_on_one_holdout(claim for model in models for claim in model.all_certificates)
 
 
 Result = Run | PrunedModel
@@ -168,24 +178,19 @@ def read_pruned_result(folder: Path) -> PrunedModel:
 
 def _read_measurement(path: Path, identity: Identity) -> tuple[Measurement | None, str]:
     """The certificate, evaluation or benchmark in a file, if it is intact and about this network; and a note."""
-    what = "a certificate"
+    what = "a record"
     try:
         values = json.loads(read_file(path)) if path.stat().st_size <= MOST_BYTES else None
         if not isinstance(values, dict) or "pruned_hash" not in values:
             return None, ""  # some other file
-        measured: Measurement
-        if values.get("kind") == evaluation.KIND:
-            what = "an evaluation"
-            measured = from_json(Evaluated, read_sealed(path), path)
-        elif values.get("kind") == bench.KIND:
-            what = "a benchmark"
-            measured = from_json(Bench, read_sealed(path), path)
-        else:
-            measured = from_values({key: value for key, value in values.items() if key != "check"})
+        kind = str(values.get("kind"))
+        what, schema = KINDS.get(kind, ("a record", None))
+        if schema is None:
+            return None, ""
+        measured = from_json(schema, values if kind == certificate.KIND else read_sealed(path), path)
     except (OSError, ValueError, RecursionError):
         return None, f"{path.name} cannot be read as {what}."
     dense_hash = values.get("dense_hash", identity.dense_hash)
     if values["pruned_hash"] != identity.pruned_hash or identity.dense_hash not in (None, dense_hash):
         return None, f"{path.name} is {what} for other networks and is not shown."
-    is_claim = isinstance(measured, Certificate | AccuracyCertificate)
-    return measured, f"{path.name} is shown unchecked; sipp certify --verify checks it." if is_claim else ""
+    return measured, ""

@@ -6,9 +6,15 @@ import math
 from typing import Any
 
 from sipp.report.contents import Finding, NextStep, SummaryTile
-from sipp.report.numbers import certified_limit, number
+from sipp.report.numbers import number
 from sipp.report.results import PrunedModel
-from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, claim_about_tokens
+from sipp.results.certificate import (
+    AccuracyCertificate,
+    AnyCertificate,
+    Certificate,
+    claim_about_tokens,
+    limit_words,
+)
 from sipp.results.display import bytes_in_words, counted, percent, percent_up, points_up
 from sipp.results.evaluation import Evaluation
 from sipp.results.text_scores import TextScores
@@ -97,7 +103,7 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
         drop = points_up(about_accuracy.drop_upper).replace("percentage ", "")  # said below
         return SummaryTile("guarantee", f"drop at most {drop}", words)
     if about_outputs is not None:
-        within = f"within {certified_limit(about_outputs.limit or 0.0, about_outputs.measure)}"
+        within = f"within {limit_words(about_outputs)}"
         return SummaryTile("guarantee", "useless" if about_outputs.is_useless else within, words)
     if isinstance(pruned.identity.certificate, Certificate):
         return SummaryTile("guarantee", "none", f"Certificate: {pruned.identity.certificate.verdict}")

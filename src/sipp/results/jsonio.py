@@ -16,13 +16,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sipp.errors import DataError
 
 NOT_JSON = {"json": False}
 NOT_FINITE = ("inf", "-inf", "nan")
-Result = TypeVar("Result")
 
 
 def to_json(value: Any) -> Any:
@@ -41,13 +40,12 @@ def to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def from_json(cls: type[Result], values: Any, where: object) -> Result:
+def from_json(cls: Any, values: Any, where: object) -> Any:
     """The inverse of `to_json`; a DataError says `where` the values come from, which key is wrong, and how."""
     try:
-        result: Result = _read(cls, values, "")
+        return _read(cls, values, "")
     except _WrongValue as wrong:
         raise DataError(str(wrong), where=where) from wrong
-    return result
 
 
 class _WrongValue(ValueError):

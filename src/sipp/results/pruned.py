@@ -98,6 +98,8 @@ class PrunedFacts:
     described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since
     pattern: str | None = None  # n:m along every row that was pruned; None: no pattern
     moved: OutputChange | None = None  # measured on a few calibration points; None if there were none
+    seen: frozenset[str] = frozenset()  # hashes of known points that chose the weights: `certify` refuses them
+    seen_all: bool = False  # whether no other points chose the weights of `described_hash`
 
     ALSO_IN_JSON = ("n_weights", "keep", "dead_rows")
 
@@ -138,10 +140,6 @@ class Pruned(PrunedFacts):
 
     model: nn.Module = field(metadata=NOT_JSON)
     masks: dict[str, Tensor] = field(metadata=NOT_JSON)
-    seen: frozenset[bytes] = field(
-        default=frozenset(), metadata=NOT_JSON
-    )  # keys of known points that chose the weights
-    seen_all: bool = field(default=False, metadata=NOT_JSON)  # whether no others chose those of `described_hash`
 
     @property
     def details(self) -> str:
@@ -158,7 +156,7 @@ def up_to_date(pruned: Pruned) -> Pruned:
         return pruned
     name = regrown_weight(pruned.model, pruned.masks)
     reason = REGROWN.format(name=name) if name else CHANGED
-    return replace(without_statements(pruned, reason), described_hash="", repair=None, moved=None)
+    return replace(without_statements(pruned, reason), described_hash="", repair=None, moved=None, seen_all=False)
 
 
 def regrown_weight(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
@@ -186,7 +184,7 @@ class Repaired:
     model: nn.Module
     masks: dict[str, Tensor]
     record: Repair
-    keys: frozenset[bytes]
+    keys: frozenset[str]
     trials: tuple[Trial, ...]  # empty if there was nothing to choose
 
     @property

@@ -52,8 +52,8 @@ class Shrunk:
     hash_before: str  # of the network before shrinking
     described_hash: str  # of `model` as it was made; this record does not describe other weights
     certificate: AnyCertificate | None = None  # about the network before shrinking, which computes the same
-    # keys of known points that chose the masks: `certify` refuses them
-    seen: frozenset[bytes] = field(default=frozenset(), metadata=NOT_JSON)
+    # hashes of known points that chose the masks: `certify` refuses them
+    seen: frozenset[str] = field(default=frozenset(), metadata=NOT_JSON)
     seen_all: bool = False  # whether no other points chose the weights of `described_hash`
 
     @property

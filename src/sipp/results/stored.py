@@ -14,7 +14,6 @@ import torch
 from sipp import __version__
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.results.certificate import AnyCertificate, check_certificate
-from sipp.results.hashing import seen_text
 from sipp.results.jsonio import from_json, to_json
 from sipp.results.network_hash import buffers_hash, class_name, model_hash
 from sipp.results.pruned import Pruned, PrunedFacts, regrown_weight, up_to_date
@@ -32,9 +31,7 @@ class Identity:
     dense_hash: str | None = None  # None: unknown
     certificate: AnyCertificate | None = None
     weights: str | None = None  # the file of the dense weights, from the command line
-    seen: str = ""  # hashes of the points that chose it (`hashing.py`),
-    seen_all: bool = False  # whether no others chose it
-    sipp: str = ""  # whose keys are those of these versions
+    sipp: str = ""
     torch: str = ""
 
 
@@ -65,8 +62,6 @@ def report_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         buffers_hash=buffers_hash(pruned.model),
         dense_hash=None if certificate is None else certificate.dense_hash,
         certificate=certificate,
-        seen=seen_text(pruned.seen),
-        seen_all=pruned.seen_all and bool(now.described_hash),  # the points of later changes are unknown
         sipp=__version__,
         torch=str(torch.__version__),
     )

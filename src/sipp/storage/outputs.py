@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, OptionError
-from sipp.results import bench, evaluation
-from sipp.results.certificate import SCHEMA
+from sipp.results import bench, certificate, evaluation
 from sipp.storage.files import child_path, target_of_temporary, temporary_path, write_atomic
 
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
@@ -76,7 +75,7 @@ FIGURE = OutputKind("figure of sipp", _is_figure)
 BENCH = OutputKind("record of `sipp bench`", lambda path: _json_field(path, "kind") == bench.KIND)
 EVALUATION = OutputKind("record of `sipp eval`", lambda path: _json_field(path, "kind") == evaluation.KIND)
 NETWORK = OutputKind("file of `sipp.save`", lambda path: _head(path)[8:].startswith(FILE_MARK))
-CERTIFICATE = OutputKind("certificate", lambda path: _json_field(path, "schema") == SCHEMA)
+CERTIFICATE = OutputKind("certificate", lambda path: _json_field(path, "kind") == certificate.KIND)
 PRUNED_FOLDER = OutputKind("whole folder of `sipp prune`", _is_pruned)
 
 
@@ -150,24 +149,6 @@ def check_file(path: Path, kind: OutputKind, *, force: bool, makes_folder: bool 
     if not makes_folder and not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
     _check_new(path, kind, force=force)
-
-
-def check_ledger(path: Path, *, out: Path | None) -> None:
-    """Raises, before any work is done, if the ledger cannot be read or written. Creates no file."""
-    from sipp.certificates.ledger import ledger_lines
-
-    if out is not None:
-        refuse_input(out, "--ledger", path)
-    if os.path.isdir(path):
-        raise OptionError(f"{path} is a folder", fix="give the name of a file")
-    if os.path.isfile(path):
-        ledger_lines(path)
-        return
-    if os.path.lexists(path):
-        raise OptionError(f"{path} is not a plain file, so no use could be read back from it", fix="give another name")
-    if not os.path.isdir(path.parent):
-        raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
-    check_place(path)
 
 
 def write_file(path: Path, data: bytes, kind: OutputKind, *, force: bool) -> None:

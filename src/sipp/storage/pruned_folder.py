@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError, warn_caller
-from sipp.results.hashing import with_buffers
 from sipp.results.jsonio import to_json
+from sipp.results.network_hash import with_buffers
 from sipp.results.stored import Report, read_report
 from sipp.storage.files import CHANGED, Values, make_folder, read_file, read_sealed, seal, write_atomic
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
@@ -29,17 +29,17 @@ OTHER_COPY = (
 )
 
 
-MOST_SEEN = 80_000_000  # bytes of hashes of the inputs that chose a network: a header takes 100 MB, with all else in it
+MOST_SEEN = 2_000_000  # inputs that chose a network: a header takes 100 MB, 40 bytes for each of them
 
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:
     """Writes the network and its record into the folder, both or neither; returns {file: bytes}."""
-    if len(record.get("seen", "")) > MOST_SEEN:
+    if len(record.get("seen", ())) > MOST_SEEN:
         warn_caller(
             "too many inputs chose this network to be listed in its record, so `sipp certify` can compare a holdout "
             "with them only if they are given to it (--calibration)"
         )
-        record = {**record, "seen": "", "seen_all": False}
+        record = {**record, "seen": [], "seen_all": False}
     report = json.dumps(seal(to_json(record)), indent=1, allow_nan=False).encode()
     weights = tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report.decode()})
     check_folder(folder, force=force)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from safetensors import SafetensorError, deserialize
 
 from sipp.errors import DataError, ModelError
-from sipp.results.hashing import entries_hash
+from sipp.results.network_hash import entries_hash
 
 MOST_HEADER = 1 << 28  # bytes; a larger header is not parsed
 _DTYPES = {  # what safetensors calls an element type, and its name in torch

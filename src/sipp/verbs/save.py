@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.pruning.torch_masks import masked_by_torch
-from sipp.results.certificate import AnyCertificate, check_certificate, to_json
+from sipp.results.certificate import AnyCertificate, check_certificate
 from sipp.results.checking import check_choice, check_path, check_size
 from sipp.results.display import listed
+from sipp.results.jsonio import to_json
 from sipp.results.network_hash import buffers_hash, class_name, model_hash
 from sipp.results.options import Precision
 from sipp.results.pruned import Pruned, up_to_date
@@ -87,7 +89,7 @@ def save(
         torch=str(torch.__version__),
         precision=values,
         statements=_statements(pruned) if isinstance(pruned, Pruned) else None,
-        certificate=None if certificate is None else to_json(certificate),
+        certificate=None if certificate is None else json.dumps(to_json(certificate)),
         buffers_hash=buffers_hash(model),
         parts=tuple(part for part, _ in parts),
         tensors=entries,

@@ -9,7 +9,6 @@ import typer
 
 from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
-from sipp.cli.out_option import check_out
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
@@ -29,6 +28,7 @@ def report(
 
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
+    from sipp.cli.out_option import check_out
     from sipp.report import figure_names, read_intact_results, write_figures, write_page
 
     check_out(out, PAGE, force=force, makes_folder=True)
@@ -63,6 +63,7 @@ def report(
 
 def _check_figures(folder: Path, names: list[str], force: bool) -> None:
     """Refuses to write figures over files that are not figures."""
+
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
     with naming_option(f"--figures {folder}", "give another folder"):

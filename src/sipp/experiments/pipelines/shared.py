@@ -7,13 +7,12 @@ retraining.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
-from sipp.errors import DataError, HoldoutReusedWarning, ModelError
+from sipp.errors import DataError, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import from_leader, in_every_process
 from sipp.experiments.runs.context import Network, Prepared, RunContext, module_of
@@ -115,23 +114,21 @@ def _cut(
 def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values:
     """The certificate of the pruned network before retraining (T14), or why it was refused; empty without a holdout.
 
-    There is no ledger: all networks of a run are certified on the same points, and each claim holds on its own.
+    All networks of a run are certified on the same points, and each claim holds on its own.
     """
     splits = context.feed.splits
     if not len(splits.holdout):
         return {}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HoldoutReusedWarning)
-            certificate = certify(
-                ranking.model,
-                pruned.model,
-                eval_batches(context.feed, splits.holdout),
-                delta=CERTIFICATE_DELTA,
-                confidence=CERTIFICATE_CONFIDENCE,
-                calibration=eval_batches(context.feed, splits.calibration),
-                progress=False,  # a run has its own display
-            )
+        certificate = certify(
+            ranking.model,
+            pruned.model,
+            eval_batches(context.feed, splits.holdout),
+            delta=CERTIFICATE_DELTA,
+            confidence=CERTIFICATE_CONFIDENCE,
+            calibration=eval_batches(context.feed, splits.calibration),
+            progress=False,  # a run has its own display
+        )
     except (DataError, ModelError) as error:  # such as duplicates in both parts: no certificate, but the run goes on
         return {"why_no_certificate": f"refused: {error}"}
     return {"certificate": certificate}
@@ -146,4 +143,5 @@ def _within(ranking: Ranking, pruned: Pruned, masks: Mapping[str, Tensor]) -> Pr
     for weight, layer in zip(ranking.weights, pruned.layers):
         mask_FK = to_rows(weight, masks[weight.name])
         layers.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=int((~mask_FK.any(1)).sum())))
-    return replace(pruned, layers=tuple(layers), kept=sum(layer.kept for layer in layers))
+    kept = sum(layer.kept for layer in layers)
+    return replace(pruned, layers=tuple(layers), kept=kept, seen=frozenset(), seen_all=False)

@@ -6,6 +6,7 @@ tensor -> positions (coding.py), values (rounding.py, coding.py) -> entry + byte
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -17,9 +18,9 @@ from torch.nn.parameter import is_lazy
 
 from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import DataError, ModelError
-from sipp.results.certificate import AnyCertificate, from_json
-from sipp.results.hashing import with_buffers
-from sipp.results.network_hash import state_hash
+from sipp.results.certificate import AnyCertificate
+from sipp.results.jsonio import from_json
+from sipp.results.network_hash import state_hash, with_buffers
 from sipp.results.options import Precision, pattern_of
 from sipp.results.saved_file import About, SavedFile, StoredTensor
 from sipp.storage.small_file.coding import (
@@ -255,10 +256,7 @@ def read_network(path: Path) -> tuple[dict[str, Tensor], SavedFile]:
     lengths = [entry.n_bytes for entry in index.tensors]
     pieces = pieces_in_parts(path, index) if index.parts else pieces_of(data, lengths)
     state, masks = decode_network(index, pieces, path)
-    try:
-        certificate = None if index.certificate is None else from_json(index.certificate)
-    except DataError as error:
-        raise DataError(f"{error}", where=path) from error
+    certificate = None if index.certificate is None else from_json(AnyCertificate, json.loads(index.certificate), path)
     n_bytes = path.stat().st_size + sum(file.stat().st_size for file in part_files(path, index))
     contents = contents_of(
         index, path=path, sha256=digest, n_bytes=n_bytes, masks=masks, certificate=certificate, state=state
