@@ -5,6 +5,7 @@ written. Exit code 1 is a bug.
 """
 
 import functools
+import json
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from safetensors.torch import save_file
 
 import sipp
 from sipp.experiments.data.cifar10 import fetch_cifar10
-from sipp.results.certificate import to_json
+from sipp.results.jsonio import to_json
 from sipp.verbs.certify import certify
 
 HUGE = 1 << 40  # bytes of a file of holes
@@ -51,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sipp.save(sipp.prune(mlp(), None, keep=0.5, method="wt"), base / "net.sipp.safetensors")
     holdout = torch.from_numpy(np.load(base / "holdout.npy"))
     (folder_of_language_model(base / "llama") / "text.txt").write_text(some_text(80))
-    (base / "cert.json").write_text(to_json(certify(mlp().eval(), mlp().eval(), holdout)))
+    (base / "cert.json").write_text(
+        json.dumps({"kind": "certificate", **to_json(certify(mlp().eval(), mlp().eval(), holdout))})
+    )
     records = big_run(base / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1) / "records.jsonl"
     records.write_text(records.read_text().splitlines()[0] + "\n")
     bad = base / "bad"

@@ -17,7 +17,6 @@ from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
 from sipp.results.certificate import AccuracyCertificate
-from sipp.results.certificate import to_json as certificate_text
 from sipp.results.display import percent_up, points_up
 from sipp.results.evaluation import Evaluation
 from sipp.results.jsonio import to_json
@@ -124,6 +123,10 @@ def test_the_comparison_says_which_is_most_accurate_and_draws_it(several: list[P
     plot = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["networks0-accuracy"]
     assert plot["views"]["reference"] == {"label": "dense", "value": 0.9} and not plot["views"]["y"]["log"]
     assert "networks-accuracy.pdf" in figure_names(read_results(several))
+
+
+def certificate_text(claim: AccuracyCertificate) -> str:
+    return json.dumps({"kind": "certificate", **to_json(claim)})
 
 
 def accuracy_claim(n_lost: int = 9) -> AccuracyCertificate:

@@ -16,6 +16,7 @@ from sipp.errors import OptionError
 from sipp.report.numbers import rounded_up
 from sipp.results import binomial, display
 from sipp.results import certificate as records
+from sipp.results.jsonio import to_json
 
 shares = st.floats(0.001, 0.999)
 HASH = "0" * 64
@@ -204,15 +205,14 @@ def test_sentences_say_the_numbers_and_never_more():
     assert "at least 59 distinct ones are needed" in few
     assert str(certificate()).splitlines()[0] == "certified"
     sheet = str(certificate())
-    assert certificate().sentence in " ".join(sheet.split()) and "data_hash" in sheet
-    assert max(map(len, sheet.splitlines())) <= 120 and "violations that the claim allows" in sheet
+    assert certificate().sentence in " ".join(sheet.split()) and certificate().data_hash in sheet
+    assert max(map(len, sheet.splitlines())) <= 120
 
 
-@pytest.mark.parametrize(("epsilon", "shown"), [(0.123456789, "0.1235"), (0.12341, "0.1235"), (0.5, "0.5")])
+@pytest.mark.parametrize(("epsilon", "shown"), [(0.123456789, "12.4 %"), (0.12341, "12.4 %"), (0.5, "50 %")])
 def test_the_sheet_has_few_digits_and_rounds_limits_up(epsilon, shown):
-    (line,) = (one for one in str(certificate(epsilon=epsilon)).splitlines() if one.startswith(" epsilon "))
-    assert line.split()[1] == shown and float(shown) >= epsilon
-    assert f'"epsilon": {epsilon}' in records.to_json(certificate(epsilon=epsilon))  # the record keeps all digits
+    assert dict(certificate(epsilon=epsilon).sheet.facts)["epsilon"] == shown
+    assert to_json(certificate(epsilon=epsilon))["epsilon"] == epsilon  # the record keeps all digits
 
 
 def test_claims_on_one_holdout_are_named():
@@ -220,11 +220,6 @@ def test_claims_on_one_holdout_are_named():
     assert records.claims_on_one_holdout([]) == records.claims_on_one_holdout([certificate(), other]) == ""
     said = records.claims_on_one_holdout([certificate(), other, certificate(delta=0.1)])
     assert said.startswith("2 of these certificates rest on the same holdout") and "at less" in said
-
-
-def test_every_field_of_a_certificate_is_explained():
-    names = {one.name for record in records.KINDS.values() for one in dataclasses.fields(record)}
-    assert names <= records.FIELD_WORDS.keys()
 
 
 @settings(derandomize=True, deadline=None)

@@ -129,12 +129,24 @@ def test_what_is_no_object_is_refused(values: object) -> None:
         from_json(Part, values, "net.json")
 
 
+def agree(one: Any, other: Any) -> bool:
+    """Whether all that both hold is the same: a record of an earlier version may hold less, or more."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(agree(one[key], other[key]) for key in one.keys() & other.keys())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(agree, one, other))
+    return bool(one == other)
+
+
 @pytest.mark.parametrize("manifest", RESULTS, ids=lambda path: path.parent.name)
-def test_what_was_run_for_real_is_read_and_written_as_it_is(manifest: Path) -> None:
+def test_what_was_run_for_real_is_read_as_it_is(manifest: Path) -> None:
     values = read_json(manifest)
     assert to_json(from_json(Manifest, values, manifest)) == values
     records = [json.loads(line) for line in (manifest.parent / "records.jsonl").read_text().splitlines()]
-    assert all(to_json(from_json(NetworkRecord, record, "here")) == record for record in records)
+    for record in records:
+        written = to_json(from_json(NetworkRecord, record, "here"))
+        assert agree(record, written) and to_json(from_json(NetworkRecord, written, "here")) == written
+        assert written["after"] == record["after"]
     assert len(read_run(manifest.parent).records) == len(records) >= 3
 
 

@@ -131,7 +131,7 @@ def main(place: Path) -> dict[str, int]:
     writers = {child(lambda one=one: [sipp.save_folder(one, both) for _ in range(N_SAVES)]) for one in (old, new)}  # type: ignore[misc]
     n_read = 0
     while writers:
-        assert read_pruned(both)[0].pruned_hash in (old_hash, new_hash)
+        assert read_pruned(both)[0].identity.pruned_hash in (old_hash, new_hash)
         n_read += 1
         pid, status = os.waitpid(-1, os.WNOHANG)
         assert status == 0

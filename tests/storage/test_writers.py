@@ -18,7 +18,8 @@ from torch import nn
 import sipp
 from sipp.errors import DataError
 from sipp.report.results import read_intact_results
-from sipp.results.certificate import Certificate, from_json, to_json
+from sipp.results.certificate import Certificate
+from sipp.results.jsonio import from_json, to_json
 from sipp.results.network_hash import model_hash, state_hash
 from sipp.storage.files import sync_folder, temporary_path, write_atomic
 from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME, write_file
@@ -235,5 +236,6 @@ def test_every_certificate_can_be_written_again_over_itself(tmp_path: Path, meas
     )  # fmt: skip
     place = tmp_path / "c.json"
     for force in (False, True):
-        write_file(place, to_json(cert).encode(), CERTIFICATE, force=force)
-    assert from_json(place.read_text()) == cert
+        values = {"kind": "certificate", **to_json(cert)}
+        write_file(place, json.dumps(values).encode(), CERTIFICATE, force=force)
+    assert from_json(Certificate, json.loads(place.read_text()), place) == cert

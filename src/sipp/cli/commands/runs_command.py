@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -13,9 +13,6 @@ from sipp.cli.options import DEFAULT_RUNS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.results.display import plain_table
-
-if TYPE_CHECKING:
-    pass
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
 
