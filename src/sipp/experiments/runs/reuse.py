@@ -19,6 +19,7 @@ from sipp.scoring.methods import method_of
 from sipp.storage import state_files
 from sipp.storage.files import Values, child_path
 
+CUT_KEYS = ("delta", "draws", "allocation", "batch_size", "repair")  # keys of `prune` that decide a network
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration; these determine the dense network
 
 
@@ -40,7 +41,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
         "arm": stage.method,
         "score": own.get(arm.method),  # digest of a user's own score
         "reduce": (arm.reduce or spec.reduce) if uses_sensitivities else None,
-        **{key: config["prune"][key] for key in ("delta", "draws", "batch_size", "repair") if key in config["prune"]},
+        **{key: config["prune"][key] for key in CUT_KEYS if key in config["prune"]},
         "level": stage.level,
         **ladder,
     }

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import DataError, ModelError
+from sipp.pruning.largest_scores import breaking_pattern
 from sipp.results.certificate import AnyCertificate, from_json
 from sipp.results.hashing import with_buffers
 from sipp.results.network_hash import state_hash
