@@ -103,7 +103,8 @@ def _check(request: CertifyRequest) -> None:
             where=f"--verify {request.verify}",
             fix="leave them out",
         )
-    check_out(request.out, force=request.force)
+    reads = {f"--{name}": getattr(request, name) for name in ("pruned", "dense", "holdout", "calibration")}
+    check_out(request.out, force=request.force, reads=reads)
     if request.verify is None:
         check_ledger_option(request.ledger, out=request.out)
 

@@ -69,7 +69,8 @@ def run_eval(request: EvalRequest) -> Answer:
     Refuses an unwritable --out, and records of noise, before any work.
     """
     is_noise = request.data.startswith("random:")
-    check_out(request.out, force=request.force)
+    reads = {f"--{name}": getattr(request, name) for name in ("pruned", "dense", "data")}
+    check_out(request.out, force=request.force, reads=reads)
     if request.out is not None and is_noise:
         raise CommandError(
             "results on noise do not show how good a network is",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ from sipp.cli.errors import naming_option
 from sipp.errors import OptionError
 from sipp.results.display import labelled_line
 from sipp.storage.files import seal, write_atomic
-from sipp.storage.outputs import check_file, check_ledger, check_place
+from sipp.storage.outputs import check_file, check_ledger, check_place, refuse_input
 
 ANOTHER = "give another place"
 
 
-def check_out(path: Path | None, *, force: bool, makes_folder: bool = False) -> None:
-    """Refuses a file that cannot be written, or that exists without --force."""
+def check_out(
+    path: Path | None, *, force: bool, makes_folder: bool = False, reads: Mapping[str, str | Path | None] | None = None
+) -> None:
+    """Refuses a file that cannot be written, that exists without --force, or that an option of the command reads."""
     if path is not None:
         with naming_option(f"--out {path}", ANOTHER):
+            for option, read in (reads or {}).items():
+                if read is not None:
+                    refuse_input(path, option, Path(read))
             check_file(path, force=force, makes_folder=makes_folder)
 
 

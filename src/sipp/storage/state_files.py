@@ -21,21 +21,17 @@ SUFFIX = ".safetensors"
 
 def save_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Saves tensors and values under this name, atomically."""
-    from sipp.results.network_hash import state_hash
-
-    text = json.dumps(seal({"tensors_sha256": state_hash(tensors), "values": values}), allow_nan=False)
+    text = json.dumps(seal({"tensors_sha256": _hash(tensors), "values": values}), allow_nan=False)
     make_folder(folder)
     write_atomic(_path(folder, name), tensors_to_bytes(tensors, {KEY: text}))
 
 
 def load_state(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
     """The tensors (on the CPU) and values saved under this name; DataError if either was changed."""
-    from sipp.results.network_hash import state_hash
-
     path = _path(folder, name)
     tensors, metadata = read_tensors(path)
     state = read_json(path, metadata.get(KEY, ""))
-    if state_hash(tensors) != state["tensors_sha256"]:
+    if _hash(tensors) != state["tensors_sha256"]:
         raise DataError(f"its tensors do not have the SHA-256 they were saved with; {CHANGED}", where=path)
     return tensors, state["values"]
 
@@ -53,6 +49,13 @@ def has_state(folder: Path, name: str) -> bool:
 def remove_state(folder: Path, name: str) -> None:
     """Removes the state."""
     _path(folder, name).unlink(missing_ok=True)
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the bytes: of a bool, torch would hash the value alone."""
+    from sipp.results.network_hash import raw_bytes, state_hash
+
+    return state_hash({f"{name} {t.dtype} {tuple(t.shape)}": raw_bytes(t) for name, t in tensors.items()})
 
 
 def _path(folder: Path, name: str) -> Path:

@@ -48,7 +48,7 @@ def bench(
     from sipp.cli.out_option import check_out, write_record
     from sipp.results.json_values import json_value
 
-    check_out(out, force=force)
+    check_out(out, force=force, reads={"FILE": stored.file})
     from sipp.cli.bench_network import bench_file
 
     record = bench_file(stored, n_points=batch, n_threads=threads, repeats=repeats)
