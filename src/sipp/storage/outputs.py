@@ -33,11 +33,14 @@ def check_place(path: Path) -> None:
     """Raises if the path cannot be written, by creating a temporary file there."""
     place = path.parent
     try:
+        str(path).encode()  # the safetensors library takes no other names
         temporary_path(path).exists()  # a name that is too long is found here
         while not place.exists():
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
             pass
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{str(path)!r} is not valid text", fix="give another name") from error
     except OSError as error:
         raise OptionError(f"{path} cannot be written ({error.strerror or error})", fix=ROOM) from error
 
