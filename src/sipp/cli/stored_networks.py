@@ -31,6 +31,7 @@ from sipp.storage.tensors import read_tensors
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
 
 
+SIZES = ("n_weights", "n_bytes", "dense_bytes", "bound_bytes")  # of a tensor, in the record of a file
 EXAMPLE_TOKENS = 64  # per sequence in an example for a language model
 
 Tensors = dict[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
@@ -66,10 +67,7 @@ def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
         "sipp": sipp.__version__,
         **{key: getattr(contents, key) for key in keys},
         "network": name,
-        "tensors": [
-            asdict(tensor) | {name: getattr(tensor, name) for name in ("n_weights", "n_bytes", "bound_bytes")}
-            for tensor in contents.tensors
-        ],
+        "tensors": [asdict(tensor) | {name: getattr(tensor, name) for name in SIZES} for tensor in contents.tensors],
         "statements": None if statements is None else asdict(statements),
         "statements_about": contents.statements_about,
         "certificate": certificate_values(contents.certificate),

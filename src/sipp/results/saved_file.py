@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
@@ -22,6 +23,8 @@ from sipp.results.plots import layer_bars
 PositionKind = Literal["all", "bitmask", "kept gaps", "zero gaps"]
 Rounding = Literal["exact", "fp16", "bf16", "int8"]
 About = Literal["stored values", "values before rounding"]
+WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
+SCALE_BYTES = 4  # of int8's scales, one a row, as float32
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
 
 
@@ -53,8 +56,6 @@ class StoredTensor:
     values: Rounding
     mask: PositionKind | Literal["stored"] | None  # "stored": the mask is where values are; None: it has no mask
     lengths: tuple[int, ...]  # bytes of the positions, the planes of values, those of int8's scales, a mask of its own
-    value_bytes: int  # of the stored values before compression, with the scales of int8
-    dense_bytes: int
     largest_change: float  # largest relative change of a weight by rounding
     norm_change: float  # relative change of the whole tensor
 
@@ -63,9 +64,24 @@ class StoredTensor:
         return math.prod(self.shape)
 
     @property
+    def n_rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
     def n_bytes(self) -> int:
         """Bytes in the file."""
         return sum(self.lengths)
+
+    @property
+    def dense_bytes(self) -> int:
+        width: int = getattr(torch, self.dtype).itemsize
+        return self.n_weights * width
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the stored values before compression, with the scales of int8."""
+        width: int = getattr(torch, WIDE_AS.get(self.values, self.dtype)).itemsize
+        return self.kept * width + (SCALE_BYTES * self.n_rows if self.values == "int8" else 0)
 
     @property
     def bound_bytes(self) -> float:

@@ -28,7 +28,15 @@ from sipp.results.certificate import certificate_values, from_values
 from sipp.results.hashing import with_buffers
 from sipp.results.network_hash import state_hash
 from sipp.results.options import Precision
-from sipp.results.saved_file import About, PositionKind, Rounding, SavedFile, StoredStatements, StoredTensor
+from sipp.results.saved_file import (
+    SCALE_BYTES,
+    About,
+    PositionKind,
+    Rounding,
+    SavedFile,
+    StoredStatements,
+    StoredTensor,
+)
 from sipp.storage.coding import (
     DTYPES,
     FLOATS,
@@ -49,7 +57,6 @@ FOREIGN = (
     "is not a file from sipp.save, or was cut{}; for a plain safetensors file use safetensors.torch.load_file, and "
     "copy or save a damaged one again"
 )
-SCALE_BYTES = 4  # of int8's scales, one a row, as float32
 INDEXED = ("model", "versions", "precision", "buffers_hash")  # fields of SavedFile that the index has as they are
 
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
@@ -196,7 +203,7 @@ def _encode(
     may_be_sparse = tensor.dtype in FLOATS and (mask is not None or tensor.dim() >= 2)  # zeros of norms stay numbers
     kind, code, is_stored_K = _stored_positions(flat_K, kept_K, names[0], may_be_sparse=may_be_sparse)
     value_K = flat_K if kind == "all" else from_bits(raw_bits(flat_K)[is_stored_K], flat_K.dtype)
-    n_rows = _n_rows(tensor.shape)
+    n_rows = tensor.shape[0] if tensor.dim() else 1
     row_K = _rows(is_stored_K, n_rows) if rounding == "int8" else None
     rounded = round_values(value_K, row_K, n_rows, rounding, names[0])
     planes = encode_numbers(rounded.stored_K, coded=coded)
@@ -214,8 +221,6 @@ def _encode(
         values=rounding,
         mask=mask_kind,  # type: ignore[arg-type]
         lengths=tuple(map(len, parts)),
-        value_bytes=rounded.stored_K.nbytes + (0 if rounded.scale_F is None else rounded.scale_F.nbytes),
-        dense_bytes=tensor.nbytes,
         largest_change=rounded.largest_change,
         norm_change=rounded.norm_change,
     )
@@ -243,7 +248,7 @@ def _stored_positions(
 
 def _decode(entry: StoredTensor, data: memoryview) -> tuple[Tensor, Tensor | None]:
     """The tensor and its mask (or None), on the CPU."""
-    dtype, n_rows = DTYPES[entry.dtype], _n_rows(entry.shape)
+    dtype, n_rows = DTYPES[entry.dtype], entry.n_rows
     stored_dtype = _dtype_of(entry.values, dtype)
     code, *planes, mask_code = _pieces(data, entry.lengths)
     is_stored_K = decode_positions(entry.positions, code, entry.n_weights)
@@ -261,10 +266,6 @@ def _decode(entry: StoredTensor, data: memoryview) -> tuple[Tensor, Tensor | Non
     if entry.mask != "stored":
         is_stored_K = decode_positions(entry.mask, mask_code, entry.n_weights)
     return flat_K.reshape(entry.shape), torch.from_numpy(is_stored_K).reshape(entry.shape)
-
-
-def _n_rows(shape: tuple[int, ...]) -> int:
-    return shape[0] if shape else 1
 
 
 def _rows(is_stored_K: Flags, n_rows: int) -> Tensor:
