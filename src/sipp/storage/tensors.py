@@ -44,7 +44,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise DataError(f"is not a whole safetensors file ({error})", where=path) from error
 
 
@@ -55,7 +55,7 @@ def metadata_of(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="numpy") as file:
             return file.metadata() or {}
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, ValueError):
         return {}
 
 
