@@ -19,7 +19,7 @@ from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
 from sipp.experiments.training.signals import Interrupted
 from sipp.storage.files import read_json, write_json
-from sipp.storage.outputs import PAGE, check_file, check_ledger
+from sipp.storage.outputs import check_file, check_ledger
 
 NOBODY = 65534
 LONG = "x" * 252  # letters: a name, but too long with the start it has while it is being written
@@ -237,8 +237,8 @@ def test_places_without_permission_are_refused() -> None:
                 with pytest.raises(ValueError, match="ermission denied"):
                     check_ledger(path, out=None)
             with pytest.raises(OptionError, match="ermission denied"):
-                check_file(closed / "out", PAGE, force=False)
-            check_file(opened / "out", PAGE, force=False)
+                check_file(closed / "out", force=False)
+            check_file(opened / "out", force=False)
             check_ledger(opened / "ledger", out=None)
 
 

@@ -24,7 +24,7 @@ from sipp.results.certificate import AnyCertificate, from_json, to_json
 from sipp.results.display import listed
 from sipp.results.hashing import SeenPoints, seen_points, with_all_points
 from sipp.results.schemas import PrunedRecord
-from sipp.storage.outputs import CERTIFICATE, RECORD_NAME, WEIGHTS_NAME
+from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import is_pruned_folder
 from sipp.verbs.certify import certify_accuracy
 from sipp.verbs.verify import verify
@@ -103,7 +103,8 @@ def _check(request: CertifyRequest) -> None:
             where=f"--verify {request.verify}",
             fix="leave them out",
         )
-    check_out(request.out, CERTIFICATE, force=request.force)
+    reads = {f"--{name}": getattr(request, name) for name in ("pruned", "dense", "holdout", "calibration")}
+    check_out(request.out, force=request.force, reads=reads)
     if request.verify is None:
         check_ledger_option(request.ledger, out=request.out)
 
@@ -147,7 +148,7 @@ def _certify(
             )  # fmt: skip
             ok = cert.verdict == "certified"
     if request.out is not None and ok:
-        write_out(request.out, to_json(cert).encode(), CERTIFICATE, force=request.force)
+        write_out(request.out, to_json(cert).encode(), force=request.force)
     if request.accuracy:
         accuracies = evaluate(*networks, fresh.batches, request.output).accuracies
         if accuracies is not None:

@@ -25,7 +25,6 @@ from sipp.results.display import labelled_line
 from sipp.results.evaluation import EVAL_FORMAT, EVAL_KIND, EvalMeasures
 from sipp.results.json_values import json_value
 from sipp.results.network_hash import model_hash
-from sipp.storage.outputs import EVALUATION
 
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> EvalMeasures:
@@ -70,7 +69,8 @@ def run_eval(request: EvalRequest) -> Answer:
     Refuses an unwritable --out, and records of noise, before any work.
     """
     is_noise = request.data.startswith("random:")
-    check_out(request.out, EVALUATION, force=request.force)
+    reads = {f"--{name}": getattr(request, name) for name in ("pruned", "dense", "data")}
+    check_out(request.out, force=request.force, reads=reads)
     if request.out is not None and is_noise:
         raise CommandError(
             "results on noise do not show how good a network is",
@@ -96,7 +96,7 @@ def run_eval(request: EvalRequest) -> Answer:
     lines.append(labelled_line("", "measured on these inputs only; sipp certify bounds the error on new inputs"))
     if is_noise:
         lines.append(labelled_line("noise", "this shows what the networks do on random inputs, not on yours"))
-    return Answer([*lines, *write_record(request.out, record, EVALUATION, force=request.force)], record)
+    return Answer([*lines, *write_record(request.out, record, force=request.force)], record)
 
 
 def _network(request: EvalRequest) -> str:
@@ -136,4 +136,4 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
         str(measured),
         labelled_line("", "measured on this text only; sipp certify bounds the error on new text"),
     ]
-    return Answer([*lines, *write_record(request.out, record, EVALUATION, force=request.force)], record)
+    return Answer([*lines, *write_record(request.out, record, force=request.force)], record)

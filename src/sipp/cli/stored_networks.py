@@ -24,14 +24,14 @@ from sipp.results.certificate import certificate_values, from_values
 from sipp.results.network_hash import class_name
 from sipp.results.saved_file import SavedFile
 from sipp.results.schemas import given_values
-from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
-from sipp.storage.tensors import raw_tensors
+from sipp.storage.tensors import read_tensors
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
 
 
+SIZES = ("n_weights", "n_bytes", "dense_bytes", "bound_bytes")  # of a tensor, in the record of a file
 EXAMPLE_TOKENS = 64  # per sequence in an example for a language model
 
 Tensors = dict[str, tuple[tuple[int, ...], str]]  # shape and dtype by name
@@ -67,10 +67,9 @@ def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
         "sipp": sipp.__version__,
         **{key: getattr(contents, key) for key in keys},
         "network": name,
-        "tensors": [asdict(tensor) | {"bound_bytes": tensor.bound_bytes} for tensor in contents.tensors],
-        "statements": None if statements is None else statements.model_dump(),
+        "tensors": [asdict(tensor) | {name: getattr(tensor, name) for name in SIZES} for tensor in contents.tensors],
+        "statements": None if statements is None else asdict(statements),
         "statements_about": contents.statements_about,
-        "breaking_pattern": contents.breaking_pattern,
         "certificate": certificate_values(contents.certificate),
         "certificate_about": contents.certificate_about,
     }
@@ -131,8 +130,8 @@ def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
     with naming_option(f"FILE {folder}", GIVE_FILE):
         record, _ = read_pruned(folder)
         recorded = (record.model_extra or {}).get("model")
-        raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
-    kinds = {key: (tensor.shape, tensor.dtype.removeprefix("torch.")) for key, tensor in raw.items()}
+        tensors, _ = read_tensors(folder / WEIGHTS_NAME)
+    kinds = {key: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for key, tensor in tensors.items()}
     name = model or (recorded if recorded in NETS else _matching_net(str(recorded), kinds))
     if name is None:
         raise _unknown_network(folder, f"{recorded!r:.60}")

@@ -19,7 +19,7 @@ from sipp.results.bench import BENCH_KIND, BenchRecord
 from sipp.results.evaluation import EVAL_KIND, EvalRecord
 from sipp.results.schemas import CertificateRecord, PrunedRecord, checked
 from sipp.storage import pruned_folder
-from sipp.storage.files import read_file, read_sealed
+from sipp.storage.files import read_file, read_json
 from sipp.storage.outputs import RECORD_NAME
 
 MOST_BYTES = 1 << 24  # of a file beside a network
@@ -172,7 +172,7 @@ def _read_measurement(path: Path, record: PrunedRecord) -> tuple[Measurement | N
         if not isinstance(values, dict) or "pruned_hash" not in values:
             return None, ""  # some other file
         what, schema = SEALED.get(str(values.get("kind")), (what, schema))
-        measured = checked(schema, values if schema is CertificateRecord else read_sealed(path), path)
+        measured = checked(schema, values if schema is CertificateRecord else read_json(path), path)
     except (OSError, ValueError, RecursionError):
         return None, f"{path.name} cannot be read as {what}."
     dense_hash = values.get("dense_hash", record.dense_hash)

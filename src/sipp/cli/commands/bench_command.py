@@ -47,14 +47,13 @@ def bench(
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
     from sipp.cli.out_option import check_out, write_record
     from sipp.results.json_values import json_value
-    from sipp.storage.outputs import BENCH
 
-    check_out(out, BENCH, force=force)
+    check_out(out, force=force, reads={"FILE": stored.file})
     from sipp.cli.bench_network import bench_file
 
     record = bench_file(stored, n_points=batch, n_threads=threads, repeats=repeats)
     values = json_value(record.model_dump(mode="json"))
-    written = write_record(out, values, BENCH, force=force)
+    written = write_record(out, values, force=force)
     return Answer([*_tables(record), *written, record.line], values)
 
 

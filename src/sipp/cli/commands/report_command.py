@@ -16,7 +16,7 @@ from sipp.extras import needed_for
 from sipp.report import figure_names, read_intact_results, write_figures, write_page
 from sipp.report.numbers import counted
 from sipp.report.results import Result
-from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place
+from sipp.storage.outputs import check_file, check_place
 
 
 def report(
@@ -31,7 +31,7 @@ def report(
 
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
-    check_out(out, PAGE, force=force, makes_folder=True)
+    check_out(out, force=force, makes_folder=True)
     if figures is not None:
         with naming_option(f"--figures {figures}", "give another folder"):
             check_place(figures / out.name)
@@ -62,7 +62,7 @@ def report(
 
 
 def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
-    """Refuses to write figures over files that are not figures."""
+    """Refuses to write figures where some are, without --force."""
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
     with naming_option(f"--figures {folder}", "give another folder"):
@@ -73,4 +73,4 @@ def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
                 fix="leave it out",
             )
         for name in names:
-            check_file(folder / name, FIGURE, force=force, makes_folder=True)
+            check_file(folder / name, force=force, makes_folder=True)

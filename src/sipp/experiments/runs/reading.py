@@ -16,7 +16,7 @@ from sipp.experiments.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp.experiments.runs import store
 from sipp.experiments.runs.plan import Stage, stages_of
 from sipp.results.schemas import Manifest, NetworkRecord, OriginRecord, PlanConfig, checked
-from sipp.storage.files import CHANGED, child_path
+from sipp.storage.files import CHANGED
 
 RunState = Literal["running", "finished", "stopped"]
 
@@ -67,7 +67,7 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableFolder]:
 def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
     """The manifest and the stages of a run."""
     manifest = store.read_manifest(folder)
-    config = checked(PlanConfig, manifest.config, child_path(folder, store.MANIFEST))
+    config = checked(PlanConfig, manifest.config, folder / store.MANIFEST)
     seeds = range(config.seed, config.seed + config.repetitions)
     return manifest, stages_of(seeds, config.prune.methods, config.prune.n_levels)
 

@@ -17,7 +17,7 @@ from sipp.experiments.runs.plan import Stage, plan
 from sipp.results.schemas import Manifest, OriginRecord
 from sipp.scoring.methods import method_of
 from sipp.storage import state_files
-from sipp.storage.files import Values, child_path
+from sipp.storage.files import Values
 
 CUT_KEYS = ("delta", "draws", "allocation", "batch_size", "repair")  # keys of `prune` that decide a network
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration; these determine the dense network
@@ -86,7 +86,7 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
         same_code = all((source.code, source.device) == (origin.code, origin.device) for source in manifest.origins)
         return same_data and (same_code or accept_changes)
 
-    todo = [stage for stage in plan(recipe) if not state_files.has_state(child_path(folder, stage.name), store.FINAL)]
+    todo = [stage for stage in plan(recipe) if not state_files.has_state(folder / stage.name, store.FINAL)]
     for stage, place in find_reusable(folder.parent, recipe, todo, suits).items():
         loaded = store.load_if_intact(place, store.FINAL)
         if loaded is None:  # damaged: trained here
@@ -99,4 +99,4 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: OriginRecord, *, accept
             store.TAKEN_FROM: record.get(store.TAKEN_FROM, run.name),
         }
         store.add_origins(folder, store.read_manifest(run))
-        store.finish_stage(child_path(folder, stage.name), tensors, {**values, "record": {**record, **own}})
+        store.finish_stage(folder / stage.name, tensors, {**values, "record": {**record, **own}})
