@@ -22,7 +22,7 @@ import torch
 from common import table
 from safetensors.torch import load_file
 from safetensors.torch import save as dense_file
-from torch import Tensor, nn
+from torch import nn
 
 import sipp
 from sipp.experiments.data.cifar10 import load_cifar10
@@ -71,15 +71,13 @@ def network(name: str) -> nn.Module:
     return net
 
 
-def even(net: nn.Module, names: list[str], keep: float) -> tuple[nn.Module, dict[str, Tensor]]:
+def even(net: nn.Module, names: list[str], keep: float) -> nn.Module:
     """The network with the same share kept in every layer, at random."""
-    masks = {}
     with torch.no_grad():
         for name in names:
             weight = net.get_parameter(name)
-            masks[name] = torch.rand(weight.shape) < keep
-            weight.copy_(torch.where(masks[name], weight, 0.0))
-    return net, masks
+            weight.copy_(torch.where(torch.rand(weight.shape) < keep, weight, 0.0))
+    return net
 
 
 def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
@@ -89,12 +87,11 @@ def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
         dense = len(dense_file(network(name).state_dict()))
         for keep in keeps:
             pruned = sipp.prune(network(name), None, keep=keep, method="wt")
-            uniform, masks = even(network(name), [*pruned.masks], keep)
+            uniform = even(network(name), [*pruned.masks], keep)
             for kind in ("wt", "even"):
                 files = []
                 for values in VALUES:
-                    thing = {"pruned": pruned} if kind == "wt" else {"pruned": uniform, "masks": masks}
-                    files.append(sipp.save(path=path, values=values, **thing))  # type: ignore[arg-type]
+                    files.append(sipp.save(pruned if kind == "wt" else uniform, path, values=values))
                 shares = [one.n_bytes / allowed(one) for one in files]
                 worst = max(worst, *shares)
                 kept = pruned.model if kind == "wt" else uniform
@@ -110,7 +107,7 @@ def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
 
 def allowed(contents: SavedFile) -> float:
     """1.03 (values + n H(keep) / 8) + 16 KiB, with the keep of the whole network."""
-    masked = [one for one in contents.tensors if one.has_mask]
+    masked = [one for one in contents.tensors if one.kept < one.n_weights]
     entropy = entropy_bytes(sum(one.n_weights for one in masked), sum(one.kept for one in masked))
     return FACTOR * (sum(one.value_bytes for one in contents.tensors) + entropy) + ADDED
 

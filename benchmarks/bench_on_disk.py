@@ -96,7 +96,7 @@ def run(arguments: list[str], journal: Path, kill_at: int | None) -> int:
     while started.poll() is None:
         if kill_at is not None and journal.is_file():
             try:
-                finished = json.loads(journal.read_text())["values"]["finished"]
+                finished = json.loads(journal.read_text())["finished"]
             except (ValueError, OSError):
                 finished = 0
             if finished >= kill_at:

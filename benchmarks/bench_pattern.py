@@ -18,7 +18,7 @@ from common import table
 from torch import nn
 
 import sipp
-from sipp.allocation.largest_scores import breaking_pattern
+from sipp.pruning.largest_scores import breaking_pattern
 from sipp.results.options import Pattern
 
 # name, outputs x inputs of each layer, tokens

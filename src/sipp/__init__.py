@@ -1,6 +1,6 @@
 """Provable, data-informed weight pruning for PyTorch.
 
-    results <- inputs <- scoring <- allocation <- pruning <- repairing <- bounds <- certificates <- storage <- runtime
+    results <- inputs <- scoring <- pruning <- repairing <- bounds <- certificates <- storage <- runtime
     what is    any data   a number   kept a row    masks,     mask and     theory    holdout        files      zeros
     known                 a weight                 weights    weights                evidence                  skipped
     <- verbs: one file a public function (native, beside records, is what depends on the processor)

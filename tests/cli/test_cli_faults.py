@@ -87,7 +87,6 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("6 set of another shape", lambda folder: ["--data", "digits"], "cannot take this data", 2),
     ("6 points under other names", points("p.npz", lambda p: np.savez(p, images=np.zeros((9, 6)))), "images", 2),
     ("6 unknown kind of file", points("p.csv", write(b"1,2")), "p.csv", 2),
-    ("8 out is a link", lambda folder: ["--out", _link(folder)], "symbolic link", 2),
     ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in input 70", 2),
     ("13 infinity in the data", points("p.npz", vectors(put((0, 0), np.inf))), "NaN or infinite", 2),
     ("15 output not finite", points("h.npz", vectors(put((slice(None), 0), np.nan)), "--holdout"), "not certified", 3),
@@ -112,12 +111,6 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("noise of no shape", lambda folder: ["--data", "random:6"], "shape", 2),
     ("noise too large", lambda folder: ["--data", "random:999999x999999"], "numbers", 2),
 ]  # fmt: skip
-
-
-def _link(folder: Path) -> Path:
-    (folder / "target").mkdir()
-    (folder / "link").symlink_to(folder / "target")
-    return folder / "link"
 
 
 def _cut(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
 from sipp.experiments.training.signals import Interrupted
 from sipp.storage.files import read_json, write_json
-from sipp.storage.outputs import PAGE, check_file
+from sipp.storage.outputs import check_file
 
 NOBODY = 65534
 LONG = "x" * 252  # letters: a name, but too long with the start it has while it is being written
@@ -216,5 +216,5 @@ def test_places_without_permission_are_refused() -> None:
             folder.chmod(mode)
         with _as_nobody():
             with pytest.raises(OptionError, match="ermission denied"):
-                check_file(closed / "out", PAGE, force=False)
-            check_file(opened / "out", PAGE, force=False)
+                check_file(closed / "out", force=False)
+            check_file(opened / "out", force=False)

@@ -255,7 +255,7 @@ def test_a_folder_with_content_is_replaced_only_by_force(data: Path, tmp_path: P
 
 def test_a_folder_that_filled_while_the_work_was_done_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(OptionError, match="nothing else is replaced"):
+    with pytest.raises(OptionError, match="is a folder with content"):
         write_pruned(tmp_path, {}, {}, force=False)
     assert files_in(tmp_path) == {"mine.txt": b"keep me"}
 

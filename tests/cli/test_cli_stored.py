@@ -19,7 +19,7 @@ from sipp.results.bench import Bench
 from sipp.results.jsonio import from_json
 from sipp.results.network_hash import model_hash
 from sipp.runtime import steps
-from sipp.storage.files import read_sealed
+from sipp.storage.files import read_json
 from sipp.verbs.certify import certify_accuracy
 
 
@@ -54,9 +54,7 @@ def test_prune_writes_one_small_file_with_its_certificate(folder: Path, tmp_path
     refused(prune(folder, "--out", out), "--out", "exists")
     assert files_in(tmp_path) == before
     assert prune(folder, "--out", out, "--force").returncode == 0
-    (tmp_path / "mine.safetensors").write_bytes((folder / "w.safetensors").read_bytes())
     before = files_in(tmp_path)
-    refused(prune(folder, "--out", tmp_path / "mine.safetensors", "--force"), "--out", "is not a file of `sipp.save`")
     refused(prune(folder, "--out", folder / "w.safetensors", "--force"), "--out", "what --weights reads")
     assert files_in(tmp_path) == before
 
@@ -125,7 +123,7 @@ def test_a_pattern_from_the_command_line(folder: Path, tmp_path: Path) -> None:
     words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--out", tmp_path / "net.safetensors"]
     assert run(*words, "--pattern", "2:4").returncode == 0
     found = json.loads(run("inspect", tmp_path / "net.safetensors", "--json").stdout)
-    assert found["statements"]["pattern"] == "2:4" and found["breaking_pattern"] == []
+    assert found["statements"]["pattern"] == "2:4"
     assert found["statements"]["kept"] == 16 * 4 + 3 * 8  # fan-in 6: a group of 4, and one of 2
     refused(run(*words, "--pattern", "2:4", "--keep", 0.5, "--force"), "sipp prune", "exclude each other")
     refused(run(*words, "--pattern", "4:2", "--force"), "--pattern", "is not a pattern")
@@ -245,7 +243,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     record = tmp_path / "bench.json"
     done = run(*words, "--batch", 20, "--threads", 1, "--repeats", 5, "--out", record)
     assert done.returncode == 0, done.stderr
-    found = from_json(Bench, read_sealed(record), record)
+    found = from_json(Bench, read_json(record), record)
     assert found.line in " ".join(done.stdout.split())
     contents = sipp.inspect(folder / "net.sipp.safetensors")
     assert contents.certificate is not None
@@ -261,7 +259,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
     assert len(found.steps) == 2 and found.pruned_hash == contents.certificate.pruned_hash
     refused(run(*words, "--repeats", 5, "--out", record), "--out", "exists")
-    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "nothing else is replaced")
+    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
     found_json = json.loads(run(*words, "--batch", 1, "--repeats", 5, "--json").stdout)
     assert found_json["kind"] == "file bench" and [one["n_points"] for one in found_json["runs"]] == [1]
 
@@ -293,7 +291,7 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 5]
     done = run(*words, "--out", net / "bench.json")
     assert "4 inputs per call, 1 thread: run by torch: nothing gained" in " ".join(done.stdout.split())
-    found = from_json(Bench, read_sealed(net / "bench.json"), net / "bench.json")
+    found = from_json(Bench, read_json(net / "bench.json"), net / "bench.json")
     assert {(step.kernel, step.ratio, step.n_bytes == step.n_dense_bytes) for step in found.steps} == {
         ("torch", None, True)
     }
@@ -314,7 +312,7 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     done = run(*words, "--out", net / "bench.json")
     assert done.returncode == 0, done.stderr
     page = render(read_results([net]))
-    found = from_json(Bench, read_sealed(net / "bench.json"), net / "bench.json")
+    found = from_json(Bench, read_json(net / "bench.json"), net / "bench.json")
     assert "Size and speed" in page and f"{found.bytes.file:,} bytes" in page and "4 inputs per call" in page
     assert found.certified
     assert prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100).returncode == 0  # another network now

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.sparse_rows import WHOLE, masked_rows
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.spared_rows import with_spared
+from sipp.pruning.sparse_rows import WHOLE, masked_rows
 from sipp.results.pruned import OutputChange, moved_warning
 from sipp.scoring.methods import METHODS
 
@@ -38,7 +38,7 @@ def test_spared_rows_are_as_they_were_and_lose_nothing() -> None:
     rows = masked_rows(dense, mask, scores, c_constant=3.0)
     (found,) = with_spared([spared], [dense], [rows])
     assert torch.equal(found.values_FK[1], dense[1]) and bool(found.mask_FK[1].all())
-    assert found.eps_F[1] == 0 < rows.eps_F[1] and found.strategy_F[1] == WHOLE != rows.strategy_F[1]
+    assert found.eps_F[1] == 0 < rows.eps_F[1] and found.strategy_FS[1] == WHOLE != rows.strategy_FS[1]
     for ours, theirs in ((found.values_FK, rows.values_FK), (found.eps_F, rows.eps_F), (found.mask_FK, mask)):
         assert torch.equal(ours[~spared], theirs[~spared])
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.allocation.largest_scores import obeys_pattern
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import output_error
+from sipp.pruning.largest_scores import obeys_pattern
 from sipp.repairing import choosing, layer_fit, layer_search, network_fit, network_pair
 from sipp.repairing import data_split as data_split_module
 from sipp.repairing import repair_network as repair_module

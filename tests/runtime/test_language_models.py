@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import sipp
-from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
+from sipp.pruning.largest_scores import breaking_pattern
 from sipp.pruning.spared_rows import FEWEST_TOKENS
 from sipp.repairing import repair_network
 from sipp.results.options import pattern_of

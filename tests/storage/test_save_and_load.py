@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hostile_files import network
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from odd_network import network, with_masks
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -59,7 +58,7 @@ def mlp(seed: int = 0) -> nn.Sequential:
 @pytest.mark.parametrize("values", EXACT)
 def test_every_bit_of_every_entry_comes_back(path: Path, values: str) -> None:
     net, masks = network()
-    saved = sipp.save(net, path, values=values, masks=masks)  # type: ignore[arg-type]
+    saved = sipp.save(with_masks(net, masks), path, values=values)  # type: ignore[arg-type]
     state = sipp.load(path)
     assert same_bits(state, net.state_dict()) and state["tied"] is state["2.weight"]
     found = sipp.inspect(path)
@@ -95,7 +94,8 @@ def test_random_bits_come_back(
     numbers[~mask & (torch.rand(shape, generator=generator) < 0.3)] = -limit - 1  # -0.0
     path = tmp_path / "bits"
     given_masks = {"weight": mask} if seed % 2 else None
-    sipp.save(Bag(numbers.view(dtype)), path, values=values, masks=given_masks)  # type: ignore[arg-type]
+    bag = Bag(numbers.view(dtype))
+    sipp.save(with_masks(bag, given_masks) if given_masks else bag, path, values=values)  # type: ignore[arg-type]
     assert bits(sipp.load(path)["weight"]) == bits(numbers)
     if given_masks:
         assert torch.equal(sipp.inspect(path).masks["weight"], mask)
@@ -129,16 +129,12 @@ def test_weights_of_one_byte(path: Path, dtype: torch.dtype, values: str) -> Non
     assert sipp.load(path, into=into) is into and bits(into.weight) == bits(numbers)
 
 
-def test_a_pattern_is_checked_against_the_masks(path: Path) -> None:
+def test_a_pattern_is_named(path: Path) -> None:
     pruned = sipp.prune(mlp(), None, pattern="2:4", method="wt")
     sipp.save(pruned, path)
     found = sipp.inspect(path)
     assert found.statements is not None and found.statements.pattern == "2:4"
-    assert "pattern:         2:4 along every row, checked" in str(found)
-    sipp.save(replace(pruned, pattern="1:4"), path)
-    assert "1:4 is what the file says, but 0.weight" in str(sipp.inspect(path))
-    with pytest.raises(ValueError, match="is not a pattern"):
-        sipp.save(replace(pruned, pattern="5:4"), path)
+    assert "pattern:         2:4" in str(found)
 
 
 def test_a_pruned_record_keeps_what_was_said_of_it(path: Path) -> None:
@@ -160,12 +156,12 @@ def test_a_pruned_record_keeps_what_was_said_of_it(path: Path) -> None:
 
 def test_it_is_a_safetensors_file_and_the_same_network_gives_the_same_file(path: Path) -> None:
     net, masks = network()
-    sipp.save(net, path, masks=masks)
+    sipp.save(with_masks(net, masks), path)
     before = path.read_bytes()
-    sipp.save(net, path, masks=masks)
+    sipp.save(with_masks(net, masks), path)
     assert path.read_bytes() == before
     with safe_open(path, "pt") as file:
-        assert sorted(file.keys()) == ["data", "index"] and file.metadata()["format"] == "sipp-file/1"
+        assert sorted(file.keys()) == ["data", "index"] and "sha256" in file.metadata()["sipp file"]
 
 
 def test_the_cheapest_encoding_is_taken(path: Path) -> None:
@@ -179,7 +175,7 @@ def test_the_cheapest_encoding_is_taken(path: Path) -> None:
         assert one.n_bytes <= 1.05 * entropy_bytes(40_000, n_kept) + 4 * n_kept
     weight[0, 0] = 0
     assert sipp.save(Bag(weight), path).tensors[0].positions == "all"  # one zero is cheaper as a number
-    masked = sipp.save(Bag(weight), path, masks={"weight": weight != 0})
+    masked = sipp.save(with_masks(Bag(weight), {"weight": weight != 0}), path)
     assert masked.tensors[0].positions == "zero gaps" and masked.masks["weight"].sum() == 39_999
 
 
@@ -212,7 +208,7 @@ def test_rounding_is_reported_and_rounding_twice_is_rounding_once(path: Path, va
             dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[values]
             assert torch.equal(back, given.float().to(dtype).double())
     assert "largest change" in str(saved)
-    again = sipp.save(net, path, values=values, masks=pruned.masks)  # type: ignore[arg-type]
+    again = sipp.save(with_masks(net, pruned.masks), path, values=values)  # type: ignore[arg-type]
     assert all(one.largest_change == 0 for one in again.tensors) and again.statements_about == "stored values"
     assert same_bits(sipp.load(path), net.state_dict())
 
@@ -236,7 +232,8 @@ def test_rounding_twice_is_rounding_once_at_any_scale(tmp_path: Path, seed: int,
 
 def test_a_kept_weight_that_becomes_zero_stays_in_the_mask(path: Path) -> None:
     weight = torch.tensor([[1.0, 1e-9, 0.0]])
-    saved = sipp.save(Bag(weight), path, values="int8", masks={"weight": torch.tensor([[True, True, False]])})
+    masks = {"weight": torch.tensor([[True, True, False]])}
+    saved = sipp.save(with_masks(Bag(weight), masks), path, values="int8")
     assert sipp.load(path)["weight"].tolist() == [[pytest.approx(1.0, rel=2**-14), 0.0, 0.0]]
     assert saved.tensors[0].largest_change == 1.0
     assert sipp.inspect(path).masks["weight"].tolist() == [[True, True, False]]
@@ -295,14 +292,8 @@ def test_a_certificate_of_another_network_is_refused(path: Path) -> None:
 
 def test_options_that_do_not_fit(path: Path) -> None:
     net = mlp()
-    pruned = sipp.prune(net, None, keep=0.5, method="wt")
     wrong: list[tuple[object, dict[str, object], str]] = [
         (net, {"values": "int4"}, "int4.*fp32"),
-        (net, {"masks": {"nothing": torch.ones(1, dtype=torch.bool)}}, "nothing"),
-        (net, {"masks": {"0.weight": torch.ones(2, dtype=torch.bool)}}, r"0\.weight.*\(60, 30\)"),
-        (net, {"masks": {"0.weight": torch.ones(60, 30)}}, "bool tensor"),
-        (net, {"masks": [1]}, "masks is a list"),
-        (pruned, {"masks": pruned.masks}, "has its own"),
         (net.state_dict(), {}, "OrderedDict cannot be saved"),
         (net, {"certificate": "text"}, "certificate is a str"),
     ]
@@ -310,7 +301,7 @@ def test_options_that_do_not_fit(path: Path) -> None:
         with pytest.raises(OptionError, match=words):
             sipp.save(thing, path, **options)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"0\.weight: a weight outside its mask is not zero"):
-        sipp.save(net, path, masks={"0.weight": torch.zeros(60, 30, dtype=torch.bool)})
+        sipp.save(with_masks(net, {"0.weight": torch.zeros(60, 30, dtype=torch.bool)}), path)
     with pytest.raises(OptionError, match="into is a dict"):
         sipp.load(path, into={})  # type: ignore[call-overload]
     assert not path.exists()
@@ -325,7 +316,6 @@ def test_models_that_cannot_be_saved(path: Path) -> None:
         (nn.LazyLinear(3), "weight: has no plain numbers"),
         (nn.Linear(2, 2, device="meta"), "weight: has no plain numbers"),
         (Extra(2, 2), "_extra_state: a dict"),
-        (nn.ModuleDict({"a\nb": nn.Linear(1, 1)}), "cannot be printed"),
     ):
         with pytest.raises(ModelError, match=words):
             sipp.save(net, path)

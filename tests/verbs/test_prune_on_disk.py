@@ -1,11 +1,13 @@
 """A network that is pruned from files to files: bits of the whole way, one block in memory, and it can be stopped."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fresh_process import run_python
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -163,6 +165,29 @@ def test_a_run_that_was_stopped_twice_ends_with_the_same_bits(
     assert same(tensors_in(tmp_path / "stopped"), tensors_in(tmp_path / "undisturbed"))
 
 
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {place!r})
+from test_prune_on_disk import empty, on_disk, points
+finish = on_disk.BlockFolder.finish
+def killing(self, i, *args):
+    finish(self, i, *args)
+    if i == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+on_disk.BlockFolder.finish = killing
+on_disk.prune_on_disk(empty(), {source!r}, points(), {out!r}, keep=0.5, repair=True, progress=False)
+"""
+
+
+def test_a_killed_process_loses_no_finished_block(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    code = KILLED.format(place=str(Path(__file__).parent), source=str(source), out=str(out))
+    assert run_python(code).returncode == -signal.SIGKILL
+    done = sipp.prune_on_disk(empty(), source, points(), out, keep=0.5, repair=True, progress=False)
+    sipp.prune_on_disk(empty(), source, points(), tmp_path / "whole", keep=0.5, repair=True, progress=False)
+    assert done.n_resumed == 2 and same(tensors_in(out), tensors_in(tmp_path / "whole"))
+
+
 def test_another_task_starts_over_only_before_the_first_block_is_finished(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,25 +227,6 @@ def test_a_function_of_the_users_is_the_same_in_another_process() -> None:
     assert on_disk._described(PruneOptions(keep=0.4)) != on_disk._described(PruneOptions(keep=0.5))
 
 
-def test_a_link_in_the_folder_is_not_written_through(source: Path, tmp_path: Path) -> None:
-    out, far = tmp_path / "out", tmp_path / "far"
-    sipp.prune_on_disk(empty(), source, points(), far, keep=0.5)
-    before = {path.name: path.read_bytes() for path in far.iterdir()}
-    for name in ("work", "progress.json"):
-        out.mkdir(exist_ok=True)
-        (out / name).symlink_to(far if name == "work" else far / name)
-        with pytest.raises(OptionError, match=f"{name} is a symbolic link"):
-            sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
-        (out / name).unlink()
-    (out / "config.json").symlink_to(tmp_path / "new.json")
-    (out / "progress.json").write_bytes(before["progress.json"])
-    for path in far.glob("*.safetensors"):
-        (out / path.name).write_bytes(before[path.name])
-    sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)  # all blocks are finished: the rest is copied
-    assert not (tmp_path / "new.json").exists()
-    assert {path.name: path.read_bytes() for path in far.iterdir()} == before
-
-
 def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
@@ -241,5 +247,5 @@ def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no list of blocks"):
         sipp.prune_on_disk(nn.Linear(3, 3, device="meta"), source, points(), tmp_path / "c", keep=0.5)
     (source / "model.safetensors.index.json").write_text('{"weight_map": {"embed.weight": "../dense/x.safetensors"}}')
-    with pytest.raises(DataError, match="must lie beside it"):
+    with pytest.raises(DataError, match="which is not there"):
         sipp.prune_on_disk(empty(), source, points(), tmp_path / "d", keep=0.5)

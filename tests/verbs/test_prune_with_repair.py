@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.largest_scores import breaking_pattern
 from sipp.errors import OptionError
 from sipp.pruning import blending, cutting
+from sipp.pruning.largest_scores import breaking_pattern
 from sipp.repairing import both_networks, choosing, repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
 from sipp.results import ranking as ranking_records

@@ -63,7 +63,7 @@ def test_prune_enters_no_more_files_than_documented() -> None:
     assert all(len(entered(**given)) <= int(number) for given, number in zip(options, said.groups()))
 
 
-STAGES = ("inputs", "scoring", "allocation", "pruning", "bounds")  # the other rooms are tools of every stage
+STAGES = ("inputs", "scoring", "pruning", "bounds")  # the other rooms are tools of every stage
 
 
 @pytest.mark.parametrize("options", [{"method": "sipp-det"}, {}])

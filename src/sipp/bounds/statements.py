@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sipp.allocation.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.bounds.chain import chain_obstacle
 from sipp.bounds.sound.new_inputs import sound_network_bound
 from sipp.inputs.data import AnyData, points_at
 from sipp.pruning.cutting import Cut, dead_rows
+from sipp.pruning.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.results.bounds import MOST_SHARE, Coverage, Guarantee, Measured, NetworkBound, coverage, layer_bound, no_bound
 from sipp.results.display import listed
 from sipp.results.numerics import BOUND_DTYPE, ratio_rounding
@@ -93,7 +93,7 @@ def _why_rows_have_no_bound(ranking: Ranking, cut: Cut) -> list[str]:
 
 
 def _is_sampled(cut: Cut) -> bool:
-    return any(bool((row.strategy_F == RAND).any()) for row in cut.rows)
+    return any(bool((row.strategy_FS == RAND).any()) for row in cut.rows)
 
 
 def _obstacle(ranking: Ranking, cut: Cut) -> str:
@@ -148,7 +148,7 @@ def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_m
         n_rows=weight.n_rows,
         fan_in=weight.fan_in,
         kept=int(rows.mask_FK.sum()),
-        strategies={name: int((rows.strategy_F == code).sum()) for code, name in names.items()},
+        strategies={name: int((rows.strategy_FS == code).sum()) for code, name in names.items()},
         dead_rows=dead_rows(cut.dense[i], rows.values_FK),
         eps_F=rows.eps_F if has_bound else None,
         eps=eps,

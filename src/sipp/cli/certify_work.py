@@ -21,7 +21,7 @@ from sipp.errors import DataError, OptionError
 from sipp.results.certificate import KIND, AnyCertificate
 from sipp.results.jsonio import to_json
 from sipp.results.pruned_to import SeenPoints
-from sipp.storage.outputs import CERTIFICATE, WEIGHTS_NAME
+from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import is_pruned_folder, read_pruned
 from sipp.verbs.certify import certify_accuracy
 
@@ -59,7 +59,8 @@ def _check(request: CertifyRequest) -> None:
         raise OptionError("--accuracy and --epsilon exclude each other", fix="give only one of them")
     if request.accuracy and request.measure != "output":
         raise CommandError("--accuracy already measures next tokens", where="--measure", fix="leave one of them out")
-    check_out(request.out, CERTIFICATE, force=request.force)
+    reads = {f"--{name}": getattr(request, name) for name in ("pruned", "dense", "holdout", "calibration")}
+    check_out(request.out, force=request.force, reads=reads)
 
 
 def _certify(
@@ -84,7 +85,7 @@ def _certify(
             ok = cert.verdict == "certified"
     values = {"kind": KIND, "sipp": sipp.__version__, **to_json(cert)}
     if request.out is not None and ok:
-        write_out(request.out, json.dumps(values, indent=2).encode(), CERTIFICATE, force=request.force)
+        write_out(request.out, json.dumps(values, indent=2).encode(), force=request.force)
     if request.accuracy:
         accuracies = evaluate(*networks, fresh.batches, request.output).accuracies
         if accuracies is not None:

@@ -17,7 +17,7 @@ from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_results, write_page
-from sipp.storage.outputs import PAGE, check_file
+from sipp.storage.outputs import check_file
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short
@@ -39,13 +39,13 @@ def run_demo(
 ) -> tuple[Records, Path]:
     """Trains, prunes and retrains on the digits and writes a page; returns the networks' records and its path.
 
-    Runs the recipe `digits-iterative` with these settings, from scratch each time. The page of an earlier demo is
-    replaced only with `force`, another file never.
+    Runs the recipe `digits-iterative` with these settings, from scratch each time. An existing page is
+    replaced only with `force`.
     """
     with needed_for("the demo"):
         import jinja2  # noqa: F401  before a minute of training
     page = folder / "page.html"
-    check_file(page, PAGE, force=force, makes_folder=True)
+    check_file(page, force=force, makes_folder=True)
     recipe = load_recipe(RECIPE, settings=(*settings, f"seed={seed}"))
     with tempfile.TemporaryDirectory() as runs:
         try:

@@ -28,7 +28,6 @@ from sipp.results.display import labelled_line
 from sipp.results.evaluation import KIND, Evaluated, Evaluation, Inputs
 from sipp.results.jsonio import to_json
 from sipp.results.network_hash import model_hash
-from sipp.storage.outputs import EVALUATION
 
 
 def evaluate(dense: nn.Module, pruned: nn.Module, data: Any, output: Output) -> Evaluation:
@@ -71,7 +70,8 @@ def run_eval(request: EvalRequest) -> Answer:
     Refuses an unwritable --out, and records of noise, before any work.
     """
     is_noise = request.data.startswith("random:")
-    check_out(request.out, EVALUATION, force=request.force)
+    reads = {f"--{name}": getattr(request, name) for name in ("pruned", "dense", "data")}
+    check_out(request.out, force=request.force, reads=reads)
     if request.out is not None and is_noise:
         raise CommandError(
             "results on noise do not show how good a network is",
@@ -98,7 +98,7 @@ def run_eval(request: EvalRequest) -> Answer:
     lines.append(labelled_line("", "measured on these inputs only; sipp certify bounds the error on new inputs"))
     if is_noise:
         lines.append(labelled_line("noise", "this shows what the networks do on random inputs, not on yours"))
-    return Answer([*lines, *write_record(request.out, record, EVALUATION, force=request.force)], record)
+    return Answer([*lines, *write_record(request.out, record, force=request.force)], record)
 
 
 def _network(request: EvalRequest) -> str:
@@ -133,4 +133,4 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
         str(measured),
         labelled_line("", "measured on this text only; sipp certify bounds the error on new text"),
     ]
-    return Answer([*lines, *write_record(request.out, record, EVALUATION, force=request.force)], record)
+    return Answer([*lines, *write_record(request.out, record, force=request.force)], record)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from sipp.cli.hugging_face_files import CONFIG, VOCABULARIES, WHOLE, stage_gguf, stage_network, stage_tokenizer
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
 from sipp.results.display import listed
 
-PREFIX, GGUF = "hf:", ".gguf"
+PREFIX, GGUF, CONFIG = "hf:", ".gguf", "config.json"
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of them holds the vocabulary
+WHOLE = "give a whole folder of save_pretrained with model.safetensors"
 OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -34,6 +34,18 @@ def folder_of(spec: str) -> Path:
     return folder
 
 
+def config_of(spec: str) -> dict[str, Any]:
+    """The configuration of `hf:DIR`; empty for a GGUF file, which holds its own."""
+    path = folder_of(spec) / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(config, dict):
+            raise ValueError("it is not an object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"is not valid JSON ({error!s:.200})", where=path, fix=WHOLE) from error
+    return config
+
+
 def gguf_in(folder: Path) -> str | None:
     """The only GGUF file in a folder without config.json; None if there are none or several."""
     if (folder / CONFIG).is_file() or not folder.is_dir():
@@ -44,21 +56,16 @@ def gguf_in(folder: Path) -> str | None:
 
 def hf_model(spec: str) -> nn.Module:
     """Loads the network of a folder from safetensors, with the class named in its configuration; runs no code."""
-    transformers = _transformers("--model hf:DIR", spec)
-    folder = folder_of(spec)
-    with _staging_folder(folder) as place:
-        file = gguf_in(folder)
-        if file is None:
-            stage_network(folder, Path(place))
-            config, kind = _model_class(transformers, place)
-            network, loading_info = kind.from_pretrained(
-                place, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
-            )
-        else:
-            stage_gguf(folder, file, Path(place))
-            network, loading_info = _from_gguf(transformers, place, file), {}
-    network.config._name_or_path = str(folder)
-    missing, unknown = (sorted(loading_info.get(key, ())) for key in ("missing_keys", "unexpected_keys"))
+    transformers, folder = _transformers("--model hf:DIR"), folder_of(spec)
+    file = gguf_in(folder)
+    with _loading(folder):
+        if file is not None:
+            return _from_gguf(transformers, folder, file)
+        config, kind = _model_class(transformers, folder)
+        network, loading_info = kind.from_pretrained(
+            folder, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
+        )
+    missing, unknown = (sorted(loading_info[key]) for key in ("missing_keys", "unexpected_keys"))
     if missing:  # transformers would initialise these at random
         raise ModelError(f"{folder} has no weights for {listed(missing)} of {type(network).__name__}", fix=WHOLE)
     if unknown:
@@ -68,18 +75,16 @@ def hf_model(spec: str) -> nn.Module:
 
 def hf_model_without_weights(spec: str) -> nn.Module:
     """The network of a folder on the meta device, without its weights."""
-    transformers = _transformers("--model hf:DIR", spec)
+    transformers, folder = _transformers("--model hf:DIR"), folder_of(spec)
     with needed_for("reading a network without its weights"):
         from accelerate import init_empty_weights
-    folder = folder_of(spec)
     if gguf_in(folder) is not None:
         raise ModelError(
             f"{folder} holds a GGUF file, and only .safetensors are read block by block",
             fix="convert it: load it with transformers, and save_pretrained",
         )
-    with _staging_folder(folder) as place:
-        stage_network(folder, Path(place))  # refuses anything but plain weights in this folder
-        config, kind = _model_class(transformers, place)
+    with _loading(folder):
+        config, kind = _model_class(transformers, folder)
         with init_empty_weights():
             is_any = kind is transformers.AutoModel
             network = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
@@ -87,25 +92,23 @@ def hf_model_without_weights(spec: str) -> nn.Module:
 
 
 @contextmanager
-def _staging_folder(folder: Path) -> Iterator[str]:
-    """A temporary folder for staged files; whatever transformers raises becomes a ModelError."""
+def _loading(folder: Path) -> Iterator[None]:
+    """A context in which whatever transformers raises becomes a ModelError."""
     try:
-        with TemporaryDirectory() as place:
-            yield place
+        yield
     except SippError:
         raise
     except Exception as error:  # a broken folder may raise anything
         reason = f"{type(error).__name__}: {error!s:.200}"
         if "ignore_mismatched_sizes" in reason:  # this advice does not apply
             reason = "the shapes in its config.json and in its weights differ"
+        if "trust_remote_code" in reason:  # nor does this one
+            reason = "it needs code of its own, which is never run; load it by code that you trust"
         raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
 
 
-def _transformers(purpose: str, spec: str) -> Any:
-    """Imports transformers, offline, and without importing modules from the model's folder."""
-    folder = Path(spec.removeprefix(PREFIX)).resolve()
-    if (folder / CONFIG).is_file():
-        sys.path[:] = [place for place in sys.path if Path(place).resolve() != folder]
+def _transformers(purpose: str) -> Any:
+    """Imports transformers, offline."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # read on import
     with needed_for(purpose):
         import transformers
@@ -116,9 +119,9 @@ def _transformers(purpose: str, spec: str) -> Any:
     return transformers
 
 
-def _model_class(transformers: Any, place: str) -> tuple[Any, Any]:
-    """The configuration of a staged folder, and the model class it names."""
-    config = transformers.AutoConfig.from_pretrained(place, **OWN_CODE_ONLY)
+def _model_class(transformers: Any, folder: Path) -> tuple[Any, Any]:
+    """The configuration of a folder, and the model class it names."""
+    config = transformers.AutoConfig.from_pretrained(folder, **OWN_CODE_ONLY)
     names = getattr(config, "architectures", None) or [""]
     kind: Any = getattr(transformers, names[0], None)
     is_fit = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
@@ -127,12 +130,12 @@ def _model_class(transformers: Any, place: str) -> tuple[Any, Any]:
     return config, kind
 
 
-def _from_gguf(transformers: Any, place: str, file: str) -> Any:
+def _from_gguf(transformers: Any, folder: Path, file: str) -> Any:
     """Loads the network of a GGUF file, dequantised to float32."""
     with needed_for("reading GGUF files"):
         import gguf  # noqa: F401
     read = transformers.AutoModelForCausalLM.from_pretrained(
-        place, gguf_file=file, dtype=torch.float32, **OWN_CODE_ONLY
+        folder, gguf_file=file, dtype=torch.float32, **OWN_CODE_ONLY
     )
     config = read.config
     if hasattr(config, "quantization_config"):  # no longer quantised
@@ -144,21 +147,18 @@ def _from_gguf(transformers: Any, place: str, file: str) -> Any:
 
 def tokenizer_of(spec: str) -> Any:
     """The tokenizer of `hf:DIR`."""
-    transformers, folder = _transformers("text as data", spec), folder_of(spec)
+    transformers, folder = _transformers("text as data"), folder_of(spec)
     file = gguf_in(folder)
-    with TemporaryDirectory() as place:
-        if file is not None:
-            with needed_for("reading GGUF files"):
-                import gguf  # noqa: F401
-            stage_gguf(folder, file, Path(place))
-            return transformers.AutoTokenizer.from_pretrained(place, gguf_file=file, **OWN_CODE_ONLY)
-        if not stage_tokenizer(folder, Path(place)):  # transformers would create an empty one
-            raise DataError(
-                f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
-                fix="save it there: tokenizer.save_pretrained",
-            )
-        config = transformers.AutoConfig.from_pretrained(place, **OWN_CODE_ONLY)
-        return transformers.AutoTokenizer.from_pretrained(place, config=config, **OWN_CODE_ONLY)
+    if file is not None:
+        with needed_for("reading GGUF files"):
+            import gguf  # noqa: F401
+    elif not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
+        raise DataError(  # transformers would create an empty one
+            f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
+            fix="save it there: tokenizer.save_pretrained",
+        )
+    with _loading(folder):
+        return transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file, **OWN_CODE_ONLY)
 
 
 def own_tokenizer(spec: str) -> Any:

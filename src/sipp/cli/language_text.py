@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.cli.hugging_face_files import CONFIG, checked_config
-from sipp.cli.hugging_face_models import PREFIX, folder_of, gguf_in, tokenizer_of
+from sipp.cli.hugging_face_models import PREFIX, config_of, folder_of, gguf_in, tokenizer_of
 from sipp.errors import DataError, OptionError, SippError
 from sipp.inputs.text import JSON_LINES, LENGTH, PLAIN, documents, text
 
@@ -38,14 +37,13 @@ def is_language_model(model: str) -> bool:
     """Whether --model names a folder with a causal language model."""
     if not model.startswith(PREFIX):
         return False
-    folder = folder_of(model)
-    names = _config(folder).get("architectures") or [""]
-    return gguf_in(folder) is not None or str(names[0]).endswith(CAUSAL)
+    names = config_of(model).get("architectures") or [""]
+    return gguf_in(folder_of(model)) is not None or str(names[0]).endswith(CAUSAL)
 
 
 def length_of(model: str, asked: int | None) -> int:
     """Tokens per sequence: --length, or by default the usual number, at most what the network accepts."""
-    config = _config(folder_of(model))
+    config = config_of(model)
     limits = [config[key] for key in LONGEST if isinstance(config.get(key), int) and config[key] > 0]
     if asked is None:
         return min([LENGTH, *limits])
@@ -54,10 +52,6 @@ def length_of(model: str, asked: int | None) -> int:
             f"the network takes {min(limits):,} tokens at most", fix=f"give --length {min(limits)} or less"
         )
     return asked
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    return checked_config(folder) if (folder / CONFIG).is_file() else {}
 
 
 def sequences(path: Path, model: str, length: int | None, role: str, seed: int) -> tuple[Tensor, str]:

@@ -239,7 +239,7 @@ AcceptChanges = Annotated[
 Force = Annotated[
     bool,
     option(
-        "Replace what this command wrote earlier; files it reads and other files are never replaced.",
+        "Replace what exists there; files that the command reads are never replaced.",
         OUTPUT_PANEL,
         "--force",
     ),

@@ -11,7 +11,7 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.options import load_code, option_name
 from sipp.errors import OptionError
 from sipp.results.options import PruneOptions, unused_in_prune_to
-from sipp.storage.outputs import FILE_SUFFIX, NETWORK, check_file, check_folder, refuse_input
+from sipp.storage.outputs import FILE_SUFFIX, check_file, check_folder, refuse_input
 
 
 def check(request: PruneRequest) -> None:
@@ -48,7 +48,7 @@ def _check_places(request: PruneRequest) -> None:
             if request.model.startswith(PREFIX):
                 refuse_input(request.out, "--model", Path(request.model.removeprefix(PREFIX)))
             if request.is_one_file:
-                check_file(request.out, NETWORK, force=request.force)
+                check_file(request.out, force=request.force)
             else:
                 check_folder(request.out, force=request.force)
 
@@ -71,7 +71,6 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
             f"--values {request.values}", None if request.values == "fp32" else request.values, request.is_one_file,
             "is for one small file; a folder holds plain weights", one_file,
         ),
-        ("--shard", request.shard, request.is_one_file, f"applies only to a small file, name{FILE_SUFFIX}", one_file),
     ]  # fmt: skip
     if request.has_tolerance:
         defaults = {field.name: field.default for field in fields(PruneOptions)}

@@ -37,9 +37,9 @@ from sipp.results.stored import report_values
 from sipp.scoring.methods import method_of
 from sipp.scoring.task import sample_size
 from sipp.storage.files import file_hash
-from sipp.storage.outputs import NETWORK, check_file
+from sipp.storage.outputs import check_file
 from sipp.storage.pruned_folder import write_pruned
-from sipp.storage.small_file.network import with_stored_values
+from sipp.storage.small_file import with_stored_values
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
 
@@ -255,11 +255,8 @@ def write(request: PruneRequest, outcome: PruneOutcome, record: dict[str, Any]) 
         return Written({})
     if request.is_one_file:
         with naming_option(f"--out {request.out}", "give another place"):
-            check_file(request.out, NETWORK, force=request.force)
-            saved = sipp.save(
-                outcome.pruned, request.out, values=request.values, certificate=outcome.certificate,
-                shard=request.shard_bytes,
-            )  # fmt: skip
+            check_file(request.out, force=request.force)
+            saved = sipp.save(outcome.pruned, request.out, values=request.values, certificate=outcome.certificate)
         return Written({str(request.out): saved.n_bytes}, saved)
     with naming_option(f"--out {request.out}", "give another folder"):
         files = write_pruned(request.out, outcome.pruned.model.state_dict(), record, force=request.force)

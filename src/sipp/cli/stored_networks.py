@@ -23,10 +23,9 @@ from sipp.inputs.data import data_of
 from sipp.results.jsonio import to_json
 from sipp.results.network_hash import class_name
 from sipp.results.saved_file import SavedFile
-from sipp.storage.files import read_file
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
-from sipp.storage.tensors import raw_tensors
+from sipp.storage.tensors import read_tensors
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
 
@@ -59,20 +58,7 @@ def read_contents(path: Path) -> SavedFile:
 
 def contents_record(contents: SavedFile, name: str | None) -> dict[str, Any]:
     """The content of a file as JSON values; `name` is the built-in network, if any."""
-    statements = contents.statements
-    keys = ("path", "sha256", "n_bytes", "dense_bytes", "bound_bytes", "model", "versions", "precision")
-    return {
-        "kind": "network file",
-        "sipp": sipp.__version__,
-        **{key: getattr(contents, key) for key in keys},
-        "network": name,
-        "tensors": to_json(contents.tensors),
-        "statements": None if statements is None else statements.model_dump(),
-        "statements_about": contents.statements_about,
-        "breaking_pattern": contents.breaking_pattern,
-        "certificate": to_json(contents.certificate),
-        "certificate_about": contents.certificate_about,
-    }
+    return {"kind": "network file", "sipp": sipp.__version__, "network": name, **to_json(contents)}
 
 
 def stored_network(path: Path, model: str | None) -> StoredNetwork:
@@ -130,8 +116,8 @@ def _from_folder(folder: Path, model: str | None) -> StoredNetwork:
     with naming_option(f"FILE {folder}", GIVE_FILE):
         report, _ = read_pruned(folder)
         recorded = report.identity.model
-        raw = raw_tensors(read_file(folder / WEIGHTS_NAME), folder / WEIGHTS_NAME)
-    kinds = {key: (tensor.shape, tensor.dtype.removeprefix("torch.")) for key, tensor in raw.items()}
+        tensors, _ = read_tensors(folder / WEIGHTS_NAME)
+    kinds = {key: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for key, tensor in tensors.items()}
     name = model or (recorded if recorded in NETS else _matching_net(recorded, kinds))
     if name is None:
         raise _unknown_network(folder, f"{recorded!r:.60}")

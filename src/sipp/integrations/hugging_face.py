@@ -8,8 +8,8 @@ from typing import Any
 from sipp.extras import needed_for
 from sipp.integrations.masks import Masks, masks_to_hold, packed
 from sipp.pruning.masking import hold, masks_of, release
-from sipp.storage.files import read_file, write_atomic
-from sipp.storage.tensors import tensors_from_bytes, tensors_to_bytes
+from sipp.storage.files import write_atomic
+from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 with needed_for("holding masks in the HF Trainer"):
     from transformers import TrainerCallback
@@ -32,7 +32,7 @@ class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
     # The Trainer gives model, optimizer and more by name; what it gives grows with its versions.
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model, optimizer, place = kwargs["model"], kwargs.get("optimizer"), _place(args, state)
-        stored = tensors_from_bytes(read_file(place), place) if place.is_file() else None
+        stored = read_tensors(place)[0] if place.is_file() else None
         self.masks = masks_to_hold(model, self.masks, stored)
         hold(model, self.masks, optimizer=getattr(optimizer, "optimizer", optimizer))  # the one that Accelerate wraps
 

@@ -57,23 +57,22 @@ def stamp_of(*folders: Path) -> int:
 _stamp_of = functools.cache(stamp_of)
 
 
-def _stamped(function: Callable[..., Any], calls_into: Path | None = None) -> Callable[..., Any]:
+def _stamped(function: Callable[..., Any]) -> Callable[..., Any]:
     own = Path(function.__code__.co_filename).parent
-    folders = (own, own.parent) if calls_into in (None, own) else (own, own.parent, calls_into)
-    function.__qualname__ += f"_{_stamp_of(*folders):x}"  # names the cache
+    function.__qualname__ += f"_{_stamp_of(own, own.parent):x}"  # names the cache
     return function
 
 
-def compiled(function: Callable[..., Any], *, calls_into: Path | None = None) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles the function with Numba on its first call, cached on disk if a cache folder is writable.
 
-    It may call compiled functions of its own folder, of the one above and of one other, `calls_into`.
+    It may call compiled functions of its own folder and of the one above.
     """
     if not IS_COMPILED:
         return _interpreted(function)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
-        dispatcher = numba.njit(cache=True, **options)(_stamped(function, calls_into))
+        dispatcher = numba.njit(cache=True, **options)(_stamped(function))
     except RuntimeError:  # neither this folder nor the user's cache folder is writable
         _not_kept("no folder can be written")
         return numba.njit(**options)(function)

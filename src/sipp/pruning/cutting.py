@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sipp.allocation.largest_scores import (
+from sipp.errors import OptionError
+from sipp.inputs.data import points_at
+from sipp.inputs.outputs import output_error
+from sipp.inputs.restore import copy_of
+from sipp.progress import Advance, nothing
+from sipp.pruning.blending import choose_blend
+from sipp.pruning.budgets import AllocationProblem
+from sipp.pruning.largest_scores import (
     even_layers,
     even_rows,
     largest,
@@ -18,17 +25,10 @@ from sipp.allocation.largest_scores import (
     largest_in_rows,
     sorted_scores,
 )
-from sipp.allocation.optimal import AllocationProblem, allocation_problem
-from sipp.allocation.sparse_rows import SparseRows, given_rows, masked_rows
-from sipp.errors import OptionError
-from sipp.inputs.data import points_at
-from sipp.inputs.outputs import output_error
-from sipp.inputs.restore import copy_of
-from sipp.progress import Advance, nothing
-from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.sampled_rows import sampled_rows
+from sipp.pruning.sampling import problem_of, sampled_rows
 from sipp.pruning.spared_rows import with_spared
+from sipp.pruning.sparse_rows import SparseRows, given_rows, masked_rows
 from sipp.results.blend import BlendChoice
 from sipp.results.checking import check_whole
 from sipp.results.network_hash import tensors_of
@@ -163,18 +163,12 @@ class PreparedRows:
 
 def prepare_rows(ranking: Ranking, *, many_budgets: bool = False) -> PreparedRows:
     """Prepares a ranking to be cut; for many budgets, scores are sorted. The result of a cut does not depend on it."""
-    info, ascending, problem = method_of(ranking.options.method), None, None
+    info, dense, ascending, problem = method_of(ranking.options.method), _dense_rows(ranking), None, None
     if many_budgets and info.cut == "global" and ranking.floor is None and ranking.blend is None:
         ascending = sorted_scores(ranking.scores)
     if info.is_sampled:
-        assert ranking.sensitivities is not None
-        problem = allocation_problem(
-            ranking.scores,
-            n_outputs=ranking.sensitivities.n_outputs,
-            delta=ranking.options.delta,
-            c_constant=ranking.options.constants.c_constant,
-        )
-    return PreparedRows(_dense_rows(ranking), ascending, problem)
+        problem = problem_of(ranking, dense)
+    return PreparedRows(dense, ascending, problem)
 
 
 def _dense_rows(ranking: Ranking) -> list[Tensor]:

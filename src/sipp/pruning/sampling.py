@@ -1,181 +1,200 @@
-"""Samples weights with replacement (T8), for rows of many layers at once.
+"""Sparsifies groups of weights by sampling, or by whichever of sampling and sorting has the smaller bound (T6-T9).
 
-A row takes microseconds, so sampling layer by layer would spend most of its time in calls.
+A group is a row, or the weights of one sign of a row (`pruning/budgets.py`). The row's bound is the largest of its
+groups, because each group is about quadrants of its own (T2).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.allocation.rows import MAX_DRAWS, as_array, compiled_rows, decay, over_rows, smallest_of
-from sipp.results.numerics import BOUND_DTYPE
+from sipp.errors import DataError
+from sipp.pruning.budgets import (
+    AllocationProblem,
+    allocate,
+    allocation_problem,
+    draws_for,
+    eps_rand,
+    sampling_constant,
+)
+from sipp.pruning.largest_scores import best_in_each_row, largest_in_rows, minimum_of_layers
+from sipp.pruning.sparse_rows import DET, RAND, WHOLE, SparseRows, row_chunks, with_restored
+from sipp.results.options import Draws
+from sipp.results.ranking import Ranking
+from sipp.scoring.methods import method_of
 
-_BATCH = 2**22  # weights drawn from at once: bounds memory
-_INVERTED_RATE = 10.0
-_LARGEST_INVERTED = 100.0  # a count beyond it has a chance below 1e-60: a uniform number so close to 1 is rounding
+EMPTY_GROUP_EPS = 1.0  # a group without weights gives 0 in its quadrants, and |0 - z| = z
+_DRAW_SLACK = 1e-9  # N(m) has rounding errors: a whole number (N(1) = 1) must not be floored to the one below
+_MOST_DRAWS = 2.0**53  # numbers of draws beyond it are no exact float64; fewer draws than allowed claim less
 _LARGEST_RATE = 2.0**52  # above it a Poisson count is its mean: they differ by one part in 2^26
 
 
-@dataclass(frozen=True)
-class DrawRequest:
-    """D rows of one layer to sample from: weight i of row `rows_D[d]` is drawn with probability worth / total."""
-
-    worth_FK: np.ndarray  # float32 or float64
-    total_F: np.ndarray
-    rows_D: np.ndarray
-    kept_F: np.ndarray  # int64: 0 < kept < number of positive shares
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.rows_D), self.worth_FK.shape[1]
+def problem_of(ranking: Ranking, dense: Sequence[Tensor]) -> AllocationProblem:
+    """OptAlloc for the rows of a ranking, without its budget."""
+    return allocation_problem(dense, ranking.scores, _scale(ranking), ranking.options.allocation)
 
 
-def batches(requests: Sequence[DrawRequest]) -> Iterator[list[tuple[int, DrawRequest]]]:
-    """Groups of (index, request) with a bounded number of weights each; a request that is too large is split."""
-    group: list[tuple[int, DrawRequest]] = []
-    room = _BATCH
-    for i, request in enumerate(requests):
-        n_rows, fan_in = request.shape
-        step = max(1, _BATCH // max(1, fan_in))
-        for start in range(0, n_rows, step):
-            part = DrawRequest(request.worth_FK, request.total_F, request.rows_D[start : start + step], request.kept_F)
-            size = math.prod(part.shape)
-            if group and size > room:
-                yield group
-                group, room = [], _BATCH
-            group.append((i, part))
-            room -= size
-    if group:
-        yield group
+def _scale(ranking: Ranking) -> float:
+    assert ranking.sensitivities is not None
+    constants, n_outputs = ranking.options.constants, ranking.sensitivities.n_outputs
+    return sampling_constant(n_outputs=n_outputs, delta=ranking.options.delta, c_constant=constants.c_constant)
 
 
-def draw_rows_until(requests: Sequence[DrawRequest], generator: torch.Generator) -> list[np.ndarray]:
-    """D x K float64 counts of each request: draws with replacement, made until `kept_F` columns were hit (T8a).
+def sampled_rows(
+    ranking: Ranking, dense: Sequence[Tensor], problem: AllocationProblem, budget: int, *, seed: int
+) -> list[SparseRows]:
+    """The rows of all layers at this budget: each group has its share (T10), and is sampled or, if hybrid, sorted.
+
+    With a floor, a row keeps a weight, its best one if none of its weights can be drawn.
+    """
+    rng = np.random.default_rng(seed)
+    undrawable = [torch.zeros(scores_FK.shape, dtype=torch.bool, device="cpu") for scores_FK in ranking.scores]
+    least, layer_least = None, None
+    if ranking.floor is not None:
+        least = [_one_in_each_row(worth_GK, problem.n_signs) for worth_GK in problem.worths]
+        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, dense)]
+        if sum(int(mask.sum()) for mask in best) + sum(int(one.sum()) for one in least) <= budget:
+            undrawable = best  # rows that can be drawn from come first
+        limits = minimum_of_layers(ranking.scores, budget, ranking.floor)
+        layer_least = [max(0, limit - int(mask.sum())) for limit, mask in zip(limits, undrawable)]
+    budget -= sum(int(mask.sum()) for mask in undrawable)
+    kept = allocate(problem, budget, rng, least=least, layer_least=layer_least)
+    rows = []
+    for weight_FK, worth_GK, kept_FS, restored_FK in zip(dense, problem.worths, kept, undrawable):
+        sampled = sparsify(
+            weight_FK,
+            worth_GK,
+            kept_FS,
+            is_hybrid=method_of(ranking.options.method).cut == "hybrid",
+            draws=ranking.options.draws,
+            scale=_scale(ranking),
+            c_constant=ranking.options.constants.c_constant,
+            rng=rng,
+        )
+        rows.append(with_restored(sampled, restored_FK, weight_FK) if bool(restored_FK.any()) else sampled)
+    return rows
+
+
+def _one_in_each_row(worth_GK: np.ndarray, n_signs: int) -> np.ndarray:
+    """1 for the group that holds the most sensitive weight of its row, 0 for the others and for rows without one."""
+    best_FS = worth_GK.max(1, initial=0).reshape(-1, n_signs)
+    is_best_FS = np.arange(n_signs) == best_FS.argmax(1)[:, None]
+    return (is_best_FS & (best_FS > 0)).ravel().astype(np.float64)
+
+
+def _best_of_undrawable_rows(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
+    """The best weight of each row whose weights have no sensitivity, so that none of them can be sampled."""
+    can_draw_F = ((scores_FK > 0) & (weight_FK != 0)).any(1)
+    return best_in_each_row(scores_FK, weight_FK) & ~can_draw_F[:, None]
+
+
+def sparsify(
+    weight_FK: Tensor,
+    worth_GK: np.ndarray,
+    kept_FS: np.ndarray,
+    *,
+    is_hybrid: bool,
+    draws: Draws,
+    scale: float,
+    c_constant: float,
+    rng: np.random.Generator,
+) -> SparseRows:
+    """Cuts every group to its number of weights: the most sensitive ones unchanged, or a re-weighted sample.
+
+    All groups are sampled (T6), or, `is_hybrid`, those where that has the smaller bound (T9). draws: "until" the group
+    has m distinct weights, so the count is exact; or a "fixed" number floor(N(m)), so that the sample is unbiased, T6
+    holds exactly, and the expected number of distinct weights is at most m (T8). A group that may keep every weight
+    that can be drawn is kept whole. `worth_GK` comes from `budgets.groups_of`, `scale` from `sampling_constant`.
+    """
+    n_rows, n_signs = kept_FS.shape
+    weight = weight_FK.detach().cpu().to(torch.float64).numpy()
+    factor_FK, kept_G = np.zeros(weight.shape), kept_FS.ravel()
+    strategy_G, n_draws_G, eps_G = np.empty(len(kept_G), dtype=np.int8), np.zeros(len(kept_G)), np.zeros(len(kept_G))
+    for rows in row_chunks(n_rows, weight.shape[1] * n_signs):
+        groups = slice(rows.start * n_signs, rows.stop * n_signs)
+        found = _factors(worth_GK[groups], kept_G[groups], is_hybrid, draws, scale, c_constant, rng)
+        factor_GK, strategy_G[groups], n_draws_G[groups], eps_G[groups] = found
+        factor_FK[rows] = factor_GK.reshape(-1, n_signs, weight.shape[1]).sum(1)  # a weight is in one group
+    with np.errstate(over="ignore"):
+        values_FK = torch.from_numpy(weight * factor_FK).to(weight_FK.dtype)
+    if not bool(values_FK.isfinite().all()):
+        raise DataError(
+            f"a re-weighted weight leaves the range of {weight_FK.dtype}: the row's sensitivities differ by too many "
+            "orders of magnitude to sample from",
+            fix="use method='sipp-det', or a wider dtype",
+        )
+    strategy_FS, n_draws_FS, eps_FS = (x.reshape(n_rows, n_signs) for x in (strategy_G, n_draws_G, eps_G))
+    return SparseRows(
+        values_FK,
+        torch.from_numpy(factor_FK > 0),
+        torch.from_numpy(strategy_FS),
+        torch.from_numpy(n_draws_FS),
+        eps_F=torch.from_numpy(eps_FS.max(1)),
+    )
+
+
+def _factors(
+    worth_GK: np.ndarray,
+    kept_G: np.ndarray,
+    is_hybrid: bool,
+    draws: Draws,
+    scale: float,
+    c_constant: float,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """By how much each weight is multiplied (0: removed), and of each group its strategy, its draws and its bound."""
+    cap_G, total_G = (worth_GK > 0).sum(1), worth_GK.sum(1, dtype=np.float64)
+    factor_GK = (worth_GK > 0).astype(np.float64)
+    is_cut_G = kept_G < cap_G
+    factor_GK[is_cut_G] = 0.0
+    strategy_G = np.where(is_cut_G, DET, WHOLE).astype(np.int8)
+    # T5 would say C S of an empty group and T6 nothing; the error is known, so neither is needed
+    eps_G, n_draws_G = np.where(is_cut_G, EMPTY_GROUP_EPS, 0.0), np.zeros(len(kept_G))
+    some = np.flatnonzero(is_cut_G & (kept_G > 0))
+    worth_DK, kept_D = worth_GK[some], kept_G[some]
+    entitled_D = draws_for(worth_DK, kept_D)
+    if draws == "fixed":  # The most draws with U(N) <= m: the paper's "at most B weights" holds for what is expected.
+        entitled_D = np.clip(np.floor(entitled_D + _DRAW_SLACK), 1.0, _MOST_DRAWS)
+    eps_D = eps_rand(scale * total_G[some] / entitled_D)
+    if is_hybrid:
+        mask_DK = largest_in_rows(torch.from_numpy(worth_DK), torch.from_numpy(kept_D)).numpy()
+        eps_det_D = c_constant * np.where(mask_DK, 0.0, worth_DK).sum(1, dtype=np.float64)
+        is_det_D = eps_D > eps_det_D  # T9
+        factor_GK[some[is_det_D]], eps_G[some[is_det_D]] = mask_DK[is_det_D], eps_det_D[is_det_D]
+        some, worth_DK, kept_D, entitled_D = (values[~is_det_D] for values in (some, worth_DK, kept_D, entitled_D))
+    if len(some):
+        share_DK = worth_DK / total_G[some, None]
+        count_DK = draw_until(share_DK, kept_D, rng) if draws == "until" else draw_fixed(share_DK, entitled_D, rng)
+        made_D = count_DK.sum(1)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            factor_GK[some] = np.where(count_DK > 0, count_DK / (made_D[:, None] * share_DK), 0.0)
+        strategy_G[some], n_draws_G[some] = RAND, made_D
+        # With "until" the number of draws is a result of the draws: a lucky one must not tighten the claim, so no more
+        # than N(m) count. Deviates: T6 is proved for a number of draws fixed beforehand; for "until" it is a guide.
+        eps_G[some] = eps_rand(scale * total_G[some] / np.minimum(made_D, entitled_D))
+    return factor_GK, strategy_G, n_draws_G, eps_G
+
+
+def draw_until(share_DK: np.ndarray, kept_D: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """D x K counts of draws with replacement, made until `kept_D` columns were hit (T8a).
 
     In continuous time: column j is hit at rate q_j, first at T_j ~ Exp(q_j), and the clock stops at tau, the m-th
     smallest T. Then it was hit 1 + Poisson(q_j (tau - T_j)) times.
     """
-    sizes = [math.prod(request.shape) for request in requests]
-    uniform = torch.rand(sum(sizes), dtype=BOUND_DTYPE, device=generator.device, generator=generator)
-    flat = as_array(uniform.neg_().log1p_())
-    counts = [part.reshape(request.shape) for part, request in zip(np.split(flat, np.cumsum(sizes)[:-1]), requests)]
-    n_kept = np.concatenate([np.zeros(0, dtype=np.int64), *(request.kept_F[request.rows_D] for request in requests)])
-    ends = np.cumsum(n_kept)
-    first = np.cumsum([0, *(len(request.rows_D) for request in requests)])
-    rates = torch.empty(int(n_kept.sum()), dtype=BOUND_DTYPE, device="cpu")
-
-    def arrive(i: int, begin: int, end: int, scratch: np.ndarray) -> None:
-        request, rows = requests[i], slice(first[i] + begin, first[i] + end)
-        given = (request.worth_FK, request.total_F, request.rows_D[begin:end], n_kept[rows], ends[rows])
-        _first_hits(*given, scratch, counts[i][begin:end], rates.numpy())
-
-    over_rows(arrive, [request.shape for request in requests], n_scratch=2)
-    _add_repeats(flat, poisson(rates, generator))
-    return counts
+    time_DK = rng.standard_exponential(share_DK.shape)
+    with np.errstate(divide="ignore", over="ignore"):
+        arrival_DK = np.where(share_DK > 0, np.minimum(time_DK / share_DK, np.finfo(np.float64).max), np.inf)
+    is_hit_DK = largest_in_rows(torch.from_numpy(-arrival_DK), torch.from_numpy(kept_D)).numpy()
+    tau_D1 = np.where(is_hit_DK, arrival_DK, 0.0).max(1, keepdims=True)
+    rate_DK = np.where(is_hit_DK, share_DK * (tau_D1 - np.where(is_hit_DK, arrival_DK, 0.0)), 0.0)
+    again_DK = np.where(rate_DK < _LARGEST_RATE, rng.poisson(np.minimum(rate_DK, _LARGEST_RATE)), rate_DK)
+    return np.where(is_hit_DK, 1.0 + again_DK, 0.0)
 
 
-def poisson(rates: Tensor, generator: torch.Generator) -> np.ndarray:
-    """One Poisson sample per rate, as float64; small rates by inversion, which is faster than torch.poisson."""
-    uniform = torch.rand(len(rates), dtype=BOUND_DTYPE, device=generator.device, generator=generator)
-    counts = as_array(uniform)
-
-    def invert(_: int, first: int, end: int, __: np.ndarray) -> None:
-        _invert_poisson(rates.numpy()[first:end], counts[first:end])
-
-    over_rows(invert, [(len(counts), 1)], n_scratch=0)
-    large = (rates > _INVERTED_RATE).nonzero()[:, 0]
-    rate = rates[large].to(generator.device)
-    drawn = torch.poisson(rate.clamp(max=_LARGEST_RATE), generator=generator)
-    counts[large.numpy()] = as_array(torch.where(rate < _LARGEST_RATE, drawn, rate))
-    return counts
-
-
-@compiled_rows
-def _invert_poisson(rates: np.ndarray, uniform: np.ndarray) -> None:
-    """The least n with P(count <= n) >= u in place of each uniform number u, for rates up to _INVERTED_RATE."""
-    for i in range(rates.shape[0]):
-        chance = decay(rates[i])[1]
-        below, n = chance, 0.0
-        if rates[i] <= _INVERTED_RATE:
-            while uniform[i] > below and n < _LARGEST_INVERTED:
-                n += 1.0
-                chance *= rates[i] / n
-                below += chance
-            uniform[i] = n
-
-
-@compiled_rows
-def _first_hits(
-    worth_FK: np.ndarray,
-    total_F: np.ndarray,
-    rows_D: np.ndarray,
-    kept_D: np.ndarray,
-    ends_D: np.ndarray,
-    scratch: np.ndarray,
-    arrival_DK: np.ndarray,
-    rates: np.ndarray,
-) -> None:
-    """The m first columns of each row: 1 in `arrival_DK`, which held log(1 - u) of uniform numbers, 0 for the others.
-
-    `rates` gets q (tau - T) of each of these, T = -log(1 - u) / q; a row's rates end at `ends_D`. Numbers are written
-    before it is known whether they count, and then the next ones over them: a branch could not be foreseen.
-    """
-    times, row_rates = scratch[0], scratch[1]
-    for d in range(rows_D.shape[0]):
-        worth, total, arrival = worth_FK[rows_D[d]], total_F[rows_D[d]], arrival_DK[d]
-        for j in range(worth.shape[0]):
-            time = min(abs(arrival[j]) * (total / worth[j]), MAX_DRAWS)
-            arrival[j] = time if worth[j] > 0 else math.inf
-        keys = arrival.view(np.int64)  # numbers >= 0 are in the order of their bits
-        edge, room = smallest_of(keys, kept_D[d])
-        at, tau = 0, 0.0
-        for j in range(worth.shape[0]):
-            is_tied = int(keys[j] == edge) & int(room > 0)
-            is_first = int(keys[j] < edge) | is_tied
-            room -= is_tied
-            times[at] = arrival[j]
-            tau = max(tau, arrival[j] if is_first else 0.0)
-            arrival[j] = is_first
-            at += is_first
-        at = 0
-        for j in range(worth.shape[0]):
-            row_rates[at] = worth[j] / total * (tau - times[at])
-            at += int(arrival[j] > 0)
-        for i in range(kept_D[d]):
-            rates[ends_D[d] - kept_D[d] + i] = row_rates[i]
-
-
-@compiled_rows
-def _add_repeats(count: np.ndarray, again: np.ndarray) -> None:
-    """Adds the next number of `again` wherever the count is not 0, without an unpredictable branch."""
-    at, last = 0, again.shape[0] - 1
-    for j in range(count.shape[0] if last >= 0 else 0):
-        is_drawn = int(count[j] > 0)
-        more = again[min(at, last)]
-        count[j] += more if is_drawn else 0.0
-        at += is_drawn
-
-
-def draw_fixed(share_FK: Tensor, n_draws_F: Tensor, generator: torch.Generator) -> Tensor:
-    """F x K float64 counts of `n_draws_F` draws with replacement from `share_FK` (T8b): exact multinomial counts.
-
-    A row is halved again and again; the draws of a part go to its left half with probability left / part (binomial), so
-    that there are as many calls as K has binary digits.
-    """
-    fan_in = share_FK.shape[1]
-    n_leaves = 1 << max(0, fan_in - 1).bit_length()
-    parts = [torch.nn.functional.pad(share_FK, (0, n_leaves - fan_in))]  # leaves first, the whole row last
-    while parts[-1].shape[1] > 1:
-        parts.append(parts[-1][:, 0::2] + parts[-1][:, 1::2])
-    count = n_draws_F[:, None].to(generator.device)
-    for part, halves in zip(parts[:0:-1], parts[-2::-1]):
-        chance = torch.where(part > 0, halves[:, 0::2] / part, 0.0).to(generator.device)
-        left = torch.binomial(count, chance, generator=generator)
-        count = torch.stack([left, count - left], dim=2).flatten(1)
-    return count[:, :fan_in].to(share_FK.device)
+def draw_fixed(share_DK: np.ndarray, n_draws_D: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """D x K counts of `n_draws_D` draws with replacement from `share_DK` (T8b): exact multinomial counts."""
+    return rng.multinomial(n_draws_D.astype(np.int64), share_DK).astype(np.float64)

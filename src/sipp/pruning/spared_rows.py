@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sipp.allocation.sparse_rows import WHOLE, SparseRows, with_restored
 from sipp.errors import warn_caller
 from sipp.inputs.patches import n_patches_of, rows_of
+from sipp.pruning.sparse_rows import WHOLE, SparseRows, with_restored
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.ranking import Ranking, Weight, from_rows
 from sipp.scoring.task import ScoringTask, each_use
@@ -61,8 +61,8 @@ def with_spared(spared: Sequence[Tensor], dense: Sequence[Tensor], rows: Sequenc
             replace(
                 restored,
                 eps_F=restored.eps_F.masked_fill(spared_F, 0.0),
-                strategy_F=restored.strategy_F.masked_fill(spared_F, WHOLE),
-                n_draws_F=restored.n_draws_F.masked_fill(spared_F, 0.0),
+                strategy_FS=restored.strategy_FS.masked_fill(spared_F[:, None], WHOLE),
+                n_draws_FS=restored.n_draws_FS.masked_fill(spared_F[:, None], 0.0),
             )
         )
     return whole

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from sipp.allocation.largest_scores import even_layers, largest, largest_above_floor
 from sipp.inputs.data import fresh, points_at
 from sipp.inputs.outputs import output_error
+from sipp.pruning.largest_scores import even_layers, largest, largest_above_floor
 from sipp.repairing.data_split import DataSplit, merged_batches
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.layer_usage import DenseOutputs, layer_usage

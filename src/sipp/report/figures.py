@@ -23,9 +23,9 @@ from sipp.report.results import PrunedModel, Result
 from sipp.report.series import METRICS, Curve, Point
 from sipp.results.display import short_names
 from sipp.storage.files import make_folder, write_atomic
-from sipp.storage.outputs import FIGURE_MARK
 
 FORMATS = ("pdf", "png")
+CREATOR = "sipp report"  # in their metadata
 DPI = 300  # of the PNG
 COLUMN = 3.35  # inches: one column of a two-column page
 WIDE = 6.9  # both columns
@@ -86,7 +86,7 @@ def write_figures(results: Sequence[Result], folder: Path) -> list[Path]:
             figure.set_layout_engine("none")  # laid out once for both formats
             for kind in FORMATS:
                 # No date: the same data gives the same file.
-                made_by = {"CreationDate": None, "Creator": FIGURE_MARK} if kind == "pdf" else {"Software": FIGURE_MARK}
+                made_by = {"CreationDate": None, "Creator": CREATOR} if kind == "pdf" else {"Software": CREATOR}
                 drawn = BytesIO()
                 figure.savefig(drawn, format=kind, dpi=DPI, metadata=made_by)
                 written.append(folder / _file_name(name, kind))

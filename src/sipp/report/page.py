@@ -14,7 +14,7 @@ from sipp.results.checking import check_path
 from sipp.results.pruned import Pruned
 from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
 from sipp.results.stored import read_report, report_values
-from sipp.storage.outputs import PAGE, check_file
+from sipp.storage.outputs import check_file
 
 PruneResult = Pruned | PrunedTo
 Networks = PruneResult | Sequence[PruneResult] | Mapping[str, PruneResult]
@@ -30,7 +30,7 @@ def page(
 
     `pruned` is what `prune` or `prune_to` returned, or several of these as a list or as {name: result}. Each
     certificate must be about one of these networks and is shown with it, as is the one that `prune_to` made. The page
-    works offline. An older page at `path` is replaced, but no other kind of file.
+    works offline. An existing file is replaced.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -41,7 +41,7 @@ def page(
         'page.html'
     """
     target = check_path("path", path, "page.html")
-    check_file(target, PAGE, force=True)
+    check_file(target, force=True)
     networks = _by_name(pruned)
     held = (certificate_of(network, None) for network in networks.values())
     claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))

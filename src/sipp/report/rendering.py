@@ -23,8 +23,8 @@ from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
 from sipp.report.results import PrunedModel, Result
 from sipp.report.run_article import run_article, run_titles
-from sipp.storage.files import make_folder
-from sipp.storage.outputs import PAGE, PAGE_MARK, write_file
+from sipp.storage.files import make_folder, write_atomic
+from sipp.storage.outputs import check_file
 
 TEMPLATE = "template.html.j2"
 HOW_TO_READ = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
@@ -39,10 +39,11 @@ def write_page(
     study: StudySummary | None = None,
     title: str = "",
 ) -> None:
-    """Writes the page of these results; an existing file is replaced only with `force`, and only if it is a page."""
+    """Writes the page of these results; an existing file is replaced only with `force`."""
     text = render(results, broken=broken, study=study, title=title)
     make_folder(path.parent)
-    write_file(path, text.encode(errors="replace"), PAGE, force=force)  # a folder name may not be valid text
+    check_file(path, force=force)
+    write_atomic(path, text.encode(errors="replace"))  # a folder name may not be valid text
 
 
 def render(
@@ -87,7 +88,6 @@ def render(
         broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
         version=f"sipp {__version__}",
         policy=_policy(css, script),
-        mark=Markup(PAGE_MARK),
         # Only text from this package is inserted unescaped; everything from files is escaped.
         css=Markup(css),
         script=Markup(script),

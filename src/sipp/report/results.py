@@ -25,7 +25,7 @@ from sipp.results.jsonio import from_json
 from sipp.results.pruned import PrunedFacts
 from sipp.results.stored import Identity
 from sipp.storage import pruned_folder
-from sipp.storage.files import read_file, read_sealed
+from sipp.storage.files import read_file, read_json
 from sipp.storage.outputs import RECORD_NAME
 
 MOST_BYTES = 1 << 24  # of a file beside a network
@@ -187,7 +187,7 @@ def _read_measurement(path: Path, identity: Identity) -> tuple[Measurement | Non
         what, schema = KINDS.get(kind, ("a record", None))
         if schema is None:
             return None, ""
-        measured = from_json(schema, values if kind == certificate.KIND else read_sealed(path), path)
+        measured = from_json(schema, values if kind == certificate.KIND else read_json(path), path)
     except (OSError, ValueError, RecursionError):
         return None, f"{path.name} cannot be read as {what}."
     dense_hash = values.get("dense_hash", identity.dense_hash)

@@ -34,6 +34,7 @@ Method = str | Score  # its name in `scoring/methods.py`, or a score of the call
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
 Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in a file of `save`
 Draws = Literal["until", "fixed"]  # of a sampled row (T8)
+Allocation = Literal["layers", "paper"]  # of the budget of sampled rows (T10)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
 Floor = float | Literal["method", "off"]  # under rows and layers: a share of an even cut
 ChunkBytes = int | Literal["auto"]
@@ -211,6 +212,9 @@ class PruneOptions:
     draws: Annotated[
         Draws, _goal("For methods that sample: until the budget is reached, or a fixed number of draws.")
     ] = "until"
+    allocation: Annotated[
+        Allocation, _goal("For methods that sample: every layer counts alike, or every row as the paper prints it.")
+    ] = "layers"
     confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.", prune_to=True)] = (
         CONFIDENCE
     )
@@ -239,6 +243,7 @@ class PruneOptions:
         check_share("confidence", self.confidence)
         check_seed(self.seed)
         check_choice("draws", self.draws, get_args(Draws))
+        check_choice("allocation", self.allocation, get_args(Allocation))
         check_choice("bound", self.bound, get_args(Mode))
         check_floor(self.floor)
         check_record("scoring", self.scoring, Scoring)

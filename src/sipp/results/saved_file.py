@@ -1,55 +1,44 @@
-"""The record of a file of `sipp.save`: bytes per tensor, against the dense network and the entropy bound."""
+"""What is in a file of `sipp.save`: bytes per tensor, against the dense network and the entropy bound."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+import torch
 from torch import Tensor
 
 from sipp.results.certificate import AnyCertificate
 from sipp.results.display import number, percent_up, size_words
-from sipp.results.options import Precision, pattern_of
+from sipp.results.jsonio import NOT_JSON
+from sipp.results.options import Precision
 from sipp.results.sheet import Sheet, Table, shown
 
+PositionKind = Literal["all", "bitmask", "kept gaps", "zero gaps"]
+Rounding = Literal["exact", "fp16", "bf16", "int8"]
 About = Literal["stored values", "values before rounding"]
-MOST_WEIGHTS = 2**47
+WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
+SCALE_BYTES = 4  # of int8's scales, one a row, as float32
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("holds characters that cannot be printed")
-    return text
-
-
-Count = Annotated[int, Field(ge=0, le=MOST_WEIGHTS)]
-Line = Annotated[str, AfterValidator(_printable)]  # one printable line: no control characters for a terminal
-
-
-class StrictRecord(BaseModel):
-    """A frozen record without type conversions and unknown keys, for files that are not trusted."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class StoredStatements(StrictRecord):
+@dataclass(frozen=True)
+class StoredStatements:
     """How the network was pruned, and its statements as sentences."""
 
-    method: Line
-    draws: Line
-    budget: Count
-    kept: Count
-    n_weights: Count
+    method: str
+    draws: str
+    budget: int
+    kept: int
+    n_weights: int
     seed: int
-    network: Line
-    rows_and_layers: Line | None
-    measured: Line | None
-    pattern: Annotated[str, AfterValidator(lambda text: str(pattern_of(text)))] | None = None  # n:m
+    pattern: str | None
+    network: str
+    rows_and_layers: str | None
+    measured: str | None
 
 
 @dataclass(frozen=True)
@@ -60,17 +49,38 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     kept: int  # values stored
-    n_weights: int
-    positions: str  # "all", "bitmask", "kept gaps" or "zero gaps"
-    values: str  # "exact", "fp16", "bf16" or "int8"
-    has_mask: bool
-    n_bytes: int  # in the file
-    value_bytes: int  # of the stored values before compression, with the scales of int8
-    dense_bytes: int
+    positions: PositionKind
+    values: Rounding
+    mask: PositionKind | Literal["stored"] | None  # "stored": the mask is where values are; None: it has no mask
+    lengths: tuple[int, ...]  # bytes of the positions, the planes of values, those of int8's scales, a mask of its own
     largest_change: float  # largest relative change of a weight by rounding
     norm_change: float  # relative change of the whole tensor
 
-    ALSO_IN_JSON = ("bound_bytes",)
+    ALSO_IN_JSON = ("n_weights", "n_bytes", "dense_bytes", "value_bytes", "bound_bytes")
+
+    @property
+    def n_weights(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in the file."""
+        return sum(self.lengths)
+
+    @property
+    def dense_bytes(self) -> int:
+        width: int = getattr(torch, self.dtype).itemsize
+        return self.n_weights * width
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the stored values before compression, with the scales of int8."""
+        width: int = getattr(torch, WIDE_AS.get(self.values, self.dtype)).itemsize
+        return self.kept * width + (SCALE_BYTES * self.n_rows if self.values == "int8" else 0)
 
     @property
     def bound_bytes(self) -> float:
@@ -84,23 +94,23 @@ class SavedFile:
     """The contents of a saved file. `print` it."""
 
     path: Path
-    sha256: str  # of index and data
+    sha256: str
     n_bytes: int
     model: str  # name of its class
     versions: dict[str, str]
     precision: Precision  # `values` as asked for
     tensors: tuple[StoredTensor, ...]
-    masks: dict[str, Tensor]  # {parameter name: bool tensor}, True = kept
+    masks: dict[str, Tensor] = field(metadata=NOT_JSON)  # {parameter name: bool tensor}, True = kept
     statements: StoredStatements | None
-    statements_about: About
     certificate: AnyCertificate | None
     certificate_about: About | None
-    breaking_pattern: list[str] | None  # weights whose masks break the pattern that the file names; None: it names none
     buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
 
-    def __repr__(self) -> str:
-        held = f"{self.model}, {self.n_bytes:,} bytes, {self.precision}"
-        return f"<SavedFile of {self.path.name}: {held}; print() shows them>"
+    ALSO_IN_JSON = ("statements_about", "dense_bytes", "bound_bytes", "rounding_words")
+
+    @property
+    def statements_about(self) -> About:
+        return "values before rounding" if self.rounding_words else "stored values"
 
     @property
     def dense_bytes(self) -> int:
@@ -110,7 +120,7 @@ class SavedFile:
     @property
     def bound_bytes(self) -> float:
         """Bytes of the stored values, and n H(keep) / 8 for the positions in sparse tensors."""
-        sparse = [tensor for tensor in self.tensors if tensor.has_mask or tensor.kept < tensor.n_weights]
+        sparse = [tensor for tensor in self.tensors if tensor.mask is not None or tensor.kept < tensor.n_weights]
         n_weights, kept = sum(tensor.n_weights for tensor in sparse), sum(tensor.kept for tensor in sparse)
         return sum(tensor.value_bytes for tensor in self.tensors) + entropy_bytes(n_weights, kept)
 
@@ -162,26 +172,17 @@ def _contents_table(contents: SavedFile) -> Table:
         cells = _cells(group) | {"positions": positions, "values": values}
         rows.append((name, *(cells[column] for column in columns)))
 
-    whole = []
-    for tensor in contents.tensors:
-        if tensor.has_mask or tensor.positions != "all" or tensor.values != "exact" or len(tensor.names) > 1:
-            values = tensor.dtype if tensor.values == "exact" else tensor.values
-            add(" = ".join(tensor.names), [tensor], tensor.positions, values)
-        else:
-            whole.append(tensor)
-    if whole:
+    def is_whole(tensor: StoredTensor) -> bool:
+        return (tensor.mask, tensor.positions, tensor.values, len(tensor.names)) == (None, "all", "exact", 1)
+
+    for tensor in (tensor for tensor in contents.tensors if not is_whole(tensor)):
+        values = tensor.dtype if tensor.values == "exact" else tensor.values
+        add(" = ".join(tensor.names), [tensor], tensor.positions, values)
+    if whole := [tensor for tensor in contents.tensors if is_whole(tensor)]:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     add("all tensors", contents.tensors, "", contents.precision)
     words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
     return Table(("tensor", *columns), tuple(rows), bars=("bytes", "bytes dense"), words=words)
-
-
-def _headline(contents: SavedFile) -> str:
-    size = size_words(contents.n_bytes, contents.dense_bytes)
-    return (
-        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
-        f"the kept values and the entropy of their positions come to {contents.bound_bytes:,.0f}"
-    )
 
 
 def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
@@ -199,17 +200,21 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
     }
 
 
+def _headline(contents: SavedFile) -> str:
+    size = size_words(contents.n_bytes, contents.dense_bytes)
+    return (
+        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
+        f"the kept values and the entropy of their positions come to {contents.bound_bytes:,.0f}"
+    )
+
+
 def _words(contents: SavedFile) -> list[tuple[str, str]]:
     """Labels and texts: how it was pruned, and its statements, marked if they are about unrounded values."""
     statements = contents.statements
     lines: list[tuple[str, str | None]] = [("rounding", contents.rounding_words)]
     if statements is not None:
         lines.append(("pruned", f"{statements.method}, {statements.kept:,} of {statements.n_weights:,} weights kept"))
-        wrong = contents.breaking_pattern
-        if wrong is not None:
-            broken = f"{', '.join(wrong[:3])} ({len(wrong)} of {len(contents.masks)}) break it"
-            checked = f"is what the file says, but {broken}" if wrong else "along every row, checked"
-            lines.append(("pattern", f"{statements.pattern} {checked}"))
+        lines.append(("pattern", statements.pattern))
         lines.append(("statements", "" if contents.statements_about == "stored values" else ROUNDED_NOTE))
         lines.append(("measured", statements.measured))
         lines += [("network", statements.network), ("rows", statements.rows_and_layers)]

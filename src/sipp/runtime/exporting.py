@@ -15,10 +15,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.results.checking import check_choice, check_path, check_size
 from sipp.results.network_hash import raw_bytes
@@ -28,8 +29,8 @@ from sipp.runtime.exported import TRACED, Exported, Target
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import write_onnx, write_program
 from sipp.storage.block_by_block.sharded_weights import companion_files
-from sipp.storage.files import publish, temporary_path, write_atomic
-from sipp.storage.tensors import in_own_memory, tensors_from_bytes, tensors_to_bytes
+from sipp.storage.files import new_folder, write_atomic
+from sipp.storage.tensors import in_own_memory, tensors_to_bytes
 
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers
@@ -102,7 +103,7 @@ def _weight_bytes(model: nn.Module, to: Target) -> bytes:
         _check_same(state, torch.load(io.BytesIO(content), weights_only=True))
     else:
         content = tensors_to_bytes(state, MARK)
-        _check_same(state, tensors_from_bytes(content, "what was just made"))
+        _check_same(state, safetensors.torch.load(content))
     return content
 
 
@@ -120,21 +121,12 @@ def _save_pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
-    unfinished = temporary_path(folder)
-    try:
-        try:
-            save(unfinished, max_shard_size=check_size("shard", shard))
-            back = load(unfinished, local_files_only=True)
-            _check_same(dict(model.state_dict()), dict(back.state_dict()))
-            beside = _add_companions(model, unfinished, tokenizer)
-            n_bytes = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
-            publish(unfinished, folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    except OSError as error:
-        raise DataError(
-            f"could not be written ({error.strerror or error})", where=folder, fix="free space, or give another place"
-        ) from error
+    with new_folder(folder) as unfinished:
+        save(unfinished, max_shard_size=check_size("shard", shard))
+        back = load(unfinished, local_files_only=True)
+        _check_same(dict(model.state_dict()), dict(back.state_dict()))
+        beside = _add_companions(model, unfinished, tokenizer)
+        n_bytes = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
     return n_bytes, beside
 
 

@@ -1,5 +1,7 @@
-"""Reads and writes files: atomic writes, checksums (`files.py`), tensors as bytes (`tensors.py`), and what they hold.
+"""Writes and reads files: the one atomic write, checksums, and what other rooms store with them.
 
-`outputs.py` decides what may be replaced. `pruned_folder.py` is the folder of `sipp prune`, `state_files.py` is a
-checkpoint of a run, `small_file/` the file of `sipp.save`, and `block_by_block/` networks that are larger than memory.
+`files.py` has the atomic write and JSON with a checksum, `tensors.py` safetensors files, and `outputs.py` says where a
+command may write. `small_file.py` is the file of `sipp.save` (`coding.py`: its bits, `rounding.py`: its precision),
+`pruned_folder.py` the folder of `sipp prune`, `state_files.py` a checkpoint of a run, and `block_by_block/` is for
+networks that are larger than memory.
 """

@@ -1,64 +1,62 @@
-"""Saves tensors together with JSON values in one file, NAME.safetensors.
+"""Saves tensors together with JSON values in one file, NAME.safetensors: a checkpoint of a run.
 
-The header holds the values, the SHA-256 of the tensors, and a checksum of both. Nothing is unpickled.
+The metadata hold the values and the SHA-256 of the tensors, with a checksum of both. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.storage.files import Values, child_path, json_with_checksum, make_folder, read_file, read_json, write_atomic
-from sipp.storage.tensors import metadata_in, raw_hash, raw_tensors, tensors_from_bytes, tensors_to_bytes
+from sipp.storage.files import CHANGED, Values, check_name, make_folder, read_json, seal, write_atomic
+from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
-Tensor = Any  # torch is not imported here, so that reading records is fast
-KEY = "sipp state"  # of the values in the header
+Tensor = Any  # torch is not imported here, so that runs are listed fast
+KEY = "sipp state"  # of the values in the metadata
 SUFFIX = ".safetensors"
 
 
 def save_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Saves tensors and values under this name, atomically."""
-    from sipp.results.network_hash import state_hash
-
-    header = json_with_checksum({"tensors_sha256": state_hash(tensors), "values": values})
-    data = tensors_to_bytes(tensors, {KEY: header.decode()})
+    text = json.dumps(seal({"tensors_sha256": _hash(tensors), "values": values}), allow_nan=False)
     make_folder(folder)
-    write_atomic(child_path(folder, name + SUFFIX), data)
+    write_atomic(_path(folder, name), tensors_to_bytes(tensors, {KEY: text}))
 
 
 def load_state(folder: Path, name: str) -> tuple[dict[str, Tensor], Values]:
     """The tensors (on the CPU) and values saved under this name; DataError if either was changed."""
-    data, values = _read_checked(child_path(folder, name + SUFFIX))
-    return tensors_from_bytes(data, child_path(folder, name + SUFFIX)), values
+    path = _path(folder, name)
+    tensors, metadata = read_tensors(path)
+    state = read_json(path, metadata.get(KEY, ""))
+    if _hash(tensors) != state["tensors_sha256"]:
+        raise DataError(f"its tensors do not have the SHA-256 they were saved with; {CHANGED}", where=path)
+    return tensors, state["values"]
 
 
 def load_values(folder: Path, name: str) -> Values:
-    """The values saved under this name, after the same checks as `load_state`. Needs no torch."""
-    return _read_checked(child_path(folder, name + SUFFIX))[1]
-
-
-def _read_checked(path: Path) -> tuple[bytes, Values]:
-    """The whole file and its values; DataError if it was changed."""
-    data = read_file(path)
-    text = metadata_in(io.BytesIO(data)).get(KEY)
-    if not isinstance(text, str):
-        raise DataError("holds no state of a run; it was changed after it was written, or truncated", where=path)
-    state, digest = read_json(path, text.encode(errors="surrogatepass")), raw_hash(raw_tensors(data, path))
-    if digest != state["tensors_sha256"]:
-        raise DataError(
-            f"SHA-256 {digest[:12]} is not the one it was saved with; it was changed after it was written", where=path
-        )
-    return data, state["values"]
+    """The values saved under this name, after the same checks as `load_state`."""
+    return load_state(folder, name)[1]
 
 
 def has_state(folder: Path, name: str) -> bool:
     """Whether a state was saved under this name; `load_state` checks it."""
-    return child_path(folder, name + SUFFIX).is_file()
+    return _path(folder, name).is_file()
 
 
 def remove_state(folder: Path, name: str) -> None:
     """Removes the state."""
-    child_path(folder, name + SUFFIX).unlink(missing_ok=True)
+    _path(folder, name).unlink(missing_ok=True)
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the bytes: of a bool, torch would hash the value alone."""
+    from sipp.results.network_hash import raw_bytes, state_hash
+
+    return state_hash({f"{name} {t.dtype} {tuple(t.shape)}": raw_bytes(t) for name, t in tensors.items()})
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / check_name(name + SUFFIX)

@@ -8,7 +8,7 @@ import torch
 
 from sipp.results.checking import check_path
 from sipp.results.saved_file import SavedFile
-from sipp.storage.small_file.network import read_network
+from sipp.storage.small_file import decode, read_contents
 
 
 @torch.inference_mode(False)
@@ -22,4 +22,4 @@ def inspect(path: str | PathLike[str]) -> SavedFile:
         >>> [(tensor.names, tensor.positions, tensor.n_bytes) for tensor in sipp.inspect(path).tensors]
         [(('weight',), 'all', 32), (('bias',), 'all', 8)]
     """
-    return read_network(check_path("path", path, "net.sipp.safetensors"))[1]
+    return decode(*read_contents(check_path("path", path, "net.sipp.safetensors")))[1]

@@ -14,7 +14,7 @@ from sipp.results.checking import check_path
 from sipp.results.display import listed
 from sipp.results.network_hash import buffers_hash
 from sipp.results.saved_file import SavedFile
-from sipp.storage.small_file.network import bits_differ, cannot_share, named_tensors, read_network
+from sipp.storage.small_file import cannot_take, decode, named_tensors, read_contents
 
 OTHER_BUFFERS = (
     "buffers that are not part of a state_dict (persistent=False) have other values in `into` than in the saved "
@@ -45,14 +45,14 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
     if into is not None and not isinstance(into, nn.Module):
         raise OptionError(f"into is a {type(into).__name__}", fix="give an nn.Module, or leave it out for a state_dict")
     file = check_path("path", path, "net.sipp.safetensors")
-    state, contents = read_network(file)
+    contents, data = read_contents(file)
+    if into is not None:
+        check_can_be_written(into)
+        _check_fits(contents, into)
+    state, contents = decode(contents, data)
     if into is None:
         return state
-    check_can_be_written(into)
-    _check_fits(contents, into)
-    groups = named_tensors(into)
-    tied = next((n for n, _ in groups if any(bits_differ(state[n[0]], state[other]) for other in n[1:])), ())
-    if names := tied or cannot_share(groups, state):
+    if names := cannot_take(into, state):
         raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {file}; untie them")
     into.load_state_dict(state, strict=True)
     into.eval()

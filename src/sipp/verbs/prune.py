@@ -27,6 +27,7 @@ from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     DELTA,
+    Allocation,
     Constants,
     Draws,
     Floor,
@@ -58,6 +59,7 @@ def prune(
     confidence: float = CONFIDENCE,
     seed: int = 0,
     draws: Draws = "until",
+    allocation: Allocation = "layers",
     reduce: Reduce | None = None,
     floor: Floor = "method",
     include: Selector | None = None,
@@ -76,6 +78,7 @@ def prune(
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
     and the weights together, starting from the method's mask; `"refit"` keeps that mask. A repair goes through
     the network block by block if it finds blocks, or through the list of modules that `blocks` names ("model.layers").
+    `allocation` and `draws` are for methods that sample.
     With a `floor`, every row keeps at least one weight, and every layer that share of an even cut.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
@@ -95,8 +98,8 @@ def prune(
     """
     options = PruneOptions(
         keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
-        draws=draws, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound, statements=statements,
-        repair=repair, blocks=blocks, scoring=scoring, constants=constants,
+        draws=draws, allocation=allocation, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
+        statements=statements, repair=repair, blocks=blocks, scoring=scoring, constants=constants,
     )  # fmt: skip
     return prune_with(model, data, options, holdout=holdout, progress=progress)
 

@@ -230,7 +230,7 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     dense = _Block(work.blocks.names[i], work.network.load_block(i), work.blocks, work.calls[i])
     pruned, masks, errors = _cut_and_repaired(work, i, dense)
     tensors = work.network.weights.as_in_files(pruned.state_dict())
-    write_shard(work.output.folder, file_of_block(i), tensors)
+    write_shard(work.output.folder / file_of_block(i), tensors)
     sides = (("dense", dense), ("pruned", pruned)) if work.repair else (("dense", dense),)
     for side, block in sides if i + 1 < len(work.blocks.names) else ():
         for j, batch in enumerate(work.batches(i, side)):

@@ -102,21 +102,8 @@ def functions_in(cache: Path) -> list[Path]:
     return sorted(cache.rglob("*.nbi"))
 
 
-def remove(cache: Path, *names: str) -> None:
-    """Forgets these functions, each named with its module."""
-    for name in names:
-        indices = [*cache.rglob(f"{name}_*.nbi")]
-        assert indices, f"{name} is not in the cache"
-        for path in (file for index in indices for file in index.parent.glob(index.stem + "*")):
-            path.unlink()
-
-
-# Loops that call others which are cached too: compiled again, they meet these as they come from the cache.
-CALLERS = ("curves._trace", "rows.draws_of_row", "sampled_rows._choose_row_strategies")
-
-
 def caches(cache: Path) -> dict[str, object]:
-    """The results from an empty cache, a full one, and one without the loops that call others."""
+    """The results from an empty cache and from a full one."""
     # what every process needs, once before they are forked: the modules, and Numba's own tables, for a function that
     # is compiled and not kept; each loads or compiles the loops themselves
     importlib.import_module("sipp.scoring.kernels.cpu.kernel")
@@ -124,8 +111,7 @@ def caches(cache: Path) -> dict[str, object]:
     assert not functions_in(cache)
     found: dict[str, object] = {"cold": forked(), "warm": forked(are_all=True)}
     found["n"] = len(functions_in(cache))
-    remove(cache, *CALLERS)
-    return {**found, "without callers": forked()}
+    return found
 
 
 def scores(*reduces: str) -> dict[str, Tensor]:

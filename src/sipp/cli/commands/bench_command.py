@@ -42,13 +42,12 @@ def bench(
 ) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
     from sipp.cli.out_option import check_out, write_record
-    from sipp.storage.outputs import BENCH
 
-    check_out(out, BENCH, force=force)
+    check_out(out, force=force, reads={"FILE": stored.file})
     from sipp.cli.bench_network import bench_file
     from sipp.results.bench import KIND
     from sipp.results.jsonio import to_json
 
     measured = bench_file(stored, n_points=batch, n_threads=threads, repeats=repeats)
     record = {"kind": KIND, "sipp": sipp.__version__, **to_json(measured)}
-    return Answer([str(measured), *write_record(out, record, BENCH, force=force)], record)
+    return Answer([str(measured), *write_record(out, record, force=force)], record)

@@ -9,7 +9,7 @@ from typing import Annotated
 from sipp.cli import options as shared
 from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option
 from sipp.cli.output import Answer
-from sipp.results.checking import check_drop, check_number, check_share, check_size
+from sipp.results.checking import check_drop, check_number, check_share
 from sipp.results.options import HOLDOUT_DELTA, Precision, PruneOptions
 from sipp.storage.outputs import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
 
@@ -66,12 +66,6 @@ class PruneRequest:
             metavar="FORMAT",
         ),
     ] = "fp32"
-    shard: Annotated[
-        str | None,
-        option(
-            f"Split name{FILE_SUFFIX} into files of at most this size, such as 5GB. Default: one file.", OUTPUT_PANEL
-        ),
-    ] = None
     force: shared.Force = False
 
     def __post_init__(self) -> None:
@@ -80,13 +74,6 @@ class PruneRequest:
         if self.max_accuracy_drop is not None:
             check_drop("max_accuracy_drop", self.max_accuracy_drop)
         check_share("holdout_delta", self.allowed_share)
-        _ = self.shard_bytes
-
-    @property
-    def shard_bytes(self) -> int | None:
-        """The largest size that --shard allows a file, in bytes; None: do not split."""
-        text = self.shard
-        return None if text is None else check_size("shard", int(text) if text.isascii() and text.isdigit() else text)
 
     @property
     def is_one_file(self) -> bool:

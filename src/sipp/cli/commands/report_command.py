@@ -13,7 +13,6 @@ from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
 from sipp.results.display import counted
-from sipp.storage.outputs import FIGURE, PAGE, check_file, check_place
 
 
 def report(
@@ -30,8 +29,9 @@ def report(
     """
     from sipp.cli.out_option import check_out
     from sipp.report import figure_names, read_intact_results, write_figures, write_page
+    from sipp.storage.outputs import check_place
 
-    check_out(out, PAGE, force=force, makes_folder=True)
+    check_out(out, force=force, makes_folder=True)
     if figures is not None:
         with naming_option(f"--figures {figures}", "give another folder"):
             check_place(figures / out.name)
@@ -62,7 +62,8 @@ def report(
 
 
 def _check_figures(folder: Path, names: list[str], force: bool) -> None:
-    """Refuses to write figures over files that are not figures."""
+    """Refuses to write figures where some are, without --force."""
+    from sipp.storage.outputs import check_file
 
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
@@ -73,4 +74,4 @@ def _check_figures(folder: Path, names: list[str], force: bool) -> None:
                 fix="leave it out",
             )
         for name in names:
-            check_file(folder / name, FIGURE, force=force, makes_folder=True)
+            check_file(folder / name, force=force, makes_folder=True)

@@ -16,7 +16,7 @@ from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.results.display import plain_table
 from sipp.results.manifest import Manifest
-from sipp.storage.outputs import PAGE, check_file
+from sipp.storage.outputs import check_file
 
 
 def study(
@@ -46,7 +46,7 @@ def study(
         return _show_plan(chosen, out, accept_changes)
     page = out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {out}", "give another folder"):
-        check_file(page, PAGE, force=True, makes_folder=True)
+        check_file(page, force=True, makes_folder=True)
     from sipp.cli.run_display import records_table, show_progress, work_done
     from sipp.experiments.runs.run_recipe import run as run_recipe
 

@@ -1,7 +1,6 @@
 """Downloads and reads CIFAR-10 (the official binary version)."""
 
 import http.client
-import shutil
 import tarfile
 import urllib.request
 import zlib
@@ -13,7 +12,7 @@ import torch
 from sipp.errors import DataError
 from sipp.experiments.data.imageset import ImageSet
 from sipp.progress import Advance
-from sipp.storage.files import make_folder, publish, sha256_of, sync_folder, temporary_path, write_synced
+from sipp.storage.files import new_folder, sha256_of
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 TIMEOUT_S = 30.0
@@ -88,18 +87,9 @@ def fetch_cifar10(folder: Path | str, *, progress: Advance | None = None, url: s
             f"CIFAR-10 could not be fetched ({url}: {error}). Run it again, or put data_batch_1.bin .. "
             f"data_batch_5.bin and test_batch.bin of the official binary version into {target}"
         ) from error
-    unfinished = temporary_path(target)
-    try:
-        make_folder(folder)
-        unfinished.mkdir()
+    with new_folder(target) as unfinished:
         for name, records in files.items():
-            write_synced(unfinished / f"{name}.bin", records)
-        sync_folder(unfinished)
-        publish(unfinished, target)
-    except OSError as error:
-        raise DataError(f"cannot fetch CIFAR-10 into {folder}: {error}") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            (unfinished / f"{name}.bin").write_bytes(records)
     return target
 
 

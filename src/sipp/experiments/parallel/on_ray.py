@@ -40,7 +40,7 @@ from sipp.experiments.training.setup import code_version_of, device_named, load_
 from sipp.experiments.training.signals import Interrupted, StopSignal
 from sipp.extras import needed_for
 from sipp.results.manifest import Origin
-from sipp.storage.files import child_path, remove_leftovers
+from sipp.storage.files import remove_leftovers
 
 LOCAL = "local"  # Ray's address for starting a new instance here
 POLL_SECONDS = 0.25
@@ -87,7 +87,7 @@ def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
             feed, memory = _open_run(run)
-            remove_leftovers(child_path(run.folder, stage.name))  # left by a process that died
+            remove_leftovers(run.folder / stage.name)  # left by a process that died
             context = RunContext(
                 run.recipe,
                 run.folder,
@@ -153,9 +153,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> G
     If a process dies, another resumes its stage from the last checkpoint. A signal, or an error in one stage, stops all
     others after a checkpoint.
     """
-    stages = [
-        stage for stage in plan(run.recipe) if finished_network(ALONE, child_path(run.folder, stage.name)) is None
-    ]
+    stages = [stage for stage in plan(run.recipe) if finished_network(ALONE, run.folder / stage.name) is None]
     if not stages:
         return
     todo, unfinished = list(stages), set(stages)

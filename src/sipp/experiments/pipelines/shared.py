@@ -65,7 +65,13 @@ def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats:
     feed, spec = context.feed, context.recipe.prune
     assert stage.method is not None
     arm, seed = arm_of(stage.method), prune_seed(stage.seed, stage.method, stage.level)
-    options = PruneOptions(method=arm.method, delta=spec.delta, draws=spec.draws, reduce=arm.reduce or spec.reduce)
+    options = PruneOptions(
+        method=arm.method,
+        delta=spec.delta,
+        draws=spec.draws,
+        allocation=spec.allocation,
+        reduce=arm.reduce or spec.reduce,
+    )
     model = module_of(context, network)
     batches = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
 

@@ -14,7 +14,7 @@ from sipp.errors import OptionError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.pipelines import pipeline_names, pipeline_of
 from sipp.results.checking import check_choice, nearest, problem_words
-from sipp.results.options import Draws, Reduce, RepairChoice
+from sipp.results.options import Allocation, Draws, Reduce, RepairChoice
 
 PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
@@ -156,6 +156,8 @@ class Pruning(_Section):
     """the share of all weights that each level keeps, instead of alpha and levels"""
     draws: Draws = "until"
     """how often a sampled row is drawn"""
+    allocation: Allocation = "layers"
+    """how sampled rows share the budget: every layer counts alike, or every row as the paper prints it"""
     reduce: Reduce = "max"
     """how to combine patches, for methods that do not say: max (with bounds) or mean"""
     batch_size: Count = 128

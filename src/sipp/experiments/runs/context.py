@@ -19,7 +19,7 @@ from sipp.experiments.runs.plan import Stage
 from sipp.experiments.training.feed import Feed
 from sipp.experiments.training.signals import StopSignal
 from sipp.results.run_records import EpochRow
-from sipp.storage.files import Values, child_path
+from sipp.storage.files import Values, check_name
 
 MODEL = "model."
 MASK = "mask."
@@ -61,7 +61,7 @@ class RunContext:
 
     def stage_folder(self, stage: Stage) -> Path:
         """The folder of a stage."""
-        return child_path(self.folder, stage.name)
+        return self.folder / check_name(stage.name)
 
     def hyper(self, stage: Stage) -> Training:
         """How the network of a stage is trained."""

@@ -18,7 +18,7 @@ from sipp.experiments.runs.plan import Stage, stages_of
 from sipp.results.jsonio import from_json
 from sipp.results.manifest import Manifest, Origin, Planned
 from sipp.results.run_records import NetworkRecord
-from sipp.storage.files import CHANGED, child_path
+from sipp.storage.files import CHANGED
 
 RunState = Literal["running", "finished", "stopped"]
 
@@ -69,7 +69,7 @@ def list_runs(out: Path) -> list[RunStatus | UnreadableFolder]:
 def _plan(folder: Path) -> tuple[Manifest, list[Stage]]:
     """The manifest and the stages of a run."""
     manifest = store.read_manifest(folder)
-    config = from_json(Planned, manifest.config, child_path(folder, store.MANIFEST))
+    config = from_json(Planned, manifest.config, folder / store.MANIFEST)
     seeds = range(config.seed, config.seed + config.repetitions)
     return manifest, stages_of(seeds, config.prune.methods, config.prune.n_levels)
 

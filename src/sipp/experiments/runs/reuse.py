@@ -17,8 +17,9 @@ from sipp.experiments.runs.plan import Stage, plan
 from sipp.results.manifest import Manifest, Origin
 from sipp.scoring.methods import method_of
 from sipp.storage import state_files
-from sipp.storage.files import Values, child_path
+from sipp.storage.files import Values
 
+CUT_KEYS = ("delta", "draws", "allocation", "batch_size", "repair")  # keys of `prune` that decide a network
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration; these determine the dense network
 
 
@@ -40,7 +41,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
         "arm": stage.method,
         "score": own.get(arm.method),  # digest of a user's own score
         "reduce": (arm.reduce or spec.reduce) if uses_sensitivities else None,
-        **{key: config["prune"][key] for key in ("delta", "draws", "batch_size", "repair") if key in config["prune"]},
+        **{key: config["prune"][key] for key in CUT_KEYS if key in config["prune"]},
         "level": stage.level,
         **ladder,
     }
@@ -85,7 +86,7 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: Origin, *, accept_chang
         same_code = all((source.code, source.device) == (origin.code, origin.device) for source in manifest.origins)
         return same_data and (same_code or accept_changes)
 
-    todo = [stage for stage in plan(recipe) if not state_files.has_state(child_path(folder, stage.name), store.FINAL)]
+    todo = [stage for stage in plan(recipe) if not state_files.has_state(folder / stage.name, store.FINAL)]
     for stage, place in find_reusable(folder.parent, recipe, todo, suits).items():
         loaded = store.load_if_intact(place, store.FINAL)
         if loaded is None:  # damaged: trained here
@@ -98,4 +99,4 @@ def reuse_networks(folder: Path, recipe: Recipe, origin: Origin, *, accept_chang
             store.TAKEN_FROM: record.get(store.TAKEN_FROM) or run.name,
         }
         store.add_origins(folder, store.read_manifest(run))
-        store.finish_stage(child_path(folder, stage.name), tensors, {**values, "record": {**record, **own}})
+        store.finish_stage(folder / stage.name, tensors, {**values, "record": {**record, **own}})

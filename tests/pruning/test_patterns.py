@@ -8,8 +8,8 @@ from oracles import patterns as oracle
 from torch import nn
 
 import sipp
-from sipp.allocation.largest_scores import breaking_pattern, largest_in_groups, obeys_pattern
 from sipp.errors import DataError, OptionError
+from sipp.pruning.largest_scores import breaking_pattern, largest_in_groups, obeys_pattern
 from sipp.results.options import Pattern, pattern_of
 from sipp.scoring.methods import METHODS, MethodInfo
 

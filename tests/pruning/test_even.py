@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sipp.allocation.largest_scores import even_rows
 from sipp.errors import OptionError
+from sipp.pruning.largest_scores import even_rows
 
 SHAPES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=4)
 FEW = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 7)), min_size=1, max_size=3)  # where all budgets are tried

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sipp.allocation.rows import as_array, over_rows
-from sipp.allocation.sparse_rows import row_chunks
 from sipp.errors import DataError, OptionError
+from sipp.native.threads import run_parallel
+from sipp.pruning.sparse_rows import row_chunks
 from sipp.results.numerics import BOUND_DTYPE
 from sipp.results.options import Pattern
 
@@ -129,15 +129,16 @@ def _count(masks: Sequence[Tensor]) -> int:
 
 def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
     """F x K bool: the `kept_F` largest values of each row, ties going to the smaller column."""
-    rows_FK, kept_F1 = as_array(values_FK), as_array(kept_F)[:, None]
+    rows_FK, kept_F1 = values_FK.detach().cpu().numpy(), kept_F.cpu().numpy()[:, None]
     mask_FK = np.zeros(rows_FK.shape, dtype=bool)
+    chunks = list(row_chunks(*rows_FK.shape))
+    n_threads = max(1, min(torch.get_num_threads(), len(chunks)))
 
-    def work(_: int, first: int, end: int, __: np.ndarray) -> None:
-        for rows in row_chunks(values_FK, end - first):
-            here = slice(first + rows.start, min(first + rows.stop, end))
-            mask_FK[here] = _largest(rows_FK[here], kept_F1[here])
+    def work(thread: int) -> None:
+        for rows in chunks[thread::n_threads]:
+            mask_FK[rows] = _largest(rows_FK[rows], kept_F1[rows])
 
-    over_rows(work, [rows_FK.shape], n_scratch=0)
+    run_parallel(work, n_threads)
     return torch.from_numpy(mask_FK).to(values_FK.device)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.allocation.rows import N_SUMS
 from sipp.results.numerics import BOUND_DTYPE
 
 DET = 0  # the most sensitive weights, unchanged (T5)
@@ -25,14 +24,17 @@ CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay i
 CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
 
 
+N_SUMS = 32  # number j of a row goes to the sum j % N_SUMS, and these meet at the end
+
+
 @dataclass(frozen=True)
 class SparseRows:
     """The rows of one weight after pruning."""
 
     values_FK: Tensor
     mask_FK: Tensor
-    strategy_F: Tensor  # int8: DET, RAND or WHOLE
-    n_draws_F: Tensor  # float64, draws made; 0 where nothing was drawn
+    strategy_FS: Tensor  # int8: DET, RAND or WHOLE, of the row (S = 1) or of its weights of each sign (S = 2)
+    n_draws_FS: Tensor  # float64, draws made; 0 where nothing was drawn
     eps_F: Tensor  # float64, the bound of T5, T6 or T9
 
 
@@ -60,8 +62,8 @@ def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | Non
 
 
 def _not_sampled(values_FK: Tensor, mask_FK: Tensor, eps_F: Tensor) -> SparseRows:
-    strategy_F = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)
-    return SparseRows(values_FK, mask_FK, strategy_F, n_draws_F=torch.zeros_like(eps_F), eps_F=eps_F)
+    strategy_F1 = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)[:, None]
+    return SparseRows(values_FK, mask_FK, strategy_F1, n_draws_FS=torch.zeros_like(eps_F)[:, None], eps_F=eps_F)
 
 
 def with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
@@ -77,7 +79,7 @@ def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c
     then there is no r_j.
     """
     sums = []
-    for rows in row_chunks(weight_FK):
+    for rows in row_chunks(*weight_FK.shape, device=weight_FK.device.type):
         weight, values = weight_FK[rows].to(BOUND_DTYPE), values_FK[rows].to(BOUND_DTYPE)
         changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
         lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(BOUND_DTYPE), torch.inf)
@@ -90,13 +92,13 @@ def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
     """F float64: the sum of the entries outside the mask, computed directly, not as a difference of sums."""
     tails = [
         row_totals(sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
-        for rows in row_chunks(sensitivity_FK)
+        for rows in row_chunks(*sensitivity_FK.shape, device=sensitivity_FK.device.type)
     ]
     return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])
 
 
 def row_totals(values_FK: Tensor) -> Tensor:
-    """F float64: each row's sum. On a CPU in the order of `total_of`; torch's depends on threads where rows are few."""
+    """F float64: each row's sum. On a CPU in a fixed order; torch's depends on threads where rows are few."""
     if values_FK.device.type != "cpu":
         return values_FK.sum(1, dtype=BOUND_DTYPE)
     rows = values_FK.detach().numpy()
@@ -111,9 +113,7 @@ def row_totals(values_FK: Tensor) -> Tensor:
     return torch.from_numpy(sums[:, 0].copy())
 
 
-def row_chunks(matrix_FK: Tensor, n_rows: int | None = None) -> Iterator[slice]:
-    """Slices of bounded size (at least one row) that cover all rows of the matrix, or the first `n_rows`."""
-    size = CHUNK_CPU if matrix_FK.device.type == "cpu" else CHUNK_OTHER
-    step = max(1, size // max(1, matrix_FK.shape[1]))
-    for start in range(0, matrix_FK.shape[0] if n_rows is None else n_rows, step):
-        yield slice(start, start + step)
+def row_chunks(n_rows: int, fan_in: int, *, device: str = "cpu") -> Iterator[slice]:
+    """Slices of a bounded number of weights, at least a row, that cover a matrix on this kind of device."""
+    step = max(1, (CHUNK_CPU if device == "cpu" else CHUNK_OTHER) // max(1, fan_in))
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))

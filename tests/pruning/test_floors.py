@@ -1,17 +1,18 @@
 """Floors under rows and layers: exact budgets, no row dies that has a weight, and otherwise the largest scores."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_layer import allocate, problem, relax
 from torch import Tensor, nn
 
 import sipp
-from sipp.allocation.largest_scores import largest, largest_above_floor, minimum_of_layers
-from sipp.allocation.optimal import allocate_within, allocation_problem, relax_within
 from sipp.errors import OptionError
 from sipp.experiments.nets import build
 from sipp.pruning.cutting import cut, dead_rows
+from sipp.pruning.largest_scores import largest, largest_above_floor, minimum_of_layers
 from sipp.pruning.ranking import rank
 from sipp.results.options import PruneOptions
 from sipp.scoring.methods import NAMES
@@ -93,29 +94,20 @@ def test_a_row_without_scores_keeps_its_largest_weight() -> None:
     assert mask.tolist() == [[False, True], [False, True], [False, False]]
 
 
+@pytest.mark.parametrize("allocation", ["layers", "paper"])
 @pytest.mark.parametrize("seed", range(4))
-def test_sampled_rows_have_a_lower_limit_and_the_others_share_the_rest(seed: int) -> None:
-    layers = layers_of(seed, n_layers=4)
-    problem, n_rows = allocation_problem(layers, **OPTIONS), sum(len(layer) for layer in layers)
-    budget = n_rows + (sum(layer.numel() for layer in layers) - n_rows) // 3
-    kept = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0), least=1)
-    assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
-    free = relax_within(problem, budget).kept_R
-    if bool((free >= 1).all()):  # nothing binds: the plain optimum
-        plain = allocate_within(problem, budget, generator=torch.Generator().manual_seed(0))
-        assert all(map(torch.equal, plain, kept))
-    few = allocate_within(problem, n_rows // 2, generator=torch.Generator().manual_seed(0), least=1)
-    assert sum(int(layer.sum()) for layer in few) == n_rows // 2
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_budget_of_one_weight_a_row_gives_each_row_its_own(seed: int) -> None:
-    layers = layers_of(seed, n_layers=4)
-    n_rows = sum(len(layer) for layer in layers)
-    kept = allocate_within(
-        allocation_problem(layers, **OPTIONS), n_rows, generator=torch.Generator().manual_seed(0), least=1
-    )
-    assert all(bool((layer == 1).all()) for layer in kept)
+def test_sampled_groups_have_a_lower_limit_and_the_others_share_the_rest(seed: int, allocation: str) -> None:
+    posed = problem(layers_of(seed, n_layers=4), allocation, **OPTIONS)
+    least, n_some = [(worth.max(1) > 0).astype(float) for worth in posed.worths], int((posed.caps_R > 0).sum())
+    budget = n_some + (int(posed.caps_R.sum()) - n_some) // 3
+    kept = allocate(posed, budget, least=least)
+    assert sum(int(layer.sum()) for layer in kept) == budget
+    assert all((layer.ravel() >= one).all() for layer, one in zip(kept, least))
+    if (relax(posed, budget) >= np.concatenate(least)).all():  # nothing binds: the plain optimum
+        assert all(map(np.array_equal, allocate(posed, budget), kept))
+    assert sum(int(layer.sum()) for layer in allocate(posed, n_some // 2, least=least)) == n_some // 2
+    each_its_own = allocate(posed, n_some, least=least)
+    assert all(np.array_equal(layer.ravel(), one) for layer, one in zip(each_its_own, least))
 
 
 @pytest.mark.parametrize("budget", [12, 30, 60, 100])
@@ -124,10 +116,8 @@ def test_layers_that_are_sampled_have_a_lower_limit_too(budget: int) -> None:
     wide = torch.rand(4, 60, generator=generator, dtype=torch.float64) ** 60  # next to nothing but a few weights
     layers = [wide, torch.rand(8, 10, generator=generator, dtype=torch.float64)]
     limits = minimum_of_layers(layers, budget, 0.9)
-    plain, kept = (
-        allocate_within(allocation_problem(layers, **OPTIONS), budget, generator=generator, least=1, layer_least=least)
-        for least in ((), limits)
-    )
+    posed, least = problem(layers, **OPTIONS), [np.ones(4), np.ones(8)]
+    plain, kept = (allocate(posed, budget, least=least, layer_least=limit) for limit in (None, limits))
     assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
     assert int(plain[0].sum()) < limits[0]
     if budget >= limits[0] + 8 and budget >= 12 + limits[1]:

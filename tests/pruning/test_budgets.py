@@ -1,0 +1,323 @@
+"""T10: the exact ranking, both forms of the relaxed optimum against enumeration and duality, and exact sums."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from one_layer import allocate, problem, relax
+from oracles import budget as oracle
+from torch import Tensor
+
+from sipp.errors import DataError, OptionError
+from sipp.pruning.budgets import AllocationProblem, curves_of, round_to_sum
+from sipp.pruning.largest_scores import largest
+
+OPTIONS = {"n_outputs": 50, "delta": 1e-3, "c_constant": 3.0}
+KINDS = ("plain", "heavy", "two scales", "steps", "lognormal")
+TABLE = 1.05  # "paper" looks at numbers of draws half an octave apart
+
+
+def some_layers(seed: int, kind: str, n_layers: int = 4, n_rows: int = 2, largest_fan_in: int = 30) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    layers = []
+    for _ in range(n_layers):
+        fan_in = int(torch.randint(1, largest_fan_in + 1, (1,), generator=generator))
+        s = torch.rand(n_rows, fan_in, dtype=torch.float64, generator=generator) + 1e-9
+        if kind == "plain":
+            s = s**3 * torch.rand(n_rows, 1, dtype=torch.float64, generator=generator)
+        elif kind == "heavy":
+            s = s**12
+        elif kind == "two scales":
+            s = torch.where(torch.rand(s.shape, generator=generator) < 0.3, s, 1e-5 * s)
+        elif kind == "steps":
+            s = 10.0 ** (-6 * torch.randint(0, 3, s.shape, generator=generator)) * (1 + 0.1 * s)
+        else:
+            s = torch.exp(3 * torch.randn(s.shape, dtype=torch.float64, generator=generator))
+        layers.append(s)
+    return layers
+
+
+def rows_of(layers: list[Tensor]) -> list[np.ndarray]:
+    return [row for layer in layers for row in layer.double().numpy()]
+
+
+# ---------------------------------------------------------------------------------------------------------- ranking
+
+
+def test_largest_keeps_exactly_the_budget_among_ties() -> None:
+    layers = [torch.ones(3, 4), torch.ones(2, 5), torch.zeros(2, 3)]
+    for budget in range(29):
+        masks = largest(layers, budget)
+        assert sum(int(mask.sum()) for mask in masks) == budget
+        assert torch.cat([mask.flatten() for mask in masks]).tolist() == [i < budget for i in range(28)]
+
+
+def test_largest_orders_tiny_huge_negative_and_signed_zero() -> None:
+    layers = [
+        torch.tensor([[1e-300, 0.0, -1.0], [1.0, 1e-308, -0.0]], dtype=torch.float64),
+        torch.tensor([[5e-324]], dtype=torch.float64),
+    ]
+    order = [(0, 3), (0, 0), (0, 4), (1, 0), (0, 1), (0, 5), (0, 2)]  # -0.0 ties with 0.0, -1 is last
+    for budget in range(8):
+        masks = [mask.flatten().tolist() for mask in largest(layers, budget)]
+        assert {(i, j) for i, mask in enumerate(masks) for j, kept in enumerate(mask) if kept} == set(order[:budget])
+
+
+def test_largest_compares_layers_of_different_precision_and_layout() -> None:
+    exact = torch.tensor([[0.1, 0.2]], dtype=torch.float64)
+    rounded = torch.tensor([[0.1], [0.2]], dtype=torch.float32).t()  # float32(0.1) > 0.1, float32(0.2) > 0.2
+    assert [mask.tolist() for mask in largest([exact, rounded], 3)] == [[[False, True]], [[True, True]]]
+    half = torch.tensor([[0.1, 0.3]], dtype=torch.bfloat16)  # 0.10009765625 is more than both others
+    masks = [mask.tolist() for mask in largest([exact, half, rounded], 4)]
+    assert masks == [[[False, True]], [[True, True]], [[False, True]]]
+    big = torch.rand(1500, 1100, generator=torch.Generator().manual_seed(0))
+    before = big.clone()
+    mask = largest([big], 1000)[0]
+    assert int(mask.sum()) == 1000 and torch.equal(big, before)
+    assert big[mask].min() > big[~mask].max()
+
+
+def test_largest_refuses_what_it_cannot_rank() -> None:
+    with pytest.raises(DataError, match="layer 1"):
+        largest([torch.ones(2), torch.tensor([1.0, math.nan])], 1)
+    for budget in (-1, 3):
+        with pytest.raises(OptionError, match="between 0 and the number of weights, 2"):
+            largest([torch.ones(2)], budget)
+    assert largest([], 0) == []
+
+
+# --------------------------------------------------------------------------------------------------- relaxed optimum
+
+
+def groups_of(layers: list[Tensor], weights: list[Tensor], n_signs: int) -> list[np.ndarray]:
+    """Rows, or the positive and then the negative weights of each row, one after the other."""
+    rows = []
+    for layer, weight in zip(layers, weights):
+        for s, w in zip(layer.double().numpy(), weight.double().numpy()):
+            rows += [s] if n_signs == 1 else [np.where(w > 0, s, 0.0), np.where(w < 0, s, 0.0)]
+    return rows
+
+
+def signed(layers: list[Tensor], seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(layer.shape, generator=generator) for layer in layers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_better_than_the_paper_s_optimum_by_duality(kind: str) -> None:
+    """Where the multiplier's dual bound is largest it reaches the sum of bounds, up to the table and to one row."""
+    for seed, share in itertools.product(range(1), (0.1, 0.6)):
+        layers = some_layers(100 + seed, kind)
+        budget = int(share * sum(layer.numel() for layer in layers))
+        posed, rows = problem(layers, **OPTIONS), rows_of(layers)
+        kept = relax(posed, budget)
+        assert kept.sum() == pytest.approx(budget, rel=1e-12) and (kept <= posed.caps_R).all()
+        costs = [oracle.eps_kept(row, m, **OPTIONS) for row, m in zip(rows, kept)]
+        below = max(oracle.dual_bound(rows, 2.0**k, budget, **OPTIONS) for k in np.arange(-30, 16, 0.5))
+        assert below <= sum(costs) <= TABLE * below + max(costs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_layers_are_those_of_a_convex_optimum(kind: str) -> None:
+    """Karush, Kuhn and Tucker: the same slope for all groups inside of their limits, a steeper one at their caps."""
+    for seed, share in itertools.product(range(3), (0.03, 0.3, 0.6, 0.9)):
+        layers = some_layers(200 + seed, kind, n_rows=3)
+        weights = signed(layers, seed)
+        budget = max(1, int(share * sum(layer.numel() for layer in layers)))
+        posed = problem(layers, "layers", weights, **OPTIONS)
+        kept, groups = relax(posed, budget), groups_of(layers, weights, 2)
+        assert kept.sum() == pytest.approx(budget, rel=1e-12)
+        open_R = posed.caps_R > 0
+        assert (kept[~open_R] == 0).all() and (kept[open_R] > 0).all()
+
+        def slope(i: int, m: float, groups: list[np.ndarray] = groups, posed: AllocationProblem = posed) -> float:
+            def bound(x: float) -> float:
+                return posed.price_R[i] * oracle.eps_rand(float(groups[i].sum()), x, **OPTIONS)
+
+            return (bound(m * (1 + 1e-6)) - bound(m * (1 - 1e-6))) / (2e-6 * m)
+
+        slopes = np.array([slope(i, kept[i]) for i in np.flatnonzero(open_R)])
+        at_cap = kept[open_R] == posed.caps_R[open_R]
+        if not at_cap.all():
+            common = np.median(slopes[~at_cap])
+            assert slopes[~at_cap] == pytest.approx(np.full((~at_cap).sum(), common), rel=1e-3)
+            assert (slopes[at_cap] <= common * (1 - 1e-3 * np.sign(common))).all()
+
+
+def best_of_all(posed: AllocationProblem, groups: list[np.ndarray], budget: int) -> float:
+    """The least cost of all whole numbers, each at least 1 (0 costs infinity in "layers")."""
+    caps = [int(cap) for cap in posed.caps_R]
+    cost = [[cost_of_one(posed, groups, i, m) for m in range(cap + 1)] for i, cap in enumerate(caps)]
+    return oracle.best_by_row(cost, budget)
+
+
+def cost_of_one(posed: AllocationProblem, groups: list[np.ndarray], i: int, m: float) -> float:
+    if posed.caps_R[i] == 0:
+        return 0.0
+    if posed.curves is not None:
+        return oracle.eps_kept(groups[i], m, **OPTIONS)
+    return float(posed.price_R[i]) * oracle.eps_rand(float(groups[i].sum()), m, **OPTIONS)
+
+
+@pytest.mark.parametrize("allocation", ["layers", "paper"])
+def test_whole_numbers_come_close_to_the_best_of_all(allocation: str) -> None:
+    """On average within 6 % of the best of all whole numbers, tried one by one; a broken objective is not."""
+    ratios, broken = [], []
+    for seed in range(2):
+        layers = [layer for layer in some_layers(60 + seed, "plain", n_layers=5) if layer.shape[1] >= 16]
+        layers = [layers[0], *(0.01 * layer for layer in layers[1:])]
+        layers[0] = layers[0].repeat(3, 1)  # layers that differ in rows and scale, so that prices matter
+        weights = signed(layers, seed)
+        posed = problem(layers, allocation, weights, **OPTIONS)
+        groups = groups_of(layers, weights, posed.n_signs)
+        for share in (0.4, 0.6):
+            budget = int(share * posed.caps_R.sum())
+            best = best_of_all(posed, groups, budget)
+            for posed_as, found in ((posed, ratios), (backwards(posed), broken)):
+                runs = [np.concatenate([x.ravel() for x in allocate(posed_as, budget, s)]) for s in range(20)]
+                costs = [sum(cost_of_one(posed, groups, i, m) for i, m in enumerate(run.tolist())) for run in runs]
+                found.append(min(np.mean(costs), 1e6) / best)
+    assert min(ratios) >= 1 - 1e-9
+    assert np.mean(ratios) < 1.06
+    assert np.mean(broken) > 1.12
+
+
+def backwards(posed: AllocationProblem) -> AllocationProblem:
+    """The problem with sums of sensitivities the wrong way round: small ones for large ones."""
+    scale_R = (
+        posed.scale_R.max() * posed.scale_R[posed.scale_R > 0].min() / np.where(posed.scale_R > 0, posed.scale_R, 1)
+    )
+    scale_R = np.where(posed.scale_R > 0, scale_R, 0.0)
+    curves = posed.curves and curves_of(posed.worths, scale_R, posed.caps_R)
+    return replace(posed, scale_R=scale_R, curves=curves)
+
+
+def test_the_oracle_for_whole_numbers_is_enumeration() -> None:
+    rows = rows_of(some_layers(70, "plain", n_layers=3, n_rows=1, largest_fan_in=8))
+    cost = [[oracle.eps_kept(row, m, **OPTIONS) for m in range(len(row) + 1)] for row in rows]
+    for budget in range(3, sum(map(len, rows)) + 1):
+        assert oracle.best_by_row(cost, budget) == pytest.approx(oracle.best_by_enumeration(cost, budget), rel=1e-12)
+
+
+def test_every_layer_counts_alike_whatever_its_rows() -> None:
+    """A layer given twice over keeps as much as before in all; in the paper's form it gets more."""
+    layers = [layer[:, :12] for layer in some_layers(5, "plain", n_layers=8, n_rows=4) if layer.shape[1] >= 12][:2]
+    weights, twice = signed(layers, 0), [torch.cat([layers[0]] * 2), layers[1]]
+    signs = [torch.cat([weights[0]] * 2), weights[1]]
+    share = {}
+    for allocation in ("layers", "paper"):
+        kept = relax(problem(layers, allocation, weights, **OPTIONS), 40)
+        more = relax(problem(twice, allocation, signs, **OPTIONS), 60)
+        n, n_twice = len(kept) // 2, 2 * (len(kept) // 2)
+        share[allocation] = more[:n_twice].sum() / more[n_twice:].sum() / (kept[:n].sum() / kept[n:].sum())
+    assert share["layers"] == pytest.approx(2**0.5, rel=0.2)  # a slope of about m^-1.5 to m^-2 at half the price
+    assert share["paper"] > 1.2 * share["layers"]
+
+
+# ------------------------------------------------------------------------------------------------- whole numbers
+
+
+def in_expectation(
+    rounding: Callable[[np.ndarray, np.random.Generator], np.ndarray], relaxed: np.ndarray, target: int
+) -> bool:
+    """Whether a rounding keeps the sum, rounds each number up or down, and is right on average (|z| < 4.5)."""
+    rng = np.random.default_rng(3)
+    rounded = np.stack([rounding(relaxed, rng) for _ in range(2000)])
+    fraction = relaxed - np.floor(relaxed)
+    error = (rounded.mean(0) - relaxed) / np.sqrt(np.maximum(fraction * (1 - fraction), 1e-12) / 2000)
+    return bool(
+        (rounded.sum(1) == target).all()
+        and (rounded >= np.floor(relaxed)).all()
+        and (rounded <= np.ceil(relaxed)).all()
+        and (np.abs(error) < 4.5).all()
+    )
+
+
+def test_rounding_keeps_the_sum_and_the_expectation() -> None:
+    relaxed = np.random.default_rng(1).random(40) * 7
+    relaxed[:5] = [0.0, 3.0, 2.5, 1e-4, 6.9999]
+    relaxed[-1] += math.ceil(relaxed.sum()) - relaxed.sum()
+    target = round(float(relaxed.sum()))
+    assert in_expectation(round_to_sum, relaxed, target)
+
+    def first_come(numbers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        rounded = np.floor(numbers)
+        rounded[np.flatnonzero(numbers > rounded)[: target - int(rounded.sum())]] += 1
+        return rounded
+
+    def no_order(numbers: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return np.floor(numbers) + (rng.random(len(numbers)) < numbers - np.floor(numbers))
+
+    assert not in_expectation(first_come, relaxed, target)
+    assert not in_expectation(no_order, relaxed, target)
+
+
+def test_rounding_can_choose_any_two_of_four() -> None:
+    chosen = {tuple(round_to_sum(np.full(4, 0.5), np.random.default_rng(s)).tolist()) for s in range(100)}
+    assert len(chosen) == 6  # in a fixed order, neighbours could never be rounded up together
+
+
+def test_rounding_absorbs_noise_and_leaves_whole_numbers_alone() -> None:
+    noise = np.array([2.0 + 1e-11, 3.0 - 1e-11, 1.5 + 2e-8, 0.5, 0.0])
+    for seed in range(50):
+        rounded = round_to_sum(noise, np.random.default_rng(seed))
+        assert rounded[:2].tolist() == [2, 3] and rounded[4] == 0 and rounded.sum() == 7
+    assert round_to_sum(np.array([1.0, 4.0]), np.random.default_rng(0)).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("allocation", ["layers", "paper"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_sum_is_exact_for_every_budget_and_seed(dtype: torch.dtype, allocation: str) -> None:
+    layers = [layer.to(dtype) for layer in some_layers(11, "plain", largest_fan_in=12)]
+    layers[1][:, ::2] = 0.0
+    layers.append(torch.zeros(3, 6, dtype=dtype))  # a dead layer
+    posed = problem(layers, allocation, signed(layers, 0), **OPTIONS)
+    n_positive, n_weights = int(posed.caps_R.sum()), sum(layer.numel() for layer in layers)
+    assert n_positive == sum(int((layer > 0).sum()) for layer in layers)
+    for budget in (0, 1, 2, 3, 7, 20, n_positive // 2, n_positive - 1, n_positive, n_positive + 3, n_weights + 5):
+        for seed in range(3):
+            kept = allocate(posed, budget, seed)
+            assert [k.shape for k in kept] == [(len(layer), posed.n_signs) for layer in layers]
+            flat = np.concatenate([k.ravel() for k in kept])
+            assert flat.dtype == np.int64 and int(flat.sum()) == min(budget, n_positive)
+            assert (flat >= 0).all() and (flat <= posed.caps_R).all()
+
+
+@pytest.mark.parametrize("allocation", ["layers", "paper"])
+def test_rounding_stays_next_to_the_relaxed_numbers_and_repeats_with_its_seed(allocation: str) -> None:
+    posed = problem(some_layers(12, "plain"), allocation, **OPTIONS)
+    budget = int(posed.caps_R.sum()) // 3
+    relaxed = relax(posed, budget)
+    runs = [np.concatenate([k.ravel() for k in allocate(posed, budget, seed)]) for seed in (0, 0, 1, 2, 3)]
+    assert np.array_equal(runs[0], runs[1]) and any(not np.array_equal(runs[0], run) for run in runs[2:])
+    for run in runs:
+        assert ((run >= np.floor(relaxed - 1e-8)) & (run <= np.ceil(relaxed + 1e-8))).all()
+
+
+@pytest.mark.parametrize("allocation", ["layers", "paper"])
+def test_rows_of_one_weight_can_outnumber_the_budget(allocation: str) -> None:
+    kept = allocate(problem([torch.linspace(0.5, 1.5, 30)[:, None]], allocation, **OPTIONS), 7)[0]
+    assert sorted(kept.sum(1).tolist()) == [0] * 23 + [1] * 7
+
+
+@pytest.mark.parametrize("allocation", ["layers", "paper"])
+def test_a_layer_worth_next_to_nothing_and_one_of_another_scale(allocation: str) -> None:
+    layers = [layer * share for layer, share in zip(some_layers(15, "plain", n_rows=4), (1.0, 1e-18, 1e-26, 1e-300))]
+    posed = problem(layers, allocation, **OPTIONS)
+    kept = relax(posed, posed.caps_R.sum() // 4)
+    assert np.isfinite(kept).all() and kept.sum() == pytest.approx(posed.caps_R.sum() // 4, rel=1e-9)
+    edges = posed.edges
+    assert kept[edges[0] : edges[1]].sum() > kept[edges[2] : edges[3]].sum()
+
+
+def test_bad_arguments_are_refused() -> None:
+    layers = [torch.rand(2, 3), torch.rand(2, 3)]
+    with pytest.raises(OptionError, match="budget"):
+        allocate(problem(layers, **OPTIONS), -1)
+    with pytest.raises(DataError, match="layer 1"):
+        problem([layers[0], layers[1] * math.nan], **OPTIONS)
+    assert allocate(problem([], **OPTIONS), 5) == []
