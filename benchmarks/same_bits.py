@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -125,7 +126,12 @@ def found() -> Iterator[tuple[str, str]]:
                         [(x.name, x.kept, x.strategies, x.eps, x.bound, x.kappa, x.eps_measured) for x in pruned.layers]
                     ),
                 )
-                yield f"{where} bound", digest((pruned.bound.epsilon, pruned.guarantee, pruned.measured))
+                yield (
+                    f"{where} bound",
+                    digest(
+                        [pruned.bound.epsilon, *(part and asdict(part) for part in (pruned.guarantee, pruned.measured))]
+                    ),
+                )
         fixed = sipp.repair(model, pruned, data, steps=3)
         for key in fixed.masks:
             yield f"{name}: repaired {key}", digest(fixed.model.get_parameter(key))

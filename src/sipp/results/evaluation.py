@@ -93,5 +93,6 @@ class Evaluated:
     @property
     def error(self) -> float | None:
         """The mean relative error of the output, if it was measured and every output is finite."""
-        finite = isinstance(self.measured, Evaluation) and not self.measured.n_not_finite
-        return self.measured.error_mean if finite else None  # type: ignore[union-attr]
+        if isinstance(self.measured, Evaluation) and not self.measured.n_not_finite:
+            return self.measured.error_mean
+        return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from html import escape
 from typing import Any, TypeVar
@@ -72,11 +72,6 @@ def shown(cls: Class) -> Class:
 
 def _is_short(value: Any) -> bool:
     return isinstance(value, bool | int | float) or (isinstance(value, str) and 0 < len(value) <= SHORT)
-
-
-def filled_rows(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The rows with as many cells as there are columns."""
-    return tuple((*row, *[""] * (len(columns) - len(row))) for row in rows)
 
 
 def without_empty(table: Table) -> Table:
