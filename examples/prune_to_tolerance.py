@@ -3,6 +3,7 @@
 python examples/prune_to_tolerance.py
 """
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 import sipp
 from sipp.experiments.data.digits import load_digits
 from sipp.experiments.data.splits import split_images
-from sipp.results.certificate import from_json, to_json
+from sipp.results.jsonio import from_json, to_json
 from sipp.verbs.certify import certify_accuracy
 
 digits = load_digits()
@@ -38,6 +39,7 @@ if best.certificate is None:
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "certificate.json"
-    path.write_text(to_json(best.certificate))
+    path.write_text(json.dumps(to_json(best.certificate)))
     again = certify_accuracy(net, best, holdout, confidence=0.95, calibration=calibration)
-    print("made again: the same" if again == from_json(path.read_text()) else "made again: another one")
+    read = from_json(type(again), json.loads(path.read_text()), path)
+    print("made again: the same" if again == read else "made again: another one")
