@@ -13,9 +13,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sipp
+from sipp.certificates.claims import certified_epsilon
 from sipp.certificates.measures import measure_of
 from sipp.inputs.data import data_of
-from sipp.results.binomial import certified_epsilon
 
 N_TOPICS, LENGTH, N, N_TRUTH, DELTA, BETA = 16, 24, 60, 20_000, 0.12, 0.1
 N_WORDS = 8  # of a topic

@@ -22,7 +22,7 @@ SHOWS = {
     "lora.py": r"while LoRA trains: perplexity .* prunable weights are not zero",
     "lstm.py": r"sipp-hybrid: \d+\.\d% at half",
     "prune_and_retrain.py": r"2,382 of 23,824 prunable weights are not zero",
-    "prune_to_tolerance.py": r"checked again: the same",
+    "prune_to_tolerance.py": r"made again: the same",
     "transformer.py": r"With 95 % confidence, for all but at most 5 % of inputs",
 }
 

@@ -128,7 +128,6 @@ def imported(node: ast.stmt) -> list[str]:
 
 WITHOUT_EXTRAS = """
 import torch, sipp
-from sipp.verbs.verify import verify
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 import numpy as np

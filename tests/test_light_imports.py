@@ -1,11 +1,9 @@
-"""Whoever only reads records waits for neither torch nor Numba: what is imported, not how long it takes."""
+"""Recipes and help wait for neither torch nor Numba: what is imported, not how long it takes."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 from fresh_process import run_python
-from report.synthetic import big_run
 
 from sipp.experiments.pipelines import pipeline_names
 
@@ -13,34 +11,16 @@ HEAVY = ("torch", "torch._dynamo", "numba", "ray", "accelerate", "matplotlib")
 TOLD = f"import sys; print([name for name in {HEAVY} if name in sys.modules])\n"
 
 LIGHT = (
-    "sipp.storage.files",
-    "sipp.storage.tensors",
-    "sipp.storage.state_files",
-    "sipp.results.bench",
-    "sipp.results.evaluation",
-    "sipp.results.schemas",
-    "sipp.results.json_values",
-    "sipp.storage.outputs",
-    "sipp.storage.pruned_folder",
-    "sipp.results.certificate",
-    "sipp.results.hashing",
     *(f"sipp.experiments.pipelines.{name.replace('-', '_')}" for name in pipeline_names()),
     "sipp.experiments.arms",
     "sipp.experiments.recipes",
     "sipp.experiments.studies",
-    "sipp.experiments.runs.reading",
-    "sipp.report",
 )
 
 
-def test_whatever_reads_records(tmp_path: Path) -> None:
-    """The modules, a list of runs, their page and the descriptions of recipes, one after the other."""
-    big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
+def test_recipes_and_their_descriptions() -> None:
     tasks = (
         f"import {', '.join(LIGHT)}",
-        "from pathlib import Path; from sipp.experiments.runs.reading import list_runs; "
-        f"root = Path({str(tmp_path / 'runs')!r}); assert list_runs(root)",
-        "from sipp.report import read_results, render; assert render(read_results([root]))",
         "from sipp.experiments.recipes import recipe_descriptions; assert len(recipe_descriptions()) > 10",
     )
     code = "".join(f"{task}\n{TOLD}" for task in tasks)

@@ -53,10 +53,6 @@ class UnknownOption(OptionError, TypeError):
     """A function has no such argument; says what to write instead. It is a TypeError, as in plain Python."""
 
 
-class HoldoutReusedWarning(UserWarning):
-    """A holdout was used for a second claim in one session, without a ledger to count its uses."""
-
-
 class DeadRowsWarning(UserWarning):
     """Rows or whole layers of a pruned network have no weight left; the records count them as `dead_rows`."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import allowed_difference
 from sipp.verbs.certify import certify, certify_accuracy
@@ -144,31 +142,6 @@ def test_padding_is_left_out_if_output_positions_are_input_positions(zeroed: boo
     net = Tokens("as it is", zeroed)
     cert = certify(net, ZeroAtPadding(net), [sentences(left=left)], epsilon=0.01)
     assert cert.verdict == "certified" and cert.violations == 0
-
-
-# ---- looks that end half-way
-
-
-class Stop(BaseException):
-    pass
-
-
-def test_an_output_function_that_raises_still_counts_as_a_use(tmp_path: Path) -> None:
-    net, other = nn.Linear(4, 2), nn.Linear(4, 2)
-    for error in (Stop, ValueError):
-        kept: list[Any] = []
-
-        def output(out: Tensor, kept: list[Any] = kept, error: type[BaseException] = error) -> Tensor:
-            kept.append(out)
-            if len(kept) == 2:
-                raise error
-            return out
-
-        with pytest.raises((Stop, OptionError)):
-            certify(net, other, points(N, 4), output=output, ledger=tmp_path / "uses")
-    lines = [json.loads(line) for line in (tmp_path / "uses").read_text().splitlines()]
-    assert [line["n"] for line in lines] == [N, N]
-    assert certify(net, other, points(N, 4), ledger=tmp_path / "uses").prior_uses == 2
 
 
 # ---- what has no values, no length, no names

@@ -16,7 +16,6 @@ from sipp.errors import DataError
 from sipp.results import binomial
 from sipp.results.certificate import from_json, to_json
 from sipp.verbs.certify import certify_accuracy
-from sipp.verbs.verify import verify
 
 
 class Net(nn.Module):
@@ -73,19 +72,6 @@ def test_a_violation_counts_with_every_copy() -> None:
     assert smallest.epsilon > 0.1 and cert.k_allowed == smallest.k_allowed == binomial.k_allowed(200, 0.05, 0.05)
 
 
-@pytest.mark.parametrize("other", ["double", "minus zero", "shape", "half"])
-def test_copies_are_recognised_in_any_dtype_and_shape(other: str) -> None:
-    x = points(40) - 1
-    x[:, 1] = 0.0
-    again = {"double": x.double(), "minus zero": x * torch.tensor([1.0, -1.0]), "shape": x[:, None], "half": x.half()}
-
-    class Any_(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.reshape(len(x), 2).float() + 1
-
-    assert sipp.certify(Any_(), Any_(), [x, again[other]]).n == 40
-
-
 def labelled(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(x, y)]
 
@@ -111,15 +97,12 @@ def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
 def test_a_certificate_with_copies_survives_json() -> None:
     x = torch.cat([points(200, n_bad=2), points(50)])
     y = torch.zeros(250, dtype=torch.int64)
-    for cert, data in (
-        (sipp.certify(DENSE, PRUNED, x, epsilon=0.01), x),
-        (sipp.certify(DENSE, PRUNED, x), x),
-        (certify_accuracy(DENSE, PRUNED, labelled(x, y)), labelled(x, y)),
+    for cert in (
+        sipp.certify(DENSE, PRUNED, x, epsilon=0.01),
+        sipp.certify(DENSE, PRUNED, x),
+        certify_accuracy(DENSE, PRUNED, labelled(x, y)),
     ):
-        text = to_json(cert)
-        assert from_json(text) == cert
-        assert verify(cert, DENSE, PRUNED, data)
-        assert not verify(cert, DENSE, PRUNED, x[:200] if data is x else labelled(x[:200], y[:200]))
+        assert from_json(to_json(cert)) == cert
 
 
 def test_a_comparison_counts_different_points() -> None:

@@ -1,4 +1,4 @@
-"""`sipp certify`: the certificate, its check, its exit codes, and what is refused."""
+"""`sipp certify`: the certificate, its exit codes, and what is refused."""
 
 import json
 from pathlib import Path
@@ -36,22 +36,16 @@ def options(files: Path) -> list[object]:
     ]  # fmt: skip
 
 
-def test_certify_writes_a_certificate_that_verifies(files: Path) -> None:
+def test_certify_writes_a_certificate_and_gives_it_again(files: Path) -> None:
     cert = files / "cert.json"
     done = run(*options(files), "--calibration", files / "calibration.npy", "--out", cert)
     assert done.returncode == 0, done.stderr
     assert "With 95 % confidence" in done.stdout
     assert json.loads(cert.read_text())["verdict"] == "certified"
     assert run(*options(files), "--out", cert).returncode == 2  # it is there, and --force was not given
-    again = run(*options(files), "--verify", cert)
-    assert again.returncode == 0 and again.stdout.startswith("verified\nnot checked: ")
-    assert "calibration_checked: the certificate says yes" in again.stdout  # and it was not compared again
-    whole = run(*options(files), "--verify", cert, "--calibration", files / "calibration.npy")
-    assert whole.returncode == 0 and "calibration_checked" not in whole.stdout
-    shared = run(*options(files), "--verify", cert, "--calibration", files / "holdout.npz")
-    assert shared.returncode == 3 and "120 of 120 holdout inputs are also calibration inputs" in shared.stdout
-    other = run(*options(files)[:-4], "--pruned", files / "dense.safetensors", *options(files)[-2:], "--verify", cert)
-    assert other.returncode == 3 and "pruned_hash" in other.stdout
+    first = cert.read_bytes()
+    again = run(*options(files), "--calibration", files / "calibration.npy", "--out", cert, "--force")
+    assert again.returncode == 0 and cert.read_bytes() == first
 
 
 def test_networks_of_a_run_and_prefixes_of_wrappers_are_read(files: Path, tmp_path: Path) -> None:
@@ -91,17 +85,6 @@ def test_fewer_points_and_one_claim_at_a_time(files: Path) -> None:
 def test_json_is_the_certificate_itself(files: Path) -> None:
     done = run(*options(files), "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "certified"
-    again = run(*options(files), "--json", "--verify", _written(files, done.stdout))
-    found = json.loads(again.stdout)
-    assert (found["kind"], found["verified"], found["reasons"]) == ("verification", True, [])
-    assert [one.split(":")[0] for one in found["unchecked"]] == [
-        "data_hash", "fixed, delta, confidence", "calibration_checked", "ledger_kept, prior_uses"
-    ]  # fmt: skip
-
-
-def _written(files: Path, text: str) -> Path:
-    (files / "copy.json").write_text(text)
-    return files / "copy.json"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +139,7 @@ def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> N
     done = run(*folder_words(files, pruned, "holdout.npz"), "--json")
     assert json.loads(done.stdout)["calibration_checked"] and "could not check" not in done.stdout
     seen = json.loads((pruned / "report.json").read_text())["seen"]
-    assert len(seen) == 40 * 16 and seen not in render(read_results([pruned]))  # on the page it is noise
+    assert len(seen) == 40 and seen[0] not in render(read_results([pruned]))  # on the page it is noise
     np.save(files / "unrelated.npy", np.random.default_rng(6).random((9, 1, 8, 8), dtype=np.float32))
     other = ["--calibration", files / "unrelated.npy"]  # adds to what the folder knows
     done = run(*folder_words(files, pruned, "calibration.npy"), "--delta", 0.1, *other)
@@ -177,13 +160,11 @@ def test_a_folder_knows_the_points_that_chose_it(files: Path, pruned: Path) -> N
     assert not json.loads(done.stdout)["calibration_checked"]  # other weights: who chose them is not known
 
 
-def test_a_second_claim_on_the_same_points_says_so(files: Path, pruned: Path) -> None:
-    words = [*folder_words(files, pruned, "holdout.npz"), "--accuracy", "--out", pruned / "accuracy.json"]
-    first = run(*words)
-    assert "these inputs already served report.json;" in first.stdout and first.returncode == 0
-    again = run(*words, "--force")  # takes the place of the one that is there
-    assert "these inputs already served report.json;" in again.stdout
-    third = run(*folder_words(files, pruned, "holdout.npz"), "--epsilon", 0.9)
-    assert "these inputs already served report.json, accuracy.json;" in third.stdout
+def test_a_page_names_certificates_that_share_a_holdout(files: Path, pruned: Path) -> None:
+    said = "certificates rest on the same holdout"
+    assert said not in render(read_results([pruned]))
     np.save(files / "new.npy", np.random.default_rng(5).random((120, 1, 8, 8), dtype=np.float32))
-    assert "already served" not in run(*folder_words(files, pruned, "new.npy")).stdout
+    other = run(*folder_words(files, pruned, "new.npy"), "--accuracy", "--out", pruned / "other.json")
+    assert other.returncode == 0 and said not in render(read_results([pruned]))
+    same = run(*folder_words(files, pruned, "holdout.npz"), "--accuracy", "--out", pruned / "accuracy.json")
+    assert same.returncode == 0 and f"2 of these {said}" in render(read_results([pruned]))

@@ -171,13 +171,6 @@ def test_options_that_cannot_be_meant_together(change: Words, words: str, tmp_pa
     assert list(files_in(tmp_path)) == ["good.npz"]
 
 
-def test_a_dry_run_with_a_ledger_is_refused(tmp_path: Path) -> None:
-    typed = command(tmp_path, ["--epsilon", 0.5, "--ledger", tmp_path / "ledger"])
-    done = run(*typed, "--dry-run")
-    assert done.returncode == 2 and "unrecorded" in three_lines(done.stderr)[0]
-    assert list(files_in(tmp_path)) == ["good.npz"]
-
-
 def test_more_points_than_there_are_is_said(tmp_path: Path) -> None:
     done = run(*command(tmp_path, ["--points", 500]))
     assert done.returncode == 0 and "warning: --points 500: there are only 200" in done.stderr

@@ -30,7 +30,7 @@ HUGE = 1 << 40  # bytes of a file of holes
 SUFFIXES = (".safetensors", ".pt", ".npy", ".npz", ".yaml", ".json", "")
 TAKEN = {
     "--data": (".npy", ".npz"), "--holdout": (".safetensors",), "--calibration": (".npz",), "RECIPE": (".yaml",),
-    "--weights": (".safetensors", ".pt"), "--dense": (".safetensors",), "--pruned": (".pt",), "--verify": (".json",),
+    "--weights": (".safetensors", ".pt"), "--dense": (".safetensors",), "--pruned": (".pt",),
     "--out": ("", ".safetensors"), "FILE": (".safetensors", ""),
 }  # fmt: skip
 SECONDS = 30  # after which a command counts as one that hangs
@@ -131,7 +131,7 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
     """The options with those that this one needs, and without those that it excludes."""
     if one.command == "prune" and one.label in ("--budget", "--epsilon", "--max-accuracy-drop"):
         options = {key: value for key, value in options.items() if key not in ("--keep", "--method")}
-    if one.command == "prune" and one.label in ("--ledger", "--confidence", "--holdout-delta", "--output"):
+    if one.command == "prune" and one.label in ("--confidence", "--holdout-delta", "--output"):
         options["--holdout"] = folder / "holdout.npy"
     if one.command == "prune" and one.label in (
         "--delta",
@@ -142,12 +142,10 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
         "--reduce",
     ):
         options["--method"] = "sipp-det"
-    if one.command == "compare" and one.label in ("--holdout-points", "--ledger"):
+    if one.command == "compare" and one.label == "--holdout-points":
         options["--holdout"] = folder / "holdout.npy"
     if one.command in ("prune", "prune-on-disk") and one.label == "--pattern":
         del options["--keep"]
-    if one.label == "--verify":
-        options["--calibration"] = folder / "data.npy"
     return options
 
 

@@ -20,10 +20,10 @@ from sipp.scoring import methods
 Words = list[object]
 # What the options and arguments that name a place on the disk are for; a new name must be put here.
 READ = {
-    "--weights", "--data", "--holdout", "--calibration", "--code", "--dense", "--pruned", "--verify", "FILE", "RECIPE",
+    "--weights", "--data", "--holdout", "--calibration", "--code", "--dense", "--pruned", "FILE", "RECIPE",
     "RUNS",
 }  # fmt: skip
-WRITTEN = {"--out", "--ledger", "--figures", "FOLDER"}  # `runs` only lists its --out
+WRITTEN = {"--out", "--figures", "FOLDER"}  # `runs` only lists its --out
 NAMES_OR_PLACES = {"--data", "--holdout", "--calibration", "RECIPE"}
 PLACES = [one for one in asked() if one.kind is Path or one.label in NAMES_OR_PLACES]
 
@@ -67,7 +67,7 @@ def _points(seed: int) -> torch.Tensor:
 
 def command(name: str, folder: Path) -> dict[str, object]:
     """The inputs of a command by option."""
-    options = {option: folder / f"{option[2:]}.safetensors" for option in reads(name) if option != "--verify"}
+    options = {option: folder / f"{option[2:]}.safetensors" for option in reads(name)}
     options |= {"--code": folder / "code.py"} if "--code" in options else {}
     more: dict[str, object] = {"--keep": 0.5} if name == "prune" else {}
     return {"--model": "cli_zoo:mlp", **options, **more}
@@ -101,13 +101,9 @@ FILES = [
     (name, output, option)
     for name, output in (
         ("certify", "--out"),
-        ("certify", "--ledger"),
-        ("prune", "--ledger"),
-        ("compare", "--ledger"),
         ("eval", "--out"),
     )
     for option in reads(name)
-    if option != "--verify"
 ]
 
 
@@ -116,11 +112,9 @@ FILES = [
 def test_a_file_that_is_read(name: str, output: str, option: str, way: Callable[[Path], Path], folder: Path) -> None:
     options = command(name, folder)
     out = way(Path(str(options[option])))
-    more = {"--out": folder / "new"} if (name, output) == ("prune", "--ledger") else {}
-    more |= {"--holdout": folder / "holdout.safetensors"} if name == "prune" else {}
     before = files_in(folder)
-    for force in ([], ["--force"]) if name != "compare" else ([],):  # which has nothing else to write
-        done = run(*words_of(name, options | more | {output: out}), *force)
+    for force in ([], ["--force"]):
+        done = run(*words_of(name, options | {output: out}), *force)
         assert done.returncode == 2 and three_lines(done.stderr)[1].startswith(output), done.stderr
         assert files_in(folder) == before
 
@@ -132,20 +126,18 @@ def test_a_hugging_face_folder_that_is_read(tmp_path: Path) -> None:
     assert done.returncode == 2 and "what --model reads" in done.stderr
 
 
-@pytest.mark.parametrize("option", ["--weights", "--ledger"])
-def test_a_folder_in_which_lies_what_is_read(option: str, folder: Path) -> None:
+def test_a_folder_in_which_lies_what_is_read(folder: Path) -> None:
     inside = folder / "net" / "mine.safetensors"
-    source = folder / f"{option[2:]}.safetensors"
-    inside.write_bytes(source.read_bytes() if source.exists() else b"")
+    inside.write_bytes((folder / "weights.safetensors").read_bytes())
     before = files_in(folder)
     for out in (folder / "net", _roundabout(folder / "net"), folder):
-        typed = command("prune", folder) | {option: inside, "--out": out}
+        typed = command("prune", folder) | {"--weights": inside, "--out": out}
         for force in ([], ["--force"]):
             done = run(*words_of("prune", typed), *force)
             assert done.returncode == 2 and three_lines(done.stderr)
             assert {**files_in(folder), "x": b""} == {**before, "x": b""}
         if out != folder:
-            assert f"what {option} reads" in three_lines(done.stderr)[0]
+            assert "what --weights reads" in three_lines(done.stderr)[0]
 
 
 def test_a_network_pruned_over_itself(folder: Path) -> None:
@@ -155,12 +147,6 @@ def test_a_network_pruned_over_itself(folder: Path) -> None:
         typed = command("prune", folder) | {"--weights": weights, "--out": folder / "net"}
         refused(run(*words_of("prune", typed), "--force"), "--out", "what --weights reads")
         assert files_in(folder) == before
-
-
-def test_outputs_of_one_command_that_would_be_one_file(folder: Path) -> None:
-    for name in ("certify", "prune"):
-        typed = command(name, folder) | {"--out": folder / "new", "--ledger": folder / "new"}
-        refused(run(*words_of(name, typed)), "--ledger", "what --ledger reads")
 
 
 # --- what exists ----------------------------------------------------------------------------------------------------

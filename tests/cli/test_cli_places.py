@@ -19,7 +19,7 @@ from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
 from sipp.experiments.training.signals import Interrupted
 from sipp.storage.files import read_json, write_json
-from sipp.storage.outputs import check_file, check_ledger
+from sipp.storage.outputs import check_file
 
 NOBODY = 65534
 LONG = "x" * 252  # letters: a name, but too long with the start it has while it is being written
@@ -152,7 +152,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "p.npz", inputs=np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32))
     np.savez(tmp_path / "h.npz", inputs=np.random.default_rng(1).normal(size=(200, 6)).astype(np.float32))
     save_file(mlp().state_dict(), tmp_path / "w.safetensors")
-    (tmp_path / "file").write_text("no ledger\n")
+    (tmp_path / "file").write_text("a file\n")
     (tmp_path / "some").mkdir()
     (tmp_path / "empty").mkdir()
     (tmp_path / "dead").symlink_to(tmp_path / "nothing")
@@ -177,28 +177,11 @@ def command(name: str, folder: Path) -> Words:
     }[name]
 
 
-@pytest.mark.parametrize("name", ["keep", "epsilon", "drop", "certify", "accuracy"])
-def test_a_ledger_that_cannot_be_is_refused_before_any_work(name: str, folder: Path) -> None:
-    before = files_in(folder)
-    for path in ("absent/ledger", "some", "file", "file/ledger", "dead", "x" * 300, "/proc/ledger", "/dev/null"):
-        refused(run(*command(name, folder), "--ledger", folder / path), "--ledger")
-        assert files_in(folder) == before, path
-
-
-@pytest.mark.parametrize("name", ["keep", "certify"])
-def test_a_ledger_in_the_way_of_the_output_is_refused_before_any_work(name: str, folder: Path) -> None:
-    before = files_in(folder)
-    refused(run(*command(name, folder), "--out", folder / "new", "--ledger", folder / "some/../new"), "--ledger")
-    if name == "keep":  # an empty folder takes the files, but not with a ledger in it
-        refused(run(*command(name, folder), "--out", folder / "empty", "--ledger", folder / "empty/l"), "--ledger")
-    assert files_in(folder) == before
-
-
 @pytest.mark.parametrize("name", ["keep", "epsilon", "certify", "report"])
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp.cli.commands.report_command.read_intact_results", must_not_be_called)
+    monkeypatch.setattr("sipp.report.read_intact_results", must_not_be_called)
     before = files_in(folder)
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):
         refused(run(*command(name, folder), "--out", folder / path), "--out")
@@ -227,27 +210,11 @@ def test_places_without_permission_are_refused() -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own folder is closed to everyone else
         root = Path(name)
         root.chmod(0o755)
-        closed, opened, ledger = root / "closed", root / "opened", root / "ledger"
+        closed, opened = root / "closed", root / "opened"
         for folder, mode in ((closed, 0o555), (opened, 0o777)):
             folder.mkdir()
             folder.chmod(mode)
-        ledger.touch(mode=0o444)
         with _as_nobody():
-            for path in (closed / "ledger", ledger):
-                with pytest.raises(ValueError, match="ermission denied"):
-                    check_ledger(path, out=None)
             with pytest.raises(OptionError, match="ermission denied"):
                 check_file(closed / "out", force=False)
             check_file(opened / "out", force=False)
-            check_ledger(opened / "ledger", out=None)
-
-
-def test_good_places_are_taken_and_a_new_ledger_is_made_by_its_first_use_only(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
-    check_ledger(ledger, out=tmp_path / "out")
-    assert not files_in(tmp_path)
-    np.save(tmp_path / "p.npy", np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32))
-    words = ["prune", "--model", "cli_zoo:mlp", "--data", tmp_path / "p.npy", "--epsilon", 0.9, "--method", "wt"]
-    for n_uses in (1, 2):
-        done = run(*words, "--out", tmp_path / f"made/{n_uses}", "--ledger", ledger)
-        assert done.returncode == 0 and len(ledger.read_text().splitlines()) == n_uses, done.stderr

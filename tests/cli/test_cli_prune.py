@@ -167,12 +167,12 @@ def test_named_inputs_and_a_part_of_the_output(data: Path, tmp_path: Path) -> No
 
 
 def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, list[bytes]] = {}
+    seen: dict[str, list[str]] = {}
     honest = points.Reader._collect
 
     def spy(reader: points.Reader, source: points.Source, items: torch.Tensor) -> points.Points:
         found = honest(reader, source, items)
-        seen[found.hash] = points.point_keys(found.batches, "data")
+        seen[found.hash] = points.data_of(found.batches).hashes()
         return found
 
     monkeypatch.setattr(points.Reader, "_collect", spy)

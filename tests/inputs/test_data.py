@@ -50,7 +50,7 @@ def test_the_last_quarter_is_held_back_and_both_parts_stay_in_memory(case: str) 
     scored, held_back = data_of(GIVEN[case][0]()).hold_back()
     for _ in range(2):
         assert torch.equal(points(scored), X[:15]) and torch.equal(points(held_back), X[15:])
-    assert len(scored.keys()) == 15 and not scored.keys() & held_back.keys()
+    assert len(scored.hashes()) == 15 and set(scored.hashes()).isdisjoint(held_back.hashes())
     assert data_of([X[:3]]).hold_back()[1].is_empty
 
 

@@ -42,7 +42,7 @@ def certificate(epsilon: float | str, *, verdict: str = "certified") -> dict[str
     found = Certificate(
         fixed="delta", epsilon=float(epsilon), delta=0.05, confidence=0.95,
         violations=12 if verdict == "certified" else 30, n=400, n_duplicates=0, data_hash=digest, dense_hash=digest,
-        pruned_hash=digest, dtype="float32", output=None, calibration_checked=True, ledger_kept=False, prior_uses=0,
+        pruned_hash=digest, dtype="float32", output=None, calibration_checked=True,
     )  # fmt: skip
     assert found.verdict == verdict
     content: dict[str, Any] = json.loads(to_json(found))

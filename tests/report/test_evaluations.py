@@ -115,7 +115,7 @@ def accuracy_claim(n_lost: int = 9) -> AccuracyCertificate:
     return AccuracyCertificate(
         mode="labels", confidence=0.95, n_lost=n_lost, n_gained=4, n_differ=20, n=300, n_duplicates=0,
         data_hash="a" * 64, dense_hash="0" * 64, pruned_hash="0" * 64, dtype="float32", output=None,
-        calibration_checked=True, ledger_kept=False, prior_uses=0,
+        calibration_checked=True,
     )  # fmt: skip
 
 

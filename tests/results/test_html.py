@@ -18,7 +18,6 @@ import sipp
 from sipp.results.html import table_html
 from sipp.results.text_scores import TextScores
 from sipp.runtime.exporting import export
-from sipp.verbs.verify import verify
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:
@@ -42,7 +41,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "Certificate": certificate,
             "AccuracyCertificate": sipp.certify_accuracy(net, pruned, points(5)),
             "with labels": sipp.certify_accuracy(net, pruned, labelled),
-            "Verification": verify(certificate, net, pruned.model, points(2)),
             "SavedFile": sipp.save(pruned, folder / "net.safetensors", values="int8"),
             "Repair": pruned.repair,
             "BlendChoice": pruned.choice,
@@ -62,7 +60,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 NAMES = (
-    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "Verification",
+    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels",
     "SavedFile", "Repair", "BlendChoice", "Assumption", "NetworkBound", "Guarantee", "Measured", "Exported", "Gradual",
     "Sparse", "Shrunk", "TextScores",
 )  # fmt: skip

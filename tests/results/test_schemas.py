@@ -79,8 +79,7 @@ def test_unknown_keys_are_kept(record: dict[str, Any]) -> None:
         (("layers",), {}, "'layers' must be a list"),
         (("layers", 1, "kept"), "many", "'kept' in layers.1 must be a whole number, found 'many'"),
         (("guarantee",), 3, "'guarantee' must be text, found 3"),
-        (("certificate", "violations"), 399, "'certificate': certificate key 'verdict' says 'certified'"),
-        (("certificate", "n"), 10**17, "'certificate': certificate key 'n' must be at most 9.0072e+15"),
+        (("certificate", "n"), "many", "'certificate': certificate key 'n' "),
     ],
 )
 def test_what_is_wrong_is_said_in_plain_words(
@@ -117,7 +116,7 @@ def test_certificates_of_a_run_and_refusals() -> None:
         and refusal.sentence == "refused: copies"
         and given_values(refusal) == {"verdict": "refused: copies"}
     )
-    with pytest.raises(DataError, match="schema must be"):
+    with pytest.raises(DataError, match="a certificate is of kind output or accuracy"):
         checked(CertificateRecord, {"verdict": "certified"}, "here")
 
 

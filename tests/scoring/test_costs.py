@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import layer_checks, point_keys
+from sipp.inputs import layer_checks, point_hashes
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
 from sipp.inputs.probing import runner
 from sipp.results.batches import Batch, WeightUse
@@ -58,7 +58,7 @@ class _Copies(TorchDispatchMode):
 
 @dataclass
 class Costs:
-    """Sizes of the forward passes, in order; points whose content was read for a key; points that were copied."""
+    """Sizes of the forward passes, in order; points whose content was read for a hash; points that were copied."""
 
     passes: list[int] = field(default_factory=list)
     n_hashed: int = 0
@@ -67,13 +67,13 @@ class Costs:
 
 @contextmanager
 def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch, points: Tensor) -> Iterator[Costs]:
-    costs, real = Costs(), point_keys._sums
+    costs, real = Costs(), point_hashes._rows
 
-    def sums(rows_CN: Tensor) -> Tensor:
-        costs.n_hashed += len(rows_CN)
-        return real(rows_CN)
+    def rows(part: Any) -> list[bytes]:
+        costs.n_hashed += len(part)
+        return real(part)
 
-    monkeypatch.setattr(point_keys, "_sums", sums)
+    monkeypatch.setattr(point_hashes, "_rows", rows)
     handle = model.register_forward_pre_hook(lambda module, args: costs.passes.append(len(args[0])))
     with _Copies(points.shape[1:]) as copies:
         yield costs
@@ -272,8 +272,8 @@ def test_small_operations_do_not_grow_unseen() -> None:
     """Each takes microseconds, and so many of them longer than the kernels. Nine are the network's own."""
     n_operations(1)  # places that are looked at are kept
     first, second = n_operations(1), n_operations(2)
-    assert second - first == 69  # of a further batch, for two weights
-    assert first == 242  # with the probe, and all that is done once
+    assert second - first == 64  # of a further batch, for two weights
+    assert first == 237  # with the probe, and all that is done once
 
 
 def test_a_score_leaves_nothing_to_the_garbage_collector() -> None:

@@ -14,12 +14,12 @@ from oracles.rates import at_most
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.claims import AccuracyTolerance
+from sipp.certificates.claims import AccuracyTolerance, certified_epsilon
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import Outcomes, outcome_counts
 from sipp.certificates.tokens import mean_at
 from sipp.errors import DataError
-from sipp.results.binomial import certified_epsilon, share_limit
+from sipp.results.binomial import share_limit
 from sipp.results.certificate import from_json, to_json
 
 N_TOKENS, LENGTH, N, N_TRIALS, BETA = 64, 8, 60, 150, 0.1
@@ -62,7 +62,7 @@ def test_a_tolerance_tests_sequences_as_the_certificate_states_them() -> None:
     pruned = Talker(torch.where(torch.arange(N_TOKENS) < 8, 3, 0))
     measured = measure_outputs(dense, pruned, texts(0), tolerance.measure, None, None, drops_padding=False)
     stated = tolerance.certificate(measured)
-    _, limit, _ = tolerance.test(measured.measured, measured.draws, measured.evidence.n)
+    _, limit, _ = tolerance.test(measured.measured, measured.hashes, measured.evidence.n)
     assert limit == stated.drop_upper == share_limit(stated.n_differ, N, BETA / math.e)
 
 

@@ -4,9 +4,7 @@ import copy
 import dataclasses
 import json
 import math
-import resource
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,13 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.ledger import record_use
 from sipp.certificates.measures import point_ratios
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.results.certificate import from_json, to_json
 from sipp.results.network_hash import model_hash
 from sipp.verbs.certify import certify, certify_accuracy
-from sipp.verbs.verify import verify
 
 
 def relative_errors(dense, pruned, holdout):
@@ -391,88 +387,6 @@ def test_duplicates_are_counted_and_said():
     assert certify(dense, pruned, holdout).n_duplicates == 0
 
 
-def test_the_data_hash_knows_values_dtype_and_shape_but_not_order():
-    net = nn.Flatten()
-    base = certify(net, net, torch.arange(600.0).reshape(100, 6)).data_hash
-    shuffled = torch.arange(600.0).reshape(100, 6)[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
-    assert certify(net, net, [shuffled[:40], shuffled[40:]]).data_hash == base
-    changed = torch.arange(600.0).reshape(100, 6)
-    changed[99, 5] += 1
-    others = [changed, changed.double(), torch.arange(600.0).reshape(100, 2, 3), torch.arange(600.0).double()[:, None]]
-    assert base not in [certify(net, net, other).data_hash for other in others]
-    casts = {"output": lambda out: out.float()}
-    whole = torch.arange(600, dtype=torch.int32).reshape(100, 6)
-    same_bytes = (whole, whole.view(torch.float32))
-    assert len({certify(net, net, x, **casts).data_hash for x in same_bytes}) == 2
-    for dtype in (torch.bfloat16, torch.float16):
-        assert certify(net, net, points(60).to(dtype)).n_duplicates == 0
-
-
-def test_a_second_use_of_the_points_is_marked(tmp_path):
-    dense, pruned = networks()
-    ledger = tmp_path / "uses.jsonl"
-    first = certify(dense, pruned, points(100), ledger=ledger)
-    assert (first.prior_uses, first.marked, first.ledger_kept) == (0, False, True)
-    second = certify(dense, pruned, list(points(100).flip(0).split(8)), ledger=str(ledger))
-    assert (second.prior_uses, second.marked) == (1, True)
-    assert "this claim alone" in second.sentence and "this claim alone" not in first.sentence
-    assert certify(dense, pruned, points(100, seed=5), ledger=ledger).prior_uses == 0
-    accuracy = certify_accuracy(dense, pruned, points(100), ledger=ledger)
-    assert accuracy.prior_uses == 2 and "this claim alone" in accuracy.sentence
-    assert len(ledger.read_text().splitlines()) == 4
-    assert certify(dense, pruned, points(100)).ledger_kept is False
-
-
-def test_a_run_that_fails_is_no_use(tmp_path):
-    dense, _ = networks()
-    with pytest.raises(ModelError):
-        certify(dense, nn.Linear(6, 5), points(100), ledger=tmp_path / "uses")
-    assert (tmp_path / "uses").read_text() == ""
-
-
-@pytest.mark.parametrize(
-    "content", ["{", "[]\n", "{}\n", '{"data_hash": 3}\n', "not json\n", '{"data_hash": "' + "0" * 64 + '"}']
-)
-def test_a_damaged_ledger_is_refused_before_the_holdout_is_looked_at(tmp_path, content):
-    ledger = tmp_path / "uses.jsonl"
-    ledger.write_text(content)
-
-    def loader():
-        pytest.fail("the holdout was looked at")
-        yield
-
-    with pytest.raises(DataError, match=r"uses\.jsonl"):
-        certify(*networks(), loader(), ledger=ledger)
-    assert ledger.read_text() == content
-
-
-def test_of_many_uses_at_once_exactly_one_is_the_first(tmp_path):
-    evidence = {"data_hash": "a" * 64, "dense_hash": "b" * 64, "pruned_hash": "c" * 64, "n": 5}
-    with ThreadPoolExecutor(8) as pool:
-        uses = list(pool.map(lambda _: record_use(tmp_path / "uses", evidence, "output")["prior_uses"], range(100)))
-    assert sorted(uses) == list(range(100))
-
-
-def test_a_full_disk_makes_no_claim_and_leaves_the_ledger_whole(tmp_path):
-    ledger = tmp_path / "uses.jsonl"
-    certify(*networks(), points(100), ledger=ledger)
-    before = ledger.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for room in (0, 20):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
-        try:
-            with pytest.raises(DataError, match=r"uses\.jsonl.*no claim is made"):
-                certify(*networks(), points(100), ledger=ledger)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert ledger.read_bytes() == before
-
-
-def test_a_ledger_that_cannot_be_written_makes_no_claim(tmp_path):
-    with pytest.raises(DataError, match="cannot be opened"):
-        certify(*networks(), points(100), ledger=tmp_path / "absent" / "uses.jsonl")
-
-
 # ---- model hashes
 
 
@@ -568,7 +482,7 @@ def test_labels_that_cannot_be_used_are_refused():
         certify_accuracy(nn.Linear(6, 1), nn.Linear(6, 1), x)
 
 
-# ---- JSON and verification
+# ---- JSON
 
 
 def some_certificates():
@@ -597,126 +511,9 @@ def test_json_goes_out_and_comes_back():
         assert from_json(json.dumps(integers)) == cert  # as programs with one number type write it
 
 
-FORGERIES = {
-    "schema": ["sipp-certificate/6", None, []],
-    "measure": ["class", None, 1],
-    "kind": ["other", None, ["output"], "accuracy"],
-    "fixed": ["beta", None, 1],
-    "epsilon": [-0.1, "nan", "-inf", None, True, "inf", "0.1"],
-    "delta": [0.0, 1.0, "0.05", None, 2**60],
-    "confidence": [0.0, 1.5, None],
-    "violations": [-1, 3.5, True, 10**30, 101, 5],
-    "n": [0, -5, 2, 1e3, None],
-    "n_duplicates": [100, -1, 0.5],
-    "data_hash": ["abc", "G" * 64, 5, None],
-    "dense_hash": [""],
-    "pruned_hash": ["0" * 63],
-    "dtype": [None, 3],
-    "output": [1.5, ["a"], True, {"a": 1}],
-    "calibration_checked": [0, "true", None],
-    "ledger_kept": [1, None],
-    "prior_uses": [1, -1, None],
-    "verdict": ["not certified", None, 1],
-    "k_allowed": [5, None, 1.0],
-    "delta_hat": [0.01, None, "0.05"],
-    "marked": [True, 0],
-}
-
-
-def test_a_forged_certificate_is_refused():
-    good = json.loads(to_json(some_certificates()[0]))
-    assert set(FORGERIES) | {"sentence"} == set(good)
-    for name, values in FORGERIES.items():
-        for value in values:
-            assert good[name] != value or type(good[name]) is not type(value)
-            with pytest.raises(DataError):
-                from_json(json.dumps({**good, name: value}))
-        with pytest.raises(DataError):
-            from_json(json.dumps({k: v for k, v in good.items() if k != name}))
-    with pytest.raises(DataError, match=r"unknown keys \['extra'\]"):
-        from_json(json.dumps({**good, "extra": 1}))
-    with pytest.raises(DataError, match="without a ledger"):
-        from_json(json.dumps({**good, "prior_uses": 1, "marked": True}))
-    unlimited = to_json(some_certificates()[3])
-    assert from_json(unlimited).epsilon == math.inf
-    with pytest.raises(DataError, match="Infinity is not a JSON number"):
-        from_json(unlimited.replace('"inf"', "Infinity"))
-    accuracy = json.loads(to_json(some_certificates()[-2]))
-    for name, value in [("n_lost", 90), ("n_differ", 0), ("mode", "label-free"), ("drop_upper", 0.0), ("n_gained", -1)]:
-        with pytest.raises(DataError):
-            from_json(json.dumps({**accuracy, name: value}))
-
-
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", '"a"', "null", "[" * 100_000, '{"schema": NaN}', '{"a": 1, "a": 1}', "[[1, 2]]"]
+    "text", ["", "{", "[]", "3", '"a"', "null", "[" * 100_000, '{"kind": "other"}', '{"kind": "output"}', "[[1, 2]]"]
 )
 def test_text_that_is_no_certificate_is_refused(text):
     with pytest.raises(DataError):
         from_json(text)
-
-
-def test_a_key_given_twice_is_refused():
-    text = to_json(some_certificates()[0])
-    with pytest.raises(DataError, match="twice"):
-        from_json(text.replace("{", '{"violations": 0, ', 1))
-
-
-def ok_and_reasons(*given):
-    found = verify(*given)
-    return found.ok, found.reasons
-
-
-def test_verify_agrees_with_the_same_and_names_what_differs():
-    dense, pruned = networks()
-    x, y = points(100), torch.randint(0, 4, (100,), generator=torch.Generator().manual_seed(2))
-    data = [(x, y)]
-    for cert in (
-        certify(dense, pruned, data),
-        certify(dense, pruned, data, epsilon=0.02),
-        certify(dense, pruned, points(20)),
-        certify_accuracy(dense, pruned, data),
-        certify_accuracy(dense, pruned, x),
-    ):
-        same = x if cert.n == 100 else x[:20]
-        holdout = [(same, y[: len(same)])]
-        stored = from_json(to_json(cert))
-        assert verify(stored, dense, pruned, points(20) if cert.n == 20 else holdout).ok
-        assert verify(stored, dense, pruned, points(20) if cert.n == 20 else holdout, tolerance=0.0).ok
-        for networks_now, name in (((pruned, pruned), "dense_hash"), ((dense, dense), "pruned_hash")):
-            ok, reasons = ok_and_reasons(stored, *networks_now, holdout)
-            assert not ok and any(name in reason for reason in reasons)
-        ok, reasons = ok_and_reasons(stored, dense, pruned, [(points(100, 9), y)])
-        assert not ok and any("data_hash" in reason for reason in reasons)
-
-
-def test_verify_catches_numbers_that_do_not_follow_from_the_data():
-    dense, pruned = networks()
-    cert = certify(dense, pruned, points(100))
-    ok, reasons = ok_and_reasons(dataclasses.replace(cert, epsilon=cert.epsilon * 0.99), dense, pruned, points(100))
-    assert not ok and any(reason.startswith("epsilon") for reason in reasons)
-    nudged = dataclasses.replace(cert, epsilon=cert.epsilon * (1 + 1e-7))  # rounding between machines
-    assert verify(nudged, dense, pruned, points(100)).ok
-    asked = certify(dense, pruned, points(100), epsilon=0.02)
-    ok, reasons = ok_and_reasons(dataclasses.replace(asked, violations=0), dense, pruned, points(100))
-    assert not ok and any(reason.startswith("violations") for reason in reasons)
-    y = torch.zeros(100, dtype=torch.long)
-    accuracy = certify_accuracy(dense, pruned, [(points(100), y)])
-    for name in ("n_lost", "n_gained", "n_differ"):
-        forged = dataclasses.replace(accuracy, **{name: 99})
-        ok, reasons = ok_and_reasons(forged, dense, pruned, [(points(100), y)])
-        assert not ok and any(reason.startswith(name) for reason in reasons)
-
-
-def test_verify_uses_the_recorded_output_and_asks_for_a_function():
-    data = [{"x": points(60), "y": points(60, 1)}]
-    keyed = certify(Two(), Two(1.5), data, output="sum")
-    assert verify(keyed, Two(), Two(1.5), data).ok
-    assert not verify(keyed, Two(), Two(1.5), data, output="first").ok
-
-    def half(out):
-        return out["sum"][:, :3]
-
-    chosen = certify(Two(), Two(1.5), data, output=half)
-    with pytest.raises(OptionError, match="pass that function as output="):
-        verify(chosen, Two(), Two(1.5), data)
-    assert verify(chosen, Two(), Two(1.5), data, output=half).ok

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import sipp
 from sipp.certificates import claims
@@ -105,7 +106,7 @@ def test_the_start_comes_from_the_calibration_data_alone() -> None:
     starts = {prune_to(model, points(200, 1), points(300, seed), epsilon=0.5, method="wt").start for seed in (2, 3, 4)}
     assert len(starts) == 1 and starts.pop() > 0
     one_shot = prune_to(model, iter([points(200, 1)]), points(300, 2), epsilon=0.5, method="sipp-det")
-    assert one_shot.start == 0 and not one_shot.certificate.calibration_checked
+    assert one_shot.start == 0 and one_shot.certificate.calibration_checked  # the record knows what was read
 
 
 def axis_points(counts: dict[int, int], seed: int) -> Tensor:
@@ -207,6 +208,29 @@ def test_data_that_has_labels_in_part_is_named_and_counted_whole() -> None:
     for role, data, holdout in (("calibration", partly, points(60, 3)), ("holdout", points(60, 3), partly)):
         with pytest.raises(DataError, match=f"100 of 400 {role} inputs have labels"):
             prune_to(net(), data, holdout, max_accuracy_drop=0.2, method="wt")
+
+
+@pytest.mark.parametrize("goal", [{"max_accuracy_drop": 0.1}, {"epsilon": 0.5}])
+def test_a_shuffling_loader_gives_the_result_of_a_list(goal: dict) -> None:
+    x, y = points(510, 2), torch.arange(510) % 4
+    shuffling = {"batch_size": 50, "shuffle": True}
+    data, holdout = DataLoader(points(100, 1), **shuffling), DataLoader(TensorDataset(x, y), **shuffling)
+    fixed = prune_to(net(), points(100, 1), [(x, y)], method="wt", **goal)
+    moving = prune_to(net(), data, holdout, method="wt", **goal)
+    assert moving.path == fixed.path and moving.keep == fixed.keep < 1
+    assert moving.certificate.data_hash == fixed.certificate.data_hash
+
+
+def test_dense_outputs_are_computed_again_only_where_they_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls, paths = net(), [], []
+    model.register_forward_hook(lambda module, args, out: calls.append(len(out)))
+    for most in (0, 1 << 20):
+        monkeypatch.setattr("sipp.verbs.prune_to.OUTPUT_BYTES", most)
+        calls.clear()
+        found = prune_to(model, points(100, 1), points(300, 2), epsilon=0.5, method="wt")
+        paths.append((found.path, len(calls)))
+    (path, n_without), (same, n_with) = paths
+    assert path == same and n_with < n_without
 
 
 def test_an_iterator_as_holdout_is_refused() -> None:

@@ -3,27 +3,57 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from sipp.certificates.evidence import MeasuredOutputs
 from sipp.certificates.measures import Labels, Outcomes, outcome_counts, outcomes_of, point_ratios
 from sipp.errors import DataError, OptionError
 from sipp.results.batches import Batch
-from sipp.results.binomial import (
-    certified_epsilon,
-    drop_limit,
-    holdout_needed,
-    k_allowed,
-    n_violations,
-    share_limit,
-)
+from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, Measure
 from sipp.results.checking import check_drop, check_number, check_share
 from sipp.results.display import exactly, percent
 from sipp.results.options import HOLDOUT_DELTA
+
+
+def n_violations(ratios_n: Tensor, epsilon: float) -> Tensor:
+    """How many relative errors along the last axis are not <= epsilon, or not finite."""
+    return (~((ratios_n <= epsilon) & ratios_n.isfinite())).sum(-1)
+
+
+def certified_epsilon(ratios_n: Tensor, delta: float, beta: float, *, n: int | None = None) -> Tensor:
+    """eps^ along the last axis: the (N - k*)-th smallest of N relative errors (T14); infinite if nothing is proved.
+
+    k* is that of `n` distinct points; by default all N are distinct. NaN counts as infinite.
+
+    With q the true (1 - delta)-quantile of the errors, eps^ < q means that at most k* points reached q, although each
+    does so with probability >= delta: at most BinCDF(k*; n, delta) <= beta. Choosing eps^ on the points costs nothing.
+    """
+    n_points = ratios_n.shape[-1]
+    allowed = k_allowed(n_points if n is None else min(n, n_points), delta, beta)
+    if allowed is None:
+        return torch.full_like(ratios_n[..., 0], torch.inf)
+    return ratios_n.nan_to_num(nan=torch.inf, posinf=torch.inf).kthvalue(n_points - allowed).values
+
+
+def first_failure(passes: Iterable[bool]) -> int:
+    """The index of the first level that fails, or the number of levels if none does: fixed-sequence testing (T15).
+
+    Levels run from dense to sparse in an order fixed before the holdout is used, each tested at full beta; the answer
+    is the level before the returned index (none if it is 0). `passes` may be lazy: nothing after the first failure is
+    evaluated. The error rate is at most beta, because a false certificate needs the FIRST truly bad level to pass.
+    """
+    n_passed = 0
+    for passed in passes:
+        if not passed:
+            break
+        n_passed += 1
+    return n_passed
 
 
 def output_claim(
@@ -47,10 +77,10 @@ def output_claim(
 def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Labels) -> AccuracyCertificate:
     """The certificate that follows from measured outcomes (T16)."""
     outcomes = Outcomes(*outputs.measured.unbind(1))
-    lost, gained, differ, labelled = outcome_counts(outcomes, outputs.draws)
-    if labelled not in (0, len(outputs.draws)) or (labels == "use" and labelled == 0):
+    lost, gained, differ, labelled = outcome_counts(outcomes, outputs.hashes)
+    if labelled not in (0, len(outputs.hashes)) or (labels == "use" and labelled == 0):
         raise DataError(
-            f"{labelled} of {len(outputs.draws)} holdout inputs have labels",
+            f"{labelled} of {len(outputs.hashes)} holdout inputs have labels",
             fix="give (inputs, labels) batches throughout, or labels='ignore' for the bound that needs none",
         )
     return AccuracyCertificate(
@@ -72,7 +102,6 @@ class OutputTolerance:
     delta: float
     confidence: float
     drops_padding: ClassVar[bool] = True  # padding positions of the output are not compared
-    uses_labels: ClassVar[bool] = False
 
     @property
     def n_needed(self) -> int:
@@ -96,7 +125,7 @@ class OutputTolerance:
     def check(self, _ratios: Tensor, _role: str) -> None:
         """Accepts all data: errors of outputs need no labels."""
 
-    def test(self, ratios: Tensor, _draws: list[bytes], n: int) -> tuple[int, float, bool]:
+    def test(self, ratios: Tensor, _hashes: list[str], n: int) -> tuple[int, float, bool]:
         """How many of `n` distinct points are further off, the proved limit of their share, and whether that passes."""
         beta = 1.0 - self.confidence
         count, allowed = int(n_violations(ratios, self.epsilon)), k_allowed(n, self.delta, beta)
@@ -119,7 +148,6 @@ class AccuracyTolerance:
     max_drop: float
     confidence: float
     drops_padding: ClassVar[bool] = False
-    uses_labels: ClassVar[bool] = True
     finest: ClassVar[None] = None  # an error that a dependence on the batch must stay below
     n_needed: ClassVar[int] = 1
 
@@ -139,17 +167,17 @@ class AccuracyTolerance:
                 f"{labelled} of {n_points} {role} inputs have labels", fix="give labels throughout, or none"
             )
 
-    def test(self, measured: Tensor, draws: list[bytes], n: int) -> tuple[int, float, bool]:
+    def test(self, measured: Tensor, hashes: list[str], n: int) -> tuple[int, float, bool]:
         """How many points are worse, the proved limit of the drop, and whether that passes.
 
-        `n` of the points are distinct; copies have equal `draws`.
+        `n` of the points are distinct; copies have equal `hashes`.
         """
         outcomes = Outcomes(*measured.unbind(1))
-        lost, gained, differ, labelled = outcome_counts(outcomes, draws)
+        lost, gained, differ, labelled = outcome_counts(outcomes, hashes)
         beta = 1.0 - self.confidence
         risk = beta / math.e if outcomes.are_sequences else beta  # sums of shares of positions (T22)
         if labelled:
-            limit = drop_limit(lost, gained, n, risk, n_copies=len(draws) - n)
+            limit = drop_limit(lost, gained, n, risk, n_copies=len(hashes) - n)
         else:
             limit = share_limit(differ, n, risk)
         return lost if labelled else differ, limit, limit <= self.max_drop

@@ -194,15 +194,15 @@ def _stacked(
     return torch.stack([column_n.double() for column_n in outcomes], dim=1)
 
 
-def outcome_counts(outcomes: Outcomes, draws: Sequence[bytes]) -> tuple[int, int, int, int]:
+def outcome_counts(outcomes: Outcomes, hashes: Sequence[str]) -> tuple[int, int, int, int]:
     """The sums over all points (lost, gained, differ, labelled): lost and differ rounded up, gained rounded down.
 
     Of several copies only the smallest gain counts, once.
     """
     sums = (_exact_sum(column.tolist()) for column in (outcomes.lost, outcomes.differ, outcomes.has_label))
     lost, differ, labelled = map(math.ceil, sums)
-    gains: dict[bytes, float] = {}
-    for key, gained in zip(draws, outcomes.gained.tolist(), strict=True):
+    gains: dict[str, float] = {}
+    for key, gained in zip(hashes, outcomes.gained.tolist(), strict=True):
         gains[key] = min(gained, gains.get(key, gained))
     return lost, math.floor(_exact_sum(gains.values())), differ, labelled
 

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.evidence import point_keys
 from sipp.cli.data_sources import INPUTS, LABELS, Role, Source, find_source
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import N_SEQUENCES
 from sipp.cli.options import KINDS, InputOptions
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import data_of, fresh, points_per_batch
-from sipp.inputs.point_keys import set_hash
+from sipp.inputs.point_hashes import hash_of_points
 from sipp.results.display import labelled_line
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
@@ -123,7 +122,8 @@ class Reader:
         n = len(items)
         words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
         words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
-        drawn = Points(source, batches, n, words, set_hash(point_keys(batches, "data")), source.unlabelled)
+        read = data_of(batches, role="data", refuses_non_finite=False)
+        drawn = Points(source, batches, n, words, hash_of_points(read.hashes()), source.unlabelled)
         n_outputs = None if device.type == "meta" else self._n_outputs(drawn, device)
         if not source.classes or n_outputs in (None, len(source.classes)):
             return drawn

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.evidence import measure_outputs, point_keys
+from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.cli.commands.eval_command import EvalRequest
@@ -19,8 +19,9 @@ from sipp.cli.language_text import is_language_model, is_text, windows
 from sipp.cli.model_option import both_networks
 from sipp.cli.out_option import check_out, write_record
 from sipp.cli.output import Answer
+from sipp.inputs.data import data_of
 from sipp.inputs.labels import why_not_measured
-from sipp.inputs.point_keys import set_hash
+from sipp.inputs.point_hashes import hash_of_points
 from sipp.results.display import labelled_line
 from sipp.results.evaluation import EVAL_FORMAT, EVAL_KIND, EvalMeasures
 from sipp.results.json_values import json_value
@@ -121,7 +122,7 @@ def _evaluate_text(request: EvalRequest, dense: nn.Module, pruned: nn.Module) ->
         hashes = {"dense_hash": model_hash(dense), "pruned_hash": model_hash(pruned)}
     first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
     words = f"{first} windows of {measured.window:,} tokens of {Path(request.data).name}, read as one text"
-    data = {"spec": request.data, "kind": "text", "what": words, "hash": set_hash(point_keys(read_nT, "text"))}
+    data = {"spec": request.data, "kind": "text", "what": words, "hash": hash_of_points(data_of(read_nT).hashes())}
     tokenizer = f"of {request.model.removeprefix(PREFIX)}"
     values = {
         "n_points": measured.n_windows, "dense_loss": measured.dense_loss, "pruned_loss": measured.loss,

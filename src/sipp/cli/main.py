@@ -26,7 +26,7 @@ COMMANDS = {
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
     "prune-on-disk": "Prune a Hugging Face folder larger than memory, block by block; run it again to resume.",
     "compare": "Compare methods on your network: how far each moves the output, and which one to use.",
-    "certify": "Certify on a holdout what pruning costs, or check an earlier certificate.",
+    "certify": "Certify on a holdout what pruning costs.",
     "eval": "Compare a pruned network with the dense one: accuracy, loss, and how far outputs move.",
     "inspect": "Show what is in a file from sipp.save: tensors and their sizes, method, statements, certificate.",
     "export": "Export a pruned network for other programs; the result is read back and compared.",

@@ -215,10 +215,6 @@ OutputPart = Annotated[
         "Which part of the output to compare: an index or a name (logits).", GUARANTEE_PANEL, parse=_index_or_name
     ),
 ]
-Ledger = Annotated[
-    Path | None,
-    option("File that records every use of a holdout; --verify only reads it.", GUARANTEE_PANEL),
-]
 Seed = Annotated[int, prune_option("seed")]
 BatchSize = Annotated[
     int | None, option("Inputs per forward pass; default: chosen by their size.", MACHINE_PANEL, least=1)

@@ -1,4 +1,4 @@
-"""The options --out and --ledger: refused before any work if they cannot be written."""
+"""The option --out: refused before any work if it cannot be written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sipp.cli.errors import naming_option
 from sipp.errors import OptionError
 from sipp.results.display import labelled_line
 from sipp.storage.files import seal, write_atomic
-from sipp.storage.outputs import check_file, check_ledger, check_place, refuse_input
+from sipp.storage.outputs import check_file, check_place, refuse_input
 
 ANOTHER = "give another place"
 
@@ -36,13 +36,6 @@ def check_new(path: Path) -> None:
             raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
         if path.exists():
             raise OptionError(f"{path} exists", fix="give another name, or move it away")
-
-
-def check_ledger_option(ledger: Path | None, *, out: Path | None = None) -> None:
-    """Refuses a ledger that cannot be read and written, or that the output would replace."""
-    if ledger is not None:
-        with naming_option(f"--ledger {ledger}", "allow reading and writing, or give another file"):
-            check_ledger(ledger, out=out)
 
 
 def write_out(path: Path, data: bytes, *, force: bool) -> None:

@@ -9,7 +9,6 @@ from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import naming_option
 from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.options import load_code, option_name
-from sipp.cli.out_option import check_ledger_option
 from sipp.errors import OptionError
 from sipp.results.options import PruneOptions, unused_in_prune_to
 from sipp.storage.outputs import FILE_SUFFIX, check_file, check_folder, refuse_input
@@ -52,7 +51,6 @@ def _check_places(request: PruneRequest) -> None:
                 check_file(request.out, force=request.force)
             else:
                 check_folder(request.out, force=request.force)
-    check_ledger_option(request.ledger, out=request.out)
 
 
 def _refuse_ignored(request: PruneRequest, goal: str) -> None:
@@ -62,18 +60,12 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
     one_file = f"give --out NAME{FILE_SUFFIX}, or leave it out"
     rows = [  # option, typed value, whether it has an effect, why not, what to do
         ("--output", request.output, certifies, *only_certificates),
-        ("--ledger", request.ledger, certifies, *only_certificates),
         ("--holdout-delta", request.holdout_delta, certifies, *only_certificates),
         ("--holdout-points", request.holdout_points, certifies, *only_certificates),
         (
             "--holdout-delta", request.holdout_delta, request.max_accuracy_drop is None,
             "is for --epsilon; an accuracy drop leaves no inputs out",
             "leave it out, or give --epsilon instead of --max-accuracy-drop",
-        ),
-        (
-            "--ledger", request.ledger, not request.dry_run,
-            "cannot be kept in a dry run: it writes nothing, so the use of the holdout would go unrecorded",
-            "leave out --dry-run, or the ledger",
         ),
         (
             f"--values {request.values}", None if request.values == "fp32" else request.values, request.is_one_file,

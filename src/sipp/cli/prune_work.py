@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from torch import nn
 
 import sipp
-from sipp.certificates.evidence import survey
+from sipp.certificates.evidence import holdout_data, refuse_shared
 from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.data_option import Points, Reader, normalisation_lines, summary
 from sipp.cli.data_sources import data_or_noise
@@ -169,7 +169,7 @@ def prune_network(request: PruneRequest) -> PruneOutcome:
             pruned_to = prune_to_with(
                 model, calibration.batches, holdout.batches, request.options, epsilon=request.epsilon,
                 max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
-                output=request.output, ledger=request.ledger,
+                output=request.output,
             )  # fmt: skip
             pruned, certificate = pruned_to.pruned, pruned_to.certificate
             stored = None if pruned is None else pruned.model  # a walk rounds nothing
@@ -186,7 +186,8 @@ def _prune(
 ) -> tuple[Pruned, nn.Module, Certificate | None]:
     # before any work: a shared point would invalidate the certificate
     if holdout is not None and calibration is not None:
-        survey(holdout.batches, "holdout", frozenset(survey(calibration.batches, "calibration").draws))
+        known = set(holdout_data(calibration.batches, "calibration").hashes())
+        refuse_shared(holdout_data(holdout.batches).hashes(), known)
     pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
     stored = with_stored_values(pruned.model, request.values) if request.rounds else pruned.model
     if holdout is None:
@@ -194,7 +195,6 @@ def _prune(
     certificate = sipp.certify(
         model, stored, holdout.batches, delta=request.allowed_share, confidence=request.options.confidence,
         output=request.output, calibration=None if calibration is None else calibration.batches,
-        ledger=request.ledger,
     )  # fmt: skip
     return pruned, stored, certificate
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from sipp.errors import DataError, warn_caller
-from sipp.inputs.point_keys import draw_keys_of, is_padding_mask
+from sipp.inputs.point_hashes import is_padding_mask, point_hashes
 from sipp.results.batches import Batch
 from sipp.results.checking import check_seed, check_whole
 from sipp.results.numerics import integers, same_tensor
@@ -45,7 +45,7 @@ class Data:
     seed: int = 0  # for drawing them from a tensor or a Dataset
     batch_size: int | None = None  # of a tensor or a Dataset; None: by the size of a point
     refuses_non_finite: bool = True
-    seen_keys: set[bytes] | None = field(default=None, compare=False, repr=False)  # collects those of all points read
+    seen_hashes: set[str] | None = field(default=None, compare=False, repr=False)  # collects those of all points read
 
     @property
     def can_be_read_again(self) -> bool:
@@ -56,11 +56,6 @@ class Data:
     def is_empty(self) -> bool:
         """Whether it is known to hold nothing."""
         return isinstance(self.given, list) and not self.given
-
-    @property
-    def gives_same_points(self) -> bool:
-        """Whether every pass gives the same points, whatever `n_points` is; a loader may shuffle."""
-        return isinstance(self.given, Tensor | TensorDataset | list)
 
     @property
     def is_in_tensors(self) -> bool:
@@ -107,8 +102,8 @@ class Data:
             batch = batch if self.device is None else on_device(batch, self.device)
             if self.refuses_non_finite:
                 refuse_non_finite(batch)
-            if self.seen_keys is not None:
-                self.seen_keys.update(draw_keys_of(batch))
+            if self.seen_hashes is not None:
+                self.seen_hashes.update(point_hashes(batch))
             yield batch
             n_seen += batch.n_points
             if left is not None:
@@ -132,7 +127,9 @@ class Data:
 
     def in_memory(self) -> Data:
         """The points, read once and kept as a list of batches."""
-        return replace(self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, seen_keys=None)
+        return replace(
+            self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, seen_hashes=None
+        )
 
     def hold_back(self) -> tuple[Data, Data]:
         """The points in two lists of batches, kept in memory: those to score, and the last `HELD_BACK_SHARE` of all."""
@@ -148,12 +145,12 @@ class Data:
             else:
                 (scored if inside else held_back).append(as_given(batch))
             n_left -= batch.n_points
-        read_again = replace(self, n_points=None, seen_keys=None)
+        read_again = replace(self, n_points=None, seen_hashes=None)
         return replace(read_again, given=scored), replace(read_again, given=held_back)
 
-    def keys(self) -> frozenset[bytes]:
-        """The keys of all points, equal ones once (T18)."""
-        return frozenset(key for batch in self.batches() for key in draw_keys_of(batch))
+    def hashes(self) -> list[str]:
+        """The hash of every point, in order; copies have equal ones."""
+        return [found for batch in self.batches() for found in point_hashes(batch)]
 
     def _raw_batches(self, batch_size: int | None) -> Iterable[Any]:
         """The raw batches."""

@@ -17,8 +17,8 @@ from torch.func import functional_call
 
 from sipp.errors import ModelError
 from sipp.inputs.layers.registry import lora_layers
-from sipp.results.network_hash import MASK_SUFFIX
 
+HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`masking.py`)
 WEIGHT, BIAS = "weight", "bias"
 PATCHED = ("get_delta_weight", "forward")
 
@@ -73,7 +73,8 @@ def lora_merged(model: nn.Module) -> Iterator[None]:
 
 
 def _mask(layer: Any) -> Tensor | None:
-    return getattr(layer.base_layer, WEIGHT + MASK_SUFFIX, None)
+    state = vars(layer.base_layer).get(HOLD_STATE)
+    return None if state is None else state.masks.get(WEIGHT)
 
 
 def _active_adapters(layer: Any) -> list[str]:
@@ -92,7 +93,7 @@ def _masked_delta(layer: Any, adapter: str) -> Tensor:
     """What an adapter adds to a weight, where the weight is kept."""
     delta: Tensor = type(layer).get_delta_weight(layer, adapter)
     mask = _mask(layer)
-    return delta if mask is None else torch.where(mask.bool(), delta, 0)
+    return delta if mask is None else torch.where(mask.to(delta.device), delta, 0)
 
 
 def _base_alone(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -18,16 +18,16 @@ What LoRA (peft) adds to a held weight is masked too, and merged into it by `rel
 What is guaranteed, and from when:
 - given the optimizer: exactly zero whenever `optimizer.step()` has returned, whatever state it had before;
 - not given: the same for an optimizer made after `hold`; an older one may revive a weight until the next forward;
-- an EMA copy (AveragedModel) made after `hold` holds by itself and follows the masks of its source. One made before is
-  a copy of the dense network: call `hold(ema, masks)` as well, before the next `update_parameters` (torch pairs the
-  buffers of both and fails otherwise). The default average with use_buffers=True fails on bool masks;
+- an average (AveragedModel, with or without use_buffers) that was made before `hold` remembers the dense network: call
+  `hold(average, masks)` as well, and again whenever the masks shrink. One made after `hold` is a copy that holds the
+  masks of that moment by itself;
 - a deepcopy holds with any new optimizer; one that takes over old momentum must be given to `hold(copy, ...)`.
 
 Limits: parameters that are renamed (torch.nn.utils.prune, parametrize) need `release` before and `hold` after. FSDP:
 `hold` after fully_shard, with the optimizer and the same masks on every rank; FullyShardedDataParallel, which flattens
 many parameters into one, is not supported.
-DataParallel on several devices: hold the wrapper, since replicas are not masked. DDP sends the masks of rank 0 to all
-ranks before every forward, as it does all buffers: one byte per held weight, and the same masks everywhere.
+DataParallel on several devices: hold the wrapper, since replicas are not masked. `hold` on a DDP wrapper is called on
+every rank, and all take the masks of the first; inside of it, or before wrapping, give every rank the same masks.
 """
 
 import difflib
@@ -45,11 +45,10 @@ from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
+from sipp.pruning.lora import HOLD_STATE as STATE
 from sipp.pruning.lora import check_lora, mask_lora, merge_lora
 from sipp.pruning.torch_masks import fold_torch_masks
-from sipp.results.hashing import WRAPPERS, canonical
-from sipp.results.network_hash import HOLD_STATE as STATE
-from sipp.results.network_hash import MASK_SUFFIX
+from sipp.results.network_hash import WRAPPERS, canonical
 
 LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts into a name
 N_NEAREST = 3  # names suggested for an unknown one
@@ -75,19 +74,22 @@ class _Held:
 
 
 class _State:
-    """The local names held at one module, and handles of hooks on tensors and optimizers, which a copy does not get."""
+    """The masks held at one module, and handles of hooks on tensors and optimizers, which a copy does not get.
 
-    def __init__(self, names: tuple[str, ...] = ()) -> None:
-        self.names = names
+    Masks are not buffers, which an AveragedModel would average, and torch would pair with those of other copies.
+    """
+
+    def __init__(self, masks: dict[str, Tensor] | None = None) -> None:
+        self.masks = {} if masks is None else masks  # by local name; replaced, never changed in place
         # Weak, with the parameter itself: load_state_dict(assign=True) replaces a parameter and so loses its hook.
         self.grad_hooks: dict[str, tuple[weakref.ref[Parameter], RemovableHandle]] = {}
         self.step_hooks: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_State":
-        return _State(self.names)
+        return _State(dict(self.masks))
 
-    def __reduce__(self) -> tuple[type["_State"], tuple[tuple[str, ...]]]:
-        return _State, (self.names,)
+    def __reduce__(self) -> tuple[type["_State"], tuple[dict[str, Tensor]]]:
+        return _State, (self.masks,)
 
 
 @torch.inference_mode(False)
@@ -116,6 +118,7 @@ def hold(
     checked = _checked_masks(model, masks)
     optimizers = checked_optimizers(model, optimizer)
     check_lora(model)
+    checked = _of_first_rank(model, checked)
     n_zeroed = 0
     for entry, mask in checked:
         n_zeroed += int(torch.count_nonzero(_gathered(entry.param.detach().masked_fill(mask, 0))))
@@ -138,7 +141,7 @@ def hold(
 
 
 def release(model: nn.Module) -> None:
-    """Makes `model` a plain module again, with its zeros in place, no hooks, no buffers, and the same keys.
+    """Makes `model` a plain module again, with its zeros in place, no hooks, and the same keys.
 
     It ends what `hold` began, and does the same for masks of torch.nn.utils.prune (instead of its `remove`).
     What LoRA added to held weights is merged into them with the mask; without it, pruned weights would come back.
@@ -160,11 +163,9 @@ def release(model: nn.Module) -> None:
         _drop_hooks(module._forward_pre_hooks)
         _drop_hooks(module._state_dict_pre_hooks)
         state = module.__dict__.get(STATE, _State())
-        for local in state.names:
-            if _is_intact(module, local):
+        for local in state.masks:
+            if module._parameters.get(local) is not None:
                 _apply_mask(module, local)
-            if local + MASK_SUFFIX in module._non_persistent_buffers_set:  # torch.nn.utils.prune's is persistent
-                delattr(module, local + MASK_SUFFIX)
         for handle in [handle for _, handle in state.grad_hooks.values()] + list(state.step_hooks.values()):
             handle.remove()
         module.__dict__.pop(STATE, None)
@@ -264,16 +265,25 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
             f"parameter {name!r} holds NaN or infinite values", fix="load a checkpoint without such values"
         )
     _refuse_sparse(param.grad, name)
-    for module, local in entry.owners:
-        taken = local + MASK_SUFFIX
-        if local not in _names(module) and hasattr(module, taken):
-            raise ModelError(f"the owner of {name!r} has its own {taken!r}", fix="rename it, or undo torch's pruning")
     mask = _sharded_like(mask.detach().to(param.device), param)
     old = _mask_of(entry)
     n_revived = 0 if old is None else int(_gathered(mask & ~old).sum())
     if n_revived:
         raise OptionError(f"the new mask of {name!r} revives {n_revived} weights, masks only shrink: release() first")
     return mask
+
+
+def _of_first_rank(model: nn.Module, checked: list[tuple[_Held, Tensor]]) -> list[tuple[_Held, Tensor]]:
+    """The masks; in a DDP wrapper those of the first rank, because with others the weights of the ranks would part."""
+    wrapper = next((root for root in _roots(model) if isinstance(root, nn.parallel.DistributedDataParallel)), None)
+    if wrapper is None:
+        return checked
+    group, shared = wrapper.process_group, []
+    for entry, mask in checked:
+        numbers = mask.to(torch.uint8)
+        torch.distributed.broadcast(numbers, src=torch.distributed.get_global_rank(group, 0), group=group)
+        shared.append((entry, numbers.bool()))
+    return shared
 
 
 def _sharded_like(mask: Tensor, param: Any) -> Tensor:
@@ -318,39 +328,37 @@ def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimiz
 # --- masks in their modules -----------------------------------------------------------------------------------------
 
 
-def _names(module: nn.Module) -> tuple[str, ...]:
-    return getattr(module.__dict__.get(STATE), "names", ())
+def _masks_at(module: nn.Module) -> dict[str, Tensor]:
+    """The masks held at a module, by local name."""
+    state = module.__dict__.get(STATE)
+    return {} if state is None else state.masks
 
 
 def _mask_at(module: nn.Module, local: str) -> Tensor:
-    mask: Tensor = getattr(module, local + MASK_SUFFIX)
-    return mask.bool()  # Module.type() casts buffers too; no copy otherwise
+    """A held mask, on the device of its parameter: `Module.to` does not move it."""
+    masks, param = _masks_at(module), module._parameters.get(local)
+    if param is not None and masks[local].device != param.device:
+        masks[local] = masks[local].to(param.device)
+    return masks[local]
 
 
 def _mask_of(entry: _Held) -> Tensor | None:
     # A tie may cross the border of a part that was held alone: any owner may be the one that knows.
-    return next((_mask_at(module, local) for module, local in entry.owners if local in _names(module)), None)
+    return next((_mask_at(module, local) for module, local in entry.owners if local in _masks_at(module)), None)
 
 
 def _keep_mask(module: nn.Module, local: str, mask: Tensor) -> None:
     # Through __dict__: nn.RNNBase and torch.compile's wrapper override setattr.
-    state = module.__dict__.setdefault(STATE, _State())
-    if local not in state.names:
-        state.names = (*state.names, local)
-    module.register_buffer(local + MASK_SUFFIX, mask.clone(), persistent=False)
+    module.__dict__.setdefault(STATE, _State()).masks[local] = mask.clone()
     _add_hook(module._forward_pre_hooks, module.register_forward_pre_hook, _apply_own_masks)
     _add_hook(module._state_dict_pre_hooks, module.register_state_dict_pre_hook, _apply_own_masks)
-
-
-def _is_intact(module: nn.Module, local: str) -> bool:
-    return module._parameters.get(local) is not None and local + MASK_SUFFIX in module._buffers
 
 
 def _apply_mask(module: nn.Module, local: str) -> None:
     """Sets the held parameter to zero outside its mask, and hooks its gradient to do the same."""
     if getattr(module, "_is_replica", False):  # DataParallel on several devices: only the original is masked
         return
-    if not _is_intact(module, local):
+    if module._parameters.get(local) is None:
         kind = type(module).__name__
         raise ModelError(f"{local!r} of {kind} was renamed or removed while held: release(model), then hold it again")
     param = module._parameters[local]
@@ -368,7 +376,7 @@ def _apply_mask(module: nn.Module, local: str) -> None:
 
 def _apply_own_masks(module: nn.Module, *_: Any) -> None:
     """Applies the masks held at one module: a hook before its forward and its state_dict."""
-    for local in _names(module):
+    for local in tuple(_masks_at(module)):
         _apply_mask(module, local)
 
 
@@ -417,7 +425,7 @@ def _drop_hooks(hooks: dict[int, Any]) -> None:
 
 def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> Tensor | None:
     module = owner()
-    if module is None or local not in _names(module):
+    if module is None or local not in _masks_at(module):
         return None
     _refuse_sparse(grad, local)
     return _masked_grad(grad, _mask_at(module, local))

@@ -39,7 +39,7 @@ class _Plan:
     held_back: Data | None  # points held back to choose a blend
     needs_first_mask_only: bool  # a search follows, for which Wanda's mask is enough
     why_no_sensitivities: str  # empty if they are computed
-    method_keys: set[bytes]  # filled while the method reads
+    method_keys: set[str]  # filled while the method reads
 
 
 def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
@@ -90,19 +90,18 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
 def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, statements: bool) -> _Plan:
     """Which points the method reads, which are scored and held back, and whether there will be sensitivities.
 
-    Scored points have keys of their own. The keys of points that the method reads are noted as well if nothing is
-    scored, or if another pass may give other points.
+    The hashes of the points that the method reads are noted too: of a loader that shuffles, they may be others than
+    those that are scored.
     """
     first_mask_only = needs_first_mask_only(task, info, options)
     statements = options.statements if first_mask_only else statements
     why_not = _why_no_sensitivities(info, task.data, statements, first_mask_only)
-    keys: set[bytes] = set()
+    keys: set[str] = set()
     if info.is_blend:
         scored, held_back = hold_back_points(task.collecting(keys) if first_mask_only else task, options)
         return _Plan(scored, scored, held_back, first_mask_only, why_not, keys)
     scored = resolve_points(task, options.delta, method=options.method, constants=options.constants)
-    needs_keys = bool(why_not) or task.data is None or not task.data.gives_same_points
-    return _Plan(scored, scored.collecting(keys) if needs_keys else scored, None, first_mask_only, why_not, keys)
+    return _Plan(scored, scored.collecting(keys), None, first_mask_only, why_not, keys)
 
 
 def _measure(
@@ -154,11 +153,11 @@ def floor_of(options: PruneOptions) -> float | None:
 
 
 def _with_selection_points(
-    sensitivities: Sensitivities, method_keys: frozenset[bytes], *parts: Data | None
+    sensitivities: Sensitivities, method_keys: frozenset[str], *parts: Data | None
 ) -> Sensitivities:
     """The sensitivities with these points added to `selection_keys`."""
     used = [data for data in parts if data is not None and not data.is_empty and not sensitivities.batch_dependent]
-    keys = sensitivities.selection_keys.union(method_keys, *(data.keys() for data in used))
+    keys = sensitivities.selection_keys.union(method_keys, *(data.hashes() for data in used))
     return replace(sensitivities, selection_keys=keys)
 
 

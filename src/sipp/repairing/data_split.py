@@ -21,7 +21,7 @@ from sipp.inputs.data import (
     tensors_of_inputs,
 )
 from sipp.inputs.outputs import output_error
-from sipp.inputs.point_keys import draw_keys_of
+from sipp.inputs.point_hashes import point_hashes
 from sipp.repairing.layer_usage import DenseOutputs
 from sipp.results.batches import Batch
 from sipp.results.numerics import SCORE_DTYPE, device_of, integers
@@ -45,7 +45,7 @@ class DataSplit:
     batches: Sequence[Batch]  # those to fit first, then those to validate on
     n_fit_batches: int
     test: tuple[Batch, ...]  # not in `batches`
-    keys: frozenset[bytes]  # of all points
+    keys: frozenset[str]  # of all points
     dense_outputs: DenseOutputs | None = None  # of `batches`, if several fits share them
 
     @property
@@ -65,10 +65,10 @@ def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, 
 def split_batches(batches: Iterable[Batch]) -> DataSplit:
     """The split of these batches; held-back points get batches of their own."""
     fit, held_back, n_seen, most = list[Batch](), list[Batch](), 0, 0
-    different, fitted_keys = set[bytes](), set[bytes]()
+    different, fitted_keys = set[str](), set[str]()
     places = _places_to_hold_back()
     for batch in batches:
-        keys = draw_keys_of(batch)
+        keys = point_hashes(batch)
         different |= set(keys)
         most = max(most, batch.n_points)
         is_held_back = torch.tensor(list(islice(places, batch.n_points)), dtype=torch.bool, device="cpu")
@@ -95,7 +95,7 @@ def _places_to_hold_back() -> Iterator[bool]:
         yield from (i == place for i in range(HELD_BACK_ONE_IN))
 
 
-def _halved(held_back: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch], list[Batch]]:
+def _halved(held_back: list[Batch], fitted_keys: set[str]) -> tuple[list[Batch], list[Batch]]:
     """Splits the held-back points into validation and test, without copies in the test.
 
     All are for validation if the test would be too small.
@@ -107,10 +107,10 @@ def _halved(held_back: list[Batch], fitted_keys: set[bytes]) -> tuple[list[Batch
         for found, where in ((validation, ~is_second), (rest, is_second)):
             if bool(where.any()):
                 found.append(points_at(batch, where.nonzero().flatten()))
-    used = fitted_keys | {key for batch in validation for key in draw_keys_of(batch)}
-    test, test_keys = list[Batch](), list[bytes]()
+    used = fitted_keys | {key for batch in validation for key in point_hashes(batch)}
+    test, test_keys = list[Batch](), list[str]()
     for batch in rest:
-        keys = draw_keys_of(batch)
+        keys = point_hashes(batch)
         new = [i for i, key in enumerate(keys) if key not in used]
         test_keys += [keys[i] for i in new]
         if new:

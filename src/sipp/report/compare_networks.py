@@ -10,7 +10,7 @@ from typing import Any
 from sipp.report.contents import Article, Finding, Section, Table, TableCell
 from sipp.report.numbers import certified_limit, number
 from sipp.report.plots import curve_view, lines
-from sipp.report.results import PrunedModel
+from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.run_article import WORST, tone_of
 from sipp.report.series import Curve, point_of
 from sipp.results.certificate import USELESS
@@ -181,7 +181,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
             points_lost = "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
             cells["certified drop"] = TableCell(points_lost)
         rows.append((model.name, cells))
-    caption = "From most to least kept; of several certificates, the weakest."
+    caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
     caption += f" Accuracy: on {points.data.what}." if points is not None else ""
     caption += " Certified drop: the accuracy falls by at most this much." if has_drops else ""
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))

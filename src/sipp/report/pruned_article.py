@@ -11,7 +11,7 @@ from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import Unit, counted, number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bar_view, bars, cards_plot, certificate_card, layer_view, statement_cards
-from sipp.report.results import PrunedModel
+from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.summary import claim_in, lead, next_steps, outputs_rows, shown_output_change, tiles_of
 from sipp.results.bench import BenchRecord, BenchStep
 from sipp.results.blend import BlendChoice
@@ -100,7 +100,8 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
         cards = cards[1:]
     finding = Finding(
         "What is guaranteed, and with what confidence",
-        "All statements compare the pruned network as it was saved with the one it was pruned from.",
+        "All statements compare the pruned network as it was saved with the one it was pruned from. "
+        + shared_holdout([pruned]),
     )
     return Section("Statements", finding, [[cards_plot(f"{ident}-statements", "What is guaranteed", cards)]])
 

@@ -7,38 +7,26 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import textwrap
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from sipp.errors import DataError, OptionError
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.checking import first_problem, refuse_constant
+from sipp.results.checking import first_problem
 from sipp.results.display import WIDTH, exactly, percent, percent_up, plain_table, points_up
 from sipp.results.html import folded, table_html, text_html, view
 
-SCHEMA = "sipp-certificate/5"
-DERIVED = {"output": ("verdict", "k_allowed", "delta_hat", "marked"), "accuracy": ("drop_upper", "marked")}
+# Computed from the counts, and written beside them
+DERIVED = {"output": ("verdict", "k_allowed", "delta_hat"), "accuracy": ("drop_upper",)}
 USELESS = 1.0  # from this epsilon on, an output of zeros would be within it
-DERIVED_RTOL = 1e-9  # tolerance for limits computed by another version of SciPy
-HASH_LENGTH = 64
-HASH_PATTERN = f"[0-9a-f]{{{HASH_LENGTH}}}"
-
-# The types of fields, checked when a certificate is read from a file. A float may be written without a decimal point,
-# as programs with a single number type do.
-Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # larger ones are not exact in float64
-OpenShare = Annotated[float, Field(strict=True, gt=0, lt=1)]
-Text = Annotated[str, Field(strict=True)]
-Digest = Annotated[str, Field(strict=True, pattern=f"^{HASH_PATTERN}$")]
-Flag = Annotated[bool, Field(strict=True)]
-Limit = Annotated[float, Field(strict=True, ge=0), BeforeValidator(lambda value: math.inf if value == "inf" else value)]
+HASH_LENGTH = 64  # longer than any other value in a sheet
 Measure = Literal["output", "kl", "next-token"]
-OutputSelector = Annotated[int, Field(strict=True)] | Text | None
 
 
 @dataclass(frozen=True)
@@ -52,20 +40,18 @@ class Certificate:
     """
 
     fixed: Literal["delta", "epsilon"]  # which of the two the caller gave; the other was measured
-    epsilon: Limit  # +inf: no finite epsilon is proved
-    delta: OpenShare  # the share of inputs that may be further off
-    confidence: OpenShare
-    violations: Count  # holdout points (with copies) not within epsilon; a non-finite output is a violation
-    n: Count  # distinct points
-    n_duplicates: Count  # further copies of them
-    data_hash: Digest  # of the set of points, independent of order and batches
-    dense_hash: Digest
-    pruned_hash: Digest
-    dtype: Text  # of the outputs compared
-    output: OutputSelector  # which part of the models' output was compared
-    calibration_checked: Flag  # calibration points, given or in the pruning's record, are not in the holdout
-    ledger_kept: Flag
-    prior_uses: Count  # earlier claims on the same points in the ledger
+    epsilon: float  # +inf: no finite epsilon is proved
+    delta: float  # the share of inputs that may be further off
+    confidence: float
+    violations: int  # holdout points (with copies) not within epsilon; a non-finite output is a violation
+    n: int  # distinct points
+    n_duplicates: int  # further copies of them
+    data_hash: str  # of the set of points, independent of order and batches
+    dense_hash: str
+    pruned_hash: str
+    dtype: str  # of the outputs compared
+    output: int | str | None  # which part of the models' output was compared
+    calibration_checked: bool  # calibration points, given or in the pruning's record, are not in the holdout
     measure: Measure = "output"  # what epsilon limits
 
     @property
@@ -87,11 +73,6 @@ class Certificate:
             return share_limit(self.violations, self.n, 1.0 - self.confidence)
         # epsilon was chosen on these points, so only the delta fixed in advance may be claimed for it
         return self.delta if self.verdict == "certified" else 1.0
-
-    @property
-    def marked(self) -> bool:
-        """Whether these points had served an earlier claim, so that this one is no first look."""
-        return self.prior_uses > 0
 
     @property
     def is_useless(self) -> bool:
@@ -128,20 +109,18 @@ class AccuracyCertificate:
     """
 
     mode: Literal["labels", "label-free"]
-    confidence: OpenShare
-    n_lost: Count  # b: dense right, pruned wrong, with copies; 0 in mode label-free
-    n_gained: Count  # c: dense wrong, pruned right at every copy, each point once; 0 in mode label-free
-    n_differ: Count  # D: different classes, or a non-finite output, with copies
-    n: Count  # distinct points
-    n_duplicates: Count  # further copies of them
-    data_hash: Digest
-    dense_hash: Digest
-    pruned_hash: Digest
-    dtype: Text
-    output: OutputSelector
-    calibration_checked: Flag
-    ledger_kept: Flag
-    prior_uses: Count
+    confidence: float
+    n_lost: int  # b: dense right, pruned wrong, with copies; 0 in mode label-free
+    n_gained: int  # c: dense wrong, pruned right at every copy, each point once; 0 in mode label-free
+    n_differ: int  # D: different classes, or a non-finite output, with copies
+    n: int  # distinct points
+    n_duplicates: int  # further copies of them
+    data_hash: str
+    dense_hash: str
+    pruned_hash: str
+    dtype: str
+    output: int | str | None
+    calibration_checked: bool
     measure: Literal["class", "next-token"] = "class"
 
     @property
@@ -153,11 +132,6 @@ class AccuracyCertificate:
         if self.mode == "labels":
             return drop_limit(self.n_lost, self.n_gained, self.n, beta, n_copies=self.n_duplicates)
         return share_limit(self.n_differ, self.n, beta)
-
-    @property
-    def marked(self) -> bool:
-        """Whether these points had served an earlier claim, so that this one is no first look."""
-        return self.prior_uses > 0
 
     @property
     def sentence(self) -> str:
@@ -264,17 +238,13 @@ def claim_about_tokens(cert: Certificate) -> str:
 
 
 def _caveats(cert: Certificate | AccuracyCertificate) -> str:
-    """Caveats of a claim: the source of inputs, copies among them, earlier uses."""
+    """Caveats of a claim: the source of inputs, and copies among them."""
     text = " This applies to inputs from the same source as the holdout, which must be new to both networks."
     if not cert.calibration_checked:
         text += " sipp could not check this: it was not told which inputs were used for pruning."
     if cert.n_duplicates:
         text += f" {cert.n_duplicates:,} of the inputs are copies of others. Copies add no evidence, so each input"
         text += " counts once; only an input that goes wrong counts with all its copies."
-    if cert.marked:
-        times = "once" if cert.prior_uses == 1 else f"{cert.prior_uses:,} times"
-        text += f" These inputs were used {times} before, so the confidence is that of this claim alone, not of the"
-        text += " best of several."
     return text
 
 
@@ -291,14 +261,12 @@ FIELD_WORDS = {
     "n_differ": "inputs whose class changed",
     "n": "distinct holdout inputs",
     "n_duplicates": "further copies among them",
-    "data_hash": "of the inputs",
+    "data_hash": "of all holdout inputs",
     "dense_hash": "of the dense network",
     "pruned_hash": "of the pruned network",
     "dtype": "of the outputs",
     "output": "which part of the output was compared; None: all of it",
     "calibration_checked": "whether the holdout was checked for calibration inputs",
-    "ledger_kept": "whether a ledger records the uses of these inputs",
-    "prior_uses": "earlier claims on these inputs, in the ledger",
     "k_allowed": "violations that the claim allows",
     "delta_hat": "proved limit on the share of inputs further off",
     "drop_upper": "proved limit on the drop in accuracy",
@@ -335,11 +303,19 @@ def _value_text(name: str, value: Any) -> str:
 
 AnyCertificate = Certificate | AccuracyCertificate
 KINDS: dict[str, type[AnyCertificate]] = {"output": Certificate, "accuracy": AccuracyCertificate}
-SCHEMAS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
+SEVERAL_CLAIMS = (
+    "{} of these certificates rest on the same holdout. Each holds at its own confidence, all of them together, or the "
+    "best of them, at less."
+)
 
 
-def is_hash(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(HASH_PATTERN, value) is not None
+def claims_on_one_holdout(certificates: Iterable[AnyCertificate]) -> str:
+    """A sentence if several certificates rest on the same holdout inputs; empty if none do."""
+    n_claims = max(Counter(cert.data_hash for cert in certificates).values(), default=0)
+    return SEVERAL_CLAIMS.format(n_claims) if n_claims > 1 else ""
+
+
+READERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
 
 
 def check_certificate(certificate: object) -> None:
@@ -353,7 +329,7 @@ def certificate_values(cert: AnyCertificate | None) -> dict[str, Any] | None:
     if cert is None:
         return None
     kind = next(name for name, record in KINDS.items() if isinstance(cert, record))
-    content: dict[str, Any] = {"schema": SCHEMA, "kind": kind, "sentence": cert.sentence}
+    content: dict[str, Any] = {"kind": kind, "sentence": cert.sentence}
     for name in (*(field.name for field in fields(cert)), *DERIVED[kind]):
         value = getattr(cert, name)
         content[name] = repr(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -368,57 +344,21 @@ def to_json(cert: AnyCertificate) -> str:
 def from_json(text: str) -> AnyCertificate:
     """The inverse of `to_json`; a DataError names the key that is wrong."""
     try:
-        pairs = json.loads(text, object_pairs_hook=list, parse_constant=refuse_constant)
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the certificate is not valid JSON: {error}") from error
-    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
+    if not isinstance(values, dict):
         raise DataError("the certificate is not a JSON object")
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise DataError("the certificate holds a key twice")
-    cert = from_values(content)
-    if content["sentence"] != cert.sentence:
-        raise DataError(
-            f"certificate key 'sentence' says {content['sentence']!r:.80}, its counts say {cert.sentence!r:.80}: it "
-            "was changed, or written by another version"
-        )
-    return cert
+    return from_values(values)
 
 
 def from_values(values: Mapping[str, Any]) -> AnyCertificate:
-    """The certificate with these JSON values; its sentence is computed again from the counts."""
-    schema, kind = values.get("schema"), values.get("kind")
-    if schema != SCHEMA or kind not in (*KINDS,):
-        raise DataError(f"schema must be {SCHEMA!r}, kind one of {[*KINDS]}; got {schema!r} and {kind!r}")
-    names = [field.name for field in fields(KINDS[kind])]
-    expected = {"schema", "kind", "sentence", *names, *DERIVED[kind]}
-    if set(values) != expected:
-        raise DataError(f"unknown keys {sorted(set(values) - expected)}, missing keys {sorted(expected - set(values))}")
+    """The certificate with these JSON values."""
+    kind = values.get("kind")
+    if kind not in (*KINDS,):
+        raise DataError(f"a certificate is of kind {' or '.join(KINDS)}, this is {kind!r}")
     try:
-        cert: AnyCertificate = SCHEMAS[kind].validate_python({name: values[name] for name in names})
+        cert: AnyCertificate = READERS[kind].validate_python(dict(values))
     except ValidationError as error:
         raise DataError(f"certificate key {first_problem(error)}") from error
-    _check_consistent(cert, {name: values[name] for name in DERIVED[kind]})
     return cert
-
-
-def _check_consistent(cert: AnyCertificate, derived: dict[str, Any]) -> None:
-    """Raises if counts contradict each other, or if a written conclusion does not follow from them."""
-    n_given = cert.n + cert.n_duplicates
-    if isinstance(cert, Certificate):
-        counted = cert.violations
-        possible = math.isfinite(cert.epsilon) or (cert.fixed == "delta" and cert.verdict != "certified")
-    else:
-        counted = cert.n_lost + cert.n_gained
-        possible = counted <= cert.n_differ <= n_given and (cert.mode == "labels" or counted == 0)
-        possible = possible and cert.n_gained <= cert.n
-    if not (possible and cert.n >= 1 and counted <= n_given):
-        raise DataError("the certificate's counts contradict each other")
-    if cert.prior_uses and not cert.ledger_kept:
-        raise DataError("the certificate counts prior uses without a ledger")
-    for name, written in derived.items():
-        true = getattr(cert, name)
-        is_number = type(written) in (int, float) and isinstance(true, float)
-        close = is_number and math.isclose(written, true, rel_tol=DERIVED_RTOL)
-        if not close and (type(written) is not type(true) or written != true):
-            raise DataError(f"certificate key {name!r} says {written!r:.80}, its counts say {true!r}")

@@ -1,18 +1,25 @@
-"""Hashes a network: its state_dict and its non-persistent buffers."""
+"""Hashes a network: SHA-256 of its state_dict and its non-persistent buffers.
+
+Files do not store non-persistent buffers, only their hash: with it and the tensors of a file, the hash of the network
+can be computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.results.hashing import Entry, entries_hash, with_buffers
 
-HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`sipp.hold`)
-MASK_SUFFIX = "_mask"  # of the buffers that hold the masks
+WRAPPERS = frozenset({"module", "_orig_mod"})  # what DDP and torch.compile add to names
+
+Entry = tuple[list[Any], bytes | memoryview]  # dtype and shape, or repr of the value; bytes
+Value = TypeVar("Value")
 
 
 def model_hash(model: nn.Module) -> str:
@@ -27,17 +34,10 @@ def buffers_hash(model: nn.Module) -> str | None:
 
 
 def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
-    """The non-persistent buffers by name, without the masks of `hold`, which the weights already obey."""
+    """The non-persistent buffers by name."""
     inside = model.state_dict().keys()
-    outside: dict[str, Tensor] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        state = module.__dict__.get(HOLD_STATE)
-        masks = () if state is None else {name + MASK_SUFFIX for name in state.names}
-        for local, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            name = f"{prefix}.{local}" if prefix else local
-            if name not in inside and local not in masks:
-                outside[name] = buffer
-    return outside
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in buffers if name not in inside}
 
 
 def tensors_hash(model: nn.Module) -> str:
@@ -74,3 +74,23 @@ def raw_bytes(tensor: Tensor) -> Tensor:
 def class_name(model: object) -> str:
     """The qualified class name of a network, for files."""
     return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def canonical(name: str) -> str:
+    """The name of a parameter or buffer without the prefixes of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def entries_hash(values: Mapping[str, Value], read: Callable[[str, Value], Entry]) -> str:
+    """SHA-256 over all values, sorted by canonical name; each is read when its turn comes."""
+    digest = hashlib.sha256()
+    for name in sorted(values, key=canonical):
+        kind, data = read(name, values[name])
+        digest.update(json.dumps([canonical(name), *kind]).encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def with_buffers(state: str, buffers: str | None) -> str:
+    """Combines the hash of a state_dict with that of the non-persistent buffers, if there are any."""
+    return state if buffers is None else hashlib.sha256(f"{state} {buffers}".encode()).hexdigest()

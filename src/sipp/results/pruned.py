@@ -269,7 +269,7 @@ class Pruned:
     described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since
     pattern: str | None = None  # n:m along every row that was pruned; None: no pattern
     moved: OutputChange | None = None  # measured on a few calibration points; None if there were none
-    seen: frozenset[bytes] = frozenset()  # keys of known points that chose the weights: `certify` refuses them
+    seen: frozenset[str] = frozenset()  # hashes of known points that chose the weights: `certify` refuses them
     seen_all: bool = False  # whether no other points chose the weights of `described_hash`
 
     @property
@@ -347,7 +347,7 @@ class Repaired:
     model: nn.Module
     masks: dict[str, Tensor]
     record: Repair
-    keys: frozenset[bytes]
+    keys: frozenset[str]
     trials: tuple[Trial, ...]  # empty if there was nothing to choose
 
     @property

@@ -107,15 +107,21 @@ def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
     return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
 
 
-def points_seen(given: NetworkLike) -> tuple[frozenset[bytes], bool]:
-    """Keys of the points that are known to have chosen the network, and whether these are all.
+@dataclass(frozen=True)
+class SeenPoints:
+    """The hashes of the points that are known to have chosen a network, and whether no others did."""
 
-    They are not if the weights have changed since, because the points of that change are unknown.
-    """
+    hashes: frozenset[str]
+    is_all: bool
+
+
+def points_seen(given: NetworkLike) -> SeenPoints:
+    """The points that chose a network: not all are known if its weights have changed since."""
     record = given if isinstance(given, Shrunk) else pruned_or_module(given)
     if not isinstance(record, Pruned | Shrunk):
-        return frozenset(), False
-    return record.seen, record.seen_all and tensors_hash(network_of(given)) == record.described_hash
+        return SeenPoints(frozenset(), is_all=False)
+    is_all = record.seen_all and tensors_hash(network_of(given)) == record.described_hash
+    return SeenPoints(record.seen, is_all)
 
 
 def record_of(given: Pruned | PrunedTo) -> Pruned:

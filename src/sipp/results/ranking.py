@@ -86,9 +86,9 @@ class Sensitivities:
     reduce: Reduce
     norm_stats: NormStats
     batch_dependent: bool  # patches depend on the batch (batch statistics): T4-T12 are about batches
-    keys: frozenset[bytes]  # of the distinct draws: points, or batches if batch_dependent
+    keys: frozenset[str]  # of the distinct draws: points, or batches if batch_dependent
     dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
-    selection_keys: frozenset[bytes] = frozenset()  # other points that chose something: a blend, repaired values
+    selection_keys: frozenset[str] = frozenset()  # other points that chose something: a blend, repaired values
     n_apart: int | None = None  # distinct points of S2 that are not in S1 (T19); None if S was not split
 
     @property
@@ -97,7 +97,7 @@ class Sensitivities:
         return len(self.keys)
 
     @property
-    def all_seen_keys(self) -> frozenset[bytes]:
+    def all_seen_keys(self) -> frozenset[str]:
         """Keys of all points that influenced the pruning and therefore cannot test it."""
         return self.keys | self.selection_keys
 
@@ -143,10 +143,10 @@ class Ranking:
     spared: tuple[Tensor, ...] = ()  # bool (F) per weight: rows that are not pruned and not in the budget; (): none
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
     chosen_by_points: bool = True  # whether points chose the weights; False: they serve statements only
-    method_keys: frozenset[bytes] = frozenset()  # keys of other points that the method read
+    method_keys: frozenset[str] = frozenset()  # keys of other points that the method read
 
     @property
-    def seen(self) -> frozenset[bytes]:
+    def seen(self) -> frozenset[str]:
         """Keys of the points that chose the weights, as far as they are known: not if whole batches were scored."""
         if self.options.method == "given" or not self.chosen_by_points:
             return frozenset()

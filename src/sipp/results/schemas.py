@@ -92,12 +92,12 @@ class CertificateRecord(Record):
 
     @cached_property
     def certificate(self) -> AnyCertificate | None:
-        """The certificate, checked against its counts; None if there is only a verdict."""
+        """The certificate; None if there is only a verdict."""
         is_refusal = self.model_fields_set == {"verdict"} and not (self.verdict or "").startswith("certified")
         return None if is_refusal else from_values(given_values(self))
 
     @model_validator(mode="after")
-    def _follows_from_its_counts(self) -> CertificateRecord:
+    def _can_be_read(self) -> CertificateRecord:
         _ = self.certificate  # which raises
         return self
 
@@ -179,10 +179,8 @@ class PrunedRecord(Record):
     choice: BlendChoice | None = None  # of a blend
     repair: OnlyTrue = False
     repaired: Repair | None = None
-    seen: Annotated[str, Field(pattern="^([0-9a-f]{16})*$")] = ""  # the points that chose it (`hashing.py`),
-    seen_all: bool = False  # whether no others chose it
-    sipp: str = ""  # whose keys are those of these versions
-    torch: str = ""
+    seen: Annotated[tuple[str, ...], Field(strict=False)] = ()  # hashes of the points that chose it,
+    seen_all: bool = False  # whether no others did
     certificate: CertificateRecord | None = None
 
 

@@ -11,7 +11,6 @@ import torch
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.results.certificate import AnyCertificate, certificate_values, check_certificate
-from sipp.results.hashing import seen_text
 from sipp.results.json_values import json_value
 from sipp.results.network_hash import buffers_hash, class_name, model_hash
 from sipp.results.pruned import NetworkBound, Pruned, regrown_weight, up_to_date
@@ -58,7 +57,7 @@ def pruned_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         "dense_hash": None if certificate is None else certificate.dense_hash,
         "certificate": certificate_values(certificate),
         **pruning_values(now),
-        "seen": seen_text(pruned.seen),
+        "seen": sorted(pruned.seen),
         "seen_all": pruned.seen_all and bool(now.described_hash),  # the points of later changes are unknown
     }
 

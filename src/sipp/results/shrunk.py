@@ -54,7 +54,7 @@ class Shrunk:
     hash_before: str  # of the network before shrinking
     described_hash: str  # of `model` as it was made; this record does not describe other weights
     certificate: AnyCertificate | None = None  # about the network before shrinking, which computes the same
-    seen: frozenset[bytes] = frozenset()  # keys of known points that chose the masks: `certify` refuses them
+    seen: frozenset[str] = frozenset()  # hashes of known points that chose the masks: `certify` refuses them
     seen_all: bool = False  # whether no other points chose the weights of `described_hash`
 
     @property

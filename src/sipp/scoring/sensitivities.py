@@ -22,7 +22,7 @@ from sipp.inputs.capture import OnUse, depends_on_batch, run_batch, scoring_mode
 from sipp.inputs.data import FEWEST_POINTS, AnyData, fresh, points_at
 from sipp.inputs.outputs import ORDER, Alone, allowed_difference, is_same_alone, output_norms, why_dependent
 from sipp.inputs.patches import ValueRange, copy_windows, start_value_range
-from sipp.inputs.point_keys import batch_key, draw_keys_of
+from sipp.inputs.point_hashes import hash_of_batch, point_hashes
 from sipp.inputs.probing import Probe, Probes, probe, runner
 from sipp.progress import progress_bar
 from sipp.results.batches import Batch, WeightUse
@@ -107,8 +107,8 @@ def measure_sensitivities(
     run = runner(model, task.layers, norm_stats, forms)
     with current_device(model):
         for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
-            keys = draw_keys_of(batch)
-            scoring_pass.s1_keys.update([batch_key(keys)] if is_batch_dependent else keys[:n_first])
+            keys = point_hashes(batch)
+            scoring_pass.s1_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys[:n_first])
             scoring_pass.s2_keys.update(keys[n_first:])
             output = run(batch, scoring_pass.use_scorer(known.n_uses, n_first))
             scoring_pass.finish_batch(output, batch)
@@ -141,8 +141,8 @@ class _ScoringPass:
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
-    s1_keys: set[bytes] = field(default_factory=set)  # of the points of S1, or of all
-    s2_keys: set[bytes] = field(default_factory=set)  # of those of S2 (T19)
+    s1_keys: set[str] = field(default_factory=set)  # of the points of S1, or of all
+    s2_keys: set[str] = field(default_factory=set)  # of those of S2 (T19)
     waiting: Callable[[], None] | None = None  # scores the last use
 
     def use_scorer(self, n_uses: dict[str, int], n_first: int) -> OnUse:

@@ -63,9 +63,9 @@ class ScoringTask:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
         return self.points.batches(batch_size)
 
-    def collecting(self, keys: set[bytes]) -> ScoringTask:
-        """The same task; `keys` collects the key of every point that is read."""
-        return self if self.data is None else replace(self, data=replace(self.data, seen_keys=keys))
+    def collecting(self, keys: set[str]) -> ScoringTask:
+        """The same task; `keys` collects the hash of every point that is read."""
+        return self if self.data is None else replace(self, data=replace(self.data, seen_hashes=keys))
 
     def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""

@@ -69,21 +69,3 @@ def check_folder(path: Path, *, force: bool) -> None:
             raise OptionError(
                 f"{path} is a folder with content", fix="give another name, or --force to replace a network in it"
             )
-
-
-def check_ledger(path: Path, *, out: Path | None) -> None:
-    """Raises, before any work is done, if the ledger cannot be read or written. Creates no file."""
-    from sipp.certificates.ledger import ledger_lines
-
-    if out is not None:
-        refuse_input(out, "--ledger", path)
-    if os.path.isdir(path):
-        raise OptionError(f"{path} is a folder", fix="give the name of a file")
-    if os.path.isfile(path):
-        ledger_lines(path)
-        return
-    if os.path.lexists(path):
-        raise OptionError(f"{path} is not a plain file, so no use could be read back from it", fix="give another name")
-    if not os.path.isdir(path.parent):
-        raise OptionError(f"{path.parent} is not a folder", fix="make it first, or give another place")
-    check_place(path)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.results.hashing import with_buffers
 from sipp.results.json_values import json_value
+from sipp.results.network_hash import with_buffers
 from sipp.results.schemas import PRUNED_FORMAT, PRUNED_KIND, PrunedRecord, checked
 from sipp.storage.files import CHANGED, new_folder, read_json, seal, write_atomic
 from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder

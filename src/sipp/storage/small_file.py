@@ -25,8 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError
 from sipp.results.certificate import certificate_values, from_values
-from sipp.results.hashing import with_buffers
-from sipp.results.network_hash import state_hash
+from sipp.results.network_hash import state_hash, with_buffers
 from sipp.results.options import Precision
 from sipp.results.saved_file import (
     SCALE_BYTES,

@@ -1,10 +1,10 @@
 """`certify`, `certify_accuracy`: bound what pruning costs, from measurements on new inputs (T14, T16).
 
 A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
-future inputs and were used neither for training nor for calibration. Content hashes check part of this; the record
-says what was not checked. Copies of a point are no evidence, so only distinct points count. A point is one index along
-dimension 0 of every input tensor. Its output must not depend on the other points of the batch, which is checked on the
-first, the largest and the last batch.
+future inputs and were used neither for training nor for calibration. A hash of every point checks part of this; the
+record says what was not checked. Copies of a point are no evidence, so only distinct points count. A point is one index
+along dimension 0 of every input tensor. Its output must not depend on the other points of the batch, which is checked
+on the first, the largest and the last batch.
 
 Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
 (inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors. The
@@ -13,7 +13,6 @@ positions that an `attention_mask` or a `*padding_mask` of a dict batch calls pa
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any, get_args
 
@@ -22,7 +21,6 @@ from torch import nn
 
 from sipp.certificates.claims import accuracy_claim, output_claim
 from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.ledger import ACCURACY, OUTPUT, ledger_lines
 from sipp.certificates.measures import Labels, measure_of, outcomes_of
 from sipp.certificates.running import Output
 from sipp.results.certificate import AccuracyCertificate, Certificate, Measure
@@ -43,7 +41,6 @@ def certify(
     measure: Measure = "output",
     output: Output = None,
     calibration: Any = None,
-    ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Certificate:
     """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, with the given confidence.
@@ -52,10 +49,9 @@ def certify(
     Without `epsilon`, it finds the smallest one that can be proved; with it, it says whether the claim holds, and which
     delta_hat can be proved. `pruned` is a network, or what `prune` or `prune_to` returned. Such a record knows which
     inputs it was made with: the holdout must contain none of these, and none of `calibration`. `output` picks from
-    tuple or dict outputs: an index, a key, or a function of the output. `ledger` is a JSON-lines file that records
-    every use of these inputs. For a language model an input is a sequence, and `measure` may be another distance:
-    "kl", the KL divergence KL(f || f^) of the next token in nats, averaged over positions, or "next-token", the share
-    of positions where a different next token is predicted.
+    tuple or dict outputs: an index, a key, or a function of the output. For a language model an input is a sequence,
+    and `measure` may be another distance: "kl", the KL divergence KL(f || f^) of the next token in nats, averaged over
+    positions, or "next-token", the share of positions where a different next token is predicted.
 
     Example:
         >>> import sipp, torch
@@ -70,9 +66,7 @@ def certify(
     check_share("delta", delta)
     check_choice("measure", measure, get_args(Measure))
     if epsilon is not None:  # None asks for the smallest
-        check_number("epsilon", epsilon, least=0)
-    if ledger is not None:
-        ledger_lines(ledger)
+        epsilon = check_number("epsilon", epsilon, least=0)
     outputs = measure_outputs(
         dense,
         pruned,
@@ -80,9 +74,6 @@ def certify(
         measure_of(measure),
         output,
         calibration,
-        ledger=ledger,
-        claim=OUTPUT,
-        terms=(epsilon, delta, confidence, measure, repr(output)),
         finest=epsilon if measure == "output" else None,
         progress=check_flag("progress", progress),
     )
@@ -99,7 +90,6 @@ def certify_accuracy(
     labels: Labels = "auto",
     output: Output = None,
     calibration: Any = None,
-    ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> AccuracyCertificate:
     """Certifies that accuracy(dense) - accuracy(pruned) <= drop_upper, with the given confidence.
@@ -120,8 +110,6 @@ def certify_accuracy(
     """
     check_share("confidence", confidence)
     check_choice("labels", labels, get_args(Labels))
-    if ledger is not None:
-        ledger_lines(ledger)
     outputs = measure_outputs(
         dense,
         pruned,
@@ -129,9 +117,6 @@ def certify_accuracy(
         partial(outcomes_of, labels=labels),
         output,
         calibration,
-        ledger=ledger,
-        claim=ACCURACY,
-        terms=(confidence, labels, repr(output)),
         drops_padding=False,  # n x classes: a class is no position
         progress=check_flag("progress", progress),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,13 +13,12 @@ import torch
 from torch import nn
 
 from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.ledger import COMPARING, ledger_lines
 from sipp.certificates.measures import PointComparisons, compare_outputs
 from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs.data import AnyData, Data, as_given, data_of, points_at
 from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
-from sipp.inputs.point_keys import draw_keys_of
+from sipp.inputs.point_hashes import point_hashes
 from sipp.progress import progress_bar
 from sipp.pruning.cutting import Cut, cut, dead_rows
 from sipp.pruning.ranking import hold_back_points, needs_first_mask_only, rank
@@ -63,7 +61,6 @@ def compare(
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
-    ledger: str | os.PathLike[str] | None = None,
     scoring: Scoring = Scoring(),
     seed: int = 0,
     progress: bool = True,
@@ -72,8 +69,8 @@ def compare(
 
     Methods are tested on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
     data in random order. `repair` adds a row with that repair for every method. Without `methods`, a usual set is
-    compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on others,
-    and record the use of a holdout in its `ledger`. All inputs are held in memory.
+    compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on others.
+    All inputs are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -85,7 +82,6 @@ def compare(
     """
     check_repair(repair)
     check_flag("progress", progress)
-    _check_ledger(ledger, holdout)
     scoring = _with_loss_of(scoring, output)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
     n_weights = sum(weight.n_weights for weight in task.weights)
@@ -95,9 +91,8 @@ def compare(
     calibration, test = _points(task, holdout)
     named_methods = named_methods or {name: name for name in _usual(calibration)}
     test_of = partial(_test_network, task.model, test, output)
-    # The dense network is tested first: its line in the ledger counts for the whole comparison, and it is checked that
-    # no holdout point chooses weights.
-    baseline = test_of(task.model, known=None if holdout is None else calibration, ledger=ledger)
+    # The dense network is tested first, which also checks that no holdout point chooses weights.
+    baseline = test_of(task.model, known=None if holdout is None else calibration)
     task = task.with_points(None, calibration)
     if baseline.why_no_accuracy and baseline.same is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
@@ -158,7 +153,6 @@ def _test_network(
     other: nn.Module,
     *,
     known: Data | None = None,
-    ledger: str | os.PathLike[str] | None = None,
 ) -> _TestResult:
     """Compares another network with the dense one on the test points, none of which may be `known`."""
     why: set[str] = set()
@@ -169,8 +163,6 @@ def _test_network(
         lambda f, g, batch: compare_outputs(f, g, batch, why),
         output,
         known,
-        ledger=ledger,
-        claim="" if known is None else COMPARING,
     )
     points = PointComparisons(*outputs.measured.unbind(1))
     far_n, size = points.squared_error, float(points.squared_size.mean())
@@ -199,20 +191,12 @@ def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
 
 def _without_copies(held_back: Data, calibration: Data) -> Data:
     """The held-back points, without those that equal a calibration point."""
-    known, batches = calibration.keys(), []
+    known, batches = set(calibration.hashes()), []
     for batch in held_back.batches():
-        at = [i for i, key in enumerate(draw_keys_of(batch)) if key not in known]
+        at = [i for i, key in enumerate(point_hashes(batch)) if key not in known]
         if at:
             batches.append(as_given(points_at(batch, torch.tensor(at, dtype=torch.int64, device="cpu"))))
     return replace(held_back, given=batches, role="holdout")
-
-
-def _check_ledger(ledger: str | os.PathLike[str] | None, holdout: AnyData | None) -> None:
-    """Raises if the ledger cannot be read, or if there is no holdout."""
-    if ledger is not None and holdout is None:
-        raise OptionError("ledger records uses of a holdout, but there is none", fix="give a holdout", option="ledger")
-    if ledger is not None:
-        ledger_lines(ledger)
 
 
 def _by_name(methods: Sequence[Method]) -> dict[str, Method]:

@@ -20,14 +20,6 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.restore import check_can_be_written
 from sipp.progress import progress_line
-from sipp.pruning.averages import (
-    Average,
-    WatchedAverage,
-    averages_to_watch,
-    checked_averages,
-    refuse_failed,
-    refuse_updated,
-)
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.lora import lora_merged
 from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
@@ -69,7 +61,7 @@ def gradual(
     method: Method = DEFAULT_METHOD,
     cuts: int = CUTS,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    average: Average = None,
+    average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
     floor: Floor = "method",
     include: Selector | None = None,
@@ -108,8 +100,7 @@ def gradual(
     if masks_of(model):
         raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
     checked_optimizers(model, optimizer)
-    averages = checked_averages(model, average)
-    watched: list[WatchedAverage] = []
+    averages = _checked_averages(model, average)
     times = cut_times(steps, cuts)
     masks: dict[str, Tensor] = {}
     path: list[tuple[int, float]] = []
@@ -117,14 +108,12 @@ def gradual(
         for held in (model, *averages):
             at_the_end.callback(release, held)
         for step in range(steps):
-            _train(train_step, step, watched)
+            _train(train_step, step)
             if step + 1 not in times:
                 continue
             with lora_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
-            if not path:  # an average that is made after the first masks copies them
-                watched = averages_to_watch(model, average)
             hold(model, masks, optimizer=optimizer)
             for averaged in averages:
                 hold(averaged, masks)
@@ -146,16 +135,14 @@ def _n_kept(masks: dict[str, Tensor]) -> int:
     return sum(int(mask.sum()) for mask in masks.values())
 
 
-def _train(train_step: Callable[[int], object], step: int, watched: Sequence[WatchedAverage]) -> None:
-    """Runs one training step; explains a wrong signature, and an average that brings pruned weights back."""
+def _train(train_step: Callable[[int], object], step: int) -> None:
+    """Runs one training step, and explains a wrong signature."""
     try:
         train_step(step)
-        refuse_updated(watched)
-    except Exception as error:
-        refuse_failed(watched, error)
+    except TypeError as error:
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         is_step = not raised_here and not isinstance(train_step, nn.Module)  # otherwise the call itself fails
-        if step or not isinstance(error, TypeError) or is_step:
+        if step or is_step:
             raise
         raise OptionError(
             f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
@@ -168,6 +155,23 @@ def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> 
     rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
     return masks_within(masks_by_name(ranking.model, ranking, rows), alive)
+
+
+def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
+    """The averages as a list; raises if one is no copy of the model whose masks can be held."""
+    if not isinstance(average, nn.Module | list | tuple | None):
+        raise OptionError(f"average is a {type(average).__name__}", fix="give an AveragedModel, or a list of them")
+    averages = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
+    shapes = [parameter.shape for parameter in model.parameters()]
+    for copied in averages:
+        is_copy = isinstance(copied, nn.Module) and copied is not model
+        if not is_copy or [parameter.shape for parameter in copied.parameters()] != shapes:
+            raise OptionError(
+                f"average is a {type(copied).__name__} that is not a copy of the model", fix="make it from the model"
+            )
+        if masks_of(copied):
+            raise ModelError("masks of the average are held, and would be released", fix="release(average) first")
+    return averages
 
 
 def _check_loop(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> None:

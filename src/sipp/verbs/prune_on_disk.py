@@ -22,7 +22,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.blocks import Blocks, Call, enter, same_arguments
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
-from sipp.inputs.point_keys import draw_keys_of
+from sipp.inputs.point_hashes import point_hashes
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning.cutting import budget_for, cut
@@ -293,7 +293,7 @@ def _task_hash(
     """A hash of options, weight files and points: only a run with the same hash may resume."""
     files = {file: file_hash(source.folder / file) for file in sorted({*source.file_of.values()})}
     described = json.dumps([_described(options), repair, blocks.names, files], sort_keys=True)
-    return sha256_of(described.encode(), *(key for batch in batches for key in draw_keys_of(batch)))
+    return sha256_of(described.encode(), *(key.encode() for batch in batches for key in point_hashes(batch)))
 
 
 def _described(options: PruneOptions) -> str:

@@ -5,39 +5,30 @@ confidence. The first failure ends the walk, and the last level that passed is r
 chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels. If levels
 are repaired, the first one that is tried chooses the blend, the error feedback and the layer budgets for all others.
 
-The data is read once for every level. Points are matched by content, so a loader may shuffle; data that gives other
-points in another pass is refused. The walk and its certificate count as one use of the holdout: one line of the ledger,
-written before the first level is tested.
+The data is read once for every level, and both networks run on the same batch, so a loader may shuffle. It must give
+the same inputs in every pass; random augmentation does not, and then the certificate is about the inputs of its own
+pass.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.claims import Tolerance, tolerance_of
-from sipp.certificates.evidence import (
-    Survey,
-    changed_data_error,
-    holdout_data,
-    measure_outputs,
-    read_again,
-    refuse_dependent,
-    survey,
-)
-from sipp.certificates.ledger import WALK, ledger_lines, record_use
+from sipp.certificates.claims import Tolerance, first_failure, tolerance_of
+from sipp.certificates.evidence import holdout_data, measure_outputs, refuse_dependent, refuse_shared
 from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.capture import scoring_mode
-from sipp.inputs.data import AnyData, data_of
-from sipp.inputs.point_keys import sketch_of
+from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.outputs import OUTPUT_BYTES
+from sipp.inputs.point_hashes import point_hashes
 from sipp.inputs.restore import copy_of
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
@@ -47,11 +38,8 @@ from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.results.batches import Batch
-from sipp.results.binomial import first_failure
 from sipp.results.blend import BlendChoice
-from sipp.results.certificate import AnyCertificate
 from sipp.results.checking import check_number, explain_unknown_options
-from sipp.results.network_hash import model_hash
 from sipp.results.numerics import budget_of, integers
 from sipp.results.options import (
     CONFIDENCE,
@@ -105,7 +93,6 @@ def prune_to(
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
-    ledger: str | os.PathLike[str] | None = None,
     repair: RepairChoice = False,
     scoring: Scoring = Scoring(),
     progress: bool = True,
@@ -131,7 +118,7 @@ def prune_to(
     )  # fmt: skip
     return prune_to_with(
         model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, delta=delta,
-        levels=levels, output=output, ledger=ledger, progress=progress,
+        levels=levels, output=output, progress=progress,
     )  # fmt: skip
 
 
@@ -147,37 +134,45 @@ def prune_to_with(
     delta: float | None = None,
     levels: Sequence[float] | None = None,
     output: Output = None,
-    ledger: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> PrunedTo:
     """`prune_to` with the options of pruning in one record, as the command line uses it."""
     _check_options(options)
     tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
-    _check_inputs(model, holdout, ledger)
-    calibration, new = _survey_data(data, holdout)
+    check_model("dense", model)
+    n_holdout = _count_new_points(data, holdout)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
     )
-    if tolerance.n_needed > new.points.n:  # known before anything is scored
-        why = f"refused: needs n >= {tolerance.n_needed}, the holdout has {new.points.words}"
+    if tolerance.n_needed > n_holdout:  # known before anything is scored
+        why = f"refused: needs n >= {tolerance.n_needed}, the holdout has {n_holdout:,} different inputs"
         return _dense_result(task.model, grid, 0, (), why)
+    calibration = data if data_of(data).can_be_read_again else None
     ranking = rank(task, options, progress=progress)
     networks = _LevelNetworks(ranking, options, _split(ranking, options, calibration))
     tests = _LevelTests(ranking.model, networks, tolerance, output)
-    start = _first_level(tests, calibration, new.points.n, grid, progress)
+    start = _first_level(tests, calibration, n_holdout, grid, progress)
     tests.check_independence(holdout)
-    chosen_on = ranking.seen if calibration is None else calibration.points.facts["data_hash"]
-    terms = (repr(tolerance), grid, repr(options), repr(output), hash(chosen_on))
-    labels_hash = new.points.labels_hash if tolerance.uses_labels else 0
-    use = _record_in_ledger(ledger, new.points, ranking, (*terms, labels_hash))
-    path, n_passed = _walk(tests, new, grid[start:], progress)
+    path, n_passed = _walk(tests, holdout, grid[start:], progress)
     if n_passed == 0:
         why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {tolerance.words}"
         return _dense_result(ranking.model, grid, start, path, why)
     pruned = networks.record(path[n_passed - 1].budget)
     warn_of_dead_rows(pruned)
-    certificate = _certificate(ranking.model, pruned, new, calibration, tolerance, output, progress)
+    certificate = tolerance.certificate(
+        measure_outputs(
+            ranking.model,
+            pruned,
+            holdout,
+            tolerance.measure,
+            output,
+            calibration,
+            drops_padding=tolerance.drops_padding,
+            finest=tolerance.finest,
+            progress=progress,
+        )
+    )
     if not tolerance.holds(certificate):  # never return a claim that its own numbers contradict
         why = f"not certified: the certificate contradicts the search; {tolerance.words}"
         return _dense_result(ranking.model, grid, start, path, why)
@@ -185,7 +180,7 @@ def prune_to_with(
     return PrunedTo(
         model=pruned.model,
         pruned=pruned,
-        certificate=replace(certificate, **use),
+        certificate=certificate,
         path=path,
         levels=grid,
         start=start,
@@ -193,7 +188,7 @@ def prune_to_with(
     )
 
 
-# --- checks, and the points -------------------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------------------
 
 
 def _check_options(options: PruneOptions) -> None:
@@ -219,42 +214,25 @@ def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[flo
     return grid
 
 
-def _check_inputs(model: nn.Module, holdout: Any, ledger: str | os.PathLike[str] | None) -> None:
-    """Raises if the holdout can be read only once, if `model` is no model, or if the ledger cannot be read."""
+def _count_new_points(data: AnyData, holdout: Any) -> int:
+    """The number of different holdout points; raises if one is a calibration point, or if it can be read only once."""
     if not data_of(holdout).can_be_read_again:
         raise DataError(
             "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"
         )
-    check_model("dense", model)
-    if ledger is not None:
-        ledger_lines(ledger)
+    hashes = holdout_data(holdout).hashes()
+    if data_of(data).can_be_read_again:  # otherwise the certificate finds them, after all the work
+        refuse_shared(hashes, set(holdout_data(data, "calibration").hashes()))
+    return len(set(hashes))
 
 
-@dataclass(frozen=True)
-class _Surveyed:
-    """Data that is read again for every level, and the points of its first pass."""
-
-    data: Any
-    role: str  # "calibration" or "holdout"
-    points: Survey
-
-
-def _survey_data(data: AnyData, holdout: Any) -> tuple[_Surveyed | None, _Surveyed]:
-    """The calibration data (None if it cannot be read again) and the holdout, which share no point."""
-    if not data_of(data).can_be_read_again:
-        return None, _Surveyed(holdout, "holdout", survey(holdout, "holdout"))
-    seen = survey(data, "calibration")
-    new = survey(holdout, "holdout", frozenset(seen.draws))
-    return _Surveyed(data, "calibration", seen), _Surveyed(holdout, "holdout", new)
-
-
-def _split(ranking: Ranking, options: PruneOptions, calibration: _Surveyed | None) -> DataSplit | None:
+def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> DataSplit | None:
     """The points that levels are repaired on; None without repair."""
     if not options.repair:
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(split_data(ranking.model, calibration.data, seed=options.seed), dense_outputs=DenseOutputs())
+    return replace(split_data(ranking.model, calibration, seed=options.seed), dense_outputs=DenseOutputs())
 
 
 # --- the network of a level -------------------------------------------------------------------------------------------
@@ -331,11 +309,12 @@ class _LevelNetworks:
 
 
 class _LevelTests:
-    """Tests levels against the dense network, whose outputs are cached."""
+    """Tests levels against the dense network."""
 
     def __init__(self, dense: nn.Module, networks: _LevelNetworks, tolerance: Tolerance, output: Output) -> None:
         self.dense, self.networks, self.tolerance, self.output = dense, networks, tolerance, output
-        self.dense_rows: dict[bytes, Tensor] = {}  # outputs by content of the point
+        self.dense_outputs: dict[tuple[str, ...], Tensor] = {}  # by the hashes of a batch's points
+        self.bytes_left = OUTPUT_BYTES
         self.has_positions: bool | None = None if tolerance.drops_padding else False
 
     def check_independence(self, holdout: Any) -> None:
@@ -345,41 +324,43 @@ class _LevelTests:
             whole = run_model(self.dense, batch, self.output)
             refuse_dependent("dense", self.dense, batch, self.output, whole)
 
-    def test(self, given: _Surveyed, keep: float, n_counted: int | None = None) -> Level:
+    def test(self, data: Any, role: str, keep: float, n_counted: int | None = None) -> Level:
         """Tests one level on all points of the data, or on `n_counted` of them."""
         budget = budget_of(keep, self.networks.ranking.n_weights)
-        measured, draws = self._measured(self.networks.network(budget), given)
-        self.tolerance.check(measured, given.role)
-        n = given.points.n
+        measured, hashes = self._measured(self.networks.network(budget), holdout_data(data, role))
+        self.tolerance.check(measured, role)
+        n = len(set(hashes))
         if n_counted is not None and n_counted < n:
             at = integers(0, n_counted) * len(measured) // n_counted
-            measured, draws = measured[at.to(measured.device)], [draws[i] for i in at.tolist()]
-            n = len(set(draws))
-        return Level(keep, budget, *self.tolerance.test(measured, draws, n))
+            measured, hashes = measured[at.to(measured.device)], [hashes[i] for i in at.tolist()]
+            n = len(set(hashes))
+        return Level(keep, budget, *self.tolerance.test(measured, hashes, n))
 
-    def _measured(self, network: nn.Module, given: _Surveyed) -> tuple[Tensor, list[bytes]]:
-        """What the tolerance measures of this network at every point, and the draw of each point."""
-        measured, draws = [], list[bytes]()
+    def _measured(self, network: nn.Module, data: Data) -> tuple[Tensor, list[str]]:
+        """What the tolerance measures of this network at every point, and the hash of each point."""
+        measured, hashes = [], list[str]()
         with scoring_mode(network, "running"), scoring_mode(self.dense, "running"):
-            for batch, keys in read_again(given.data, given.role, given.points):
-                draws += [given.points.draw_of.get(key, key) for key in keys]  # a new one: `read_again` raises
-                f, g = self._dense(batch, keys), run_model(network, batch, self.output)
+            for batch in data.batches():
+                of_batch = point_hashes(batch)
+                hashes += of_batch
+                f, g = self._dense(batch, of_batch), run_model(network, batch, self.output)
                 if f.shape != g.shape:
                     raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
                 if self.has_positions is None:
                     self.has_positions = follows_positions(self.dense, batch, self.output, f)
                 f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
                 measured.append(self.tolerance.measure(f, g, batch))
-        return torch.cat(measured), draws
+        return torch.cat(measured), hashes
 
-    def _dense(self, batch: Batch, keys: list[bytes]) -> Tensor:
-        """The dense outputs of these points, from the cache if all of them were met before."""
-        may_be_cached = batch.real_BT is None  # else the shape of an output depends on the padding, which may change
-        if may_be_cached and all(key in self.dense_rows for key in keys):
-            return torch.stack([self.dense_rows[key] for key in keys])
+    def _dense(self, batch: Batch, hashes: list[str]) -> Tensor:
+        """The dense output of a batch: the one of an earlier level, if the batch was the same and there was memory."""
+        key = tuple(hashes)
+        if batch.real_BT is None and key in self.dense_outputs:  # with padding, which hashes leave out, it may differ
+            return self.dense_outputs[key]
         f = run_model(self.dense, batch, self.output)
-        if may_be_cached:
-            self.dense_rows.update(zip(keys, f))
+        if f.nbytes <= self.bytes_left:
+            self.dense_outputs[key] = f
+            self.bytes_left -= f.nbytes
         return f
 
 
@@ -387,7 +368,7 @@ class _LevelTests:
 
 
 def _first_level(
-    tests: _LevelTests, calibration: _Surveyed | None, n_holdout: int, grid: tuple[float, ...], progress: bool
+    tests: _LevelTests, calibration: AnyData | None, n_holdout: int, grid: tuple[float, ...], progress: bool
 ) -> int:
     """The level to start from: a few before the sparsest that passes on the calibration data, found by bisection.
 
@@ -403,7 +384,7 @@ def _first_level(
         while high - low > 1:
             began = monotonic()
             middle = (low + high) // 2
-            passed = tests.test(calibration, grid[middle], n_holdout).passed
+            passed = tests.test(calibration, "calibration", grid[middle], n_holdout).passed
             low, high = (middle, high) if passed else (low, middle)
             advance(1)
             n_left -= 1
@@ -414,24 +395,14 @@ def _first_level(
     return max(0, low - START_MARGIN)
 
 
-def _record_in_ledger(
-    ledger: str | os.PathLike[str] | None, points: Survey, ranking: Ranking, terms: tuple[Any, ...]
-) -> dict[str, Any]:
-    """Writes this use of the holdout into the ledger; returns the fields of a certificate about it."""
-    facts = {**points.facts, "dense_hash": model_hash(ranking.model), "pruned_hash": None}
-    return record_use(ledger, facts, WALK, sketch_of(points.plain), terms)
-
-
-def _walk(
-    tests: _LevelTests, new: _Surveyed, levels: tuple[float, ...], progress: bool
-) -> tuple[tuple[Level, ...], int]:
+def _walk(tests: _LevelTests, holdout: Any, levels: tuple[float, ...], progress: bool) -> tuple[tuple[Level, ...], int]:
     """The levels that were tested, the first failure last, and how many passed."""
     path: list[Level] = []
     with progress_bar("walking the levels", len(levels), shown=progress) as advance:
 
         def passes() -> Iterator[bool]:
             for keep in levels:
-                path.append(tests.test(new, keep))
+                path.append(tests.test(holdout, "holdout", keep))
                 if path[-1].passed:
                     tests.networks.forget_denser_than(path[-1].budget)
                 advance(1)
@@ -442,33 +413,6 @@ def _walk(
 
 
 # --- the result -------------------------------------------------------------------------------------------------------
-
-
-def _certificate(
-    dense: nn.Module,
-    pruned: Pruned,
-    new: _Surveyed,
-    calibration: _Surveyed | None,
-    tolerance: Tolerance,
-    output: Output,
-    progress: bool,
-) -> AnyCertificate:
-    """The certificate of the network that was found; it writes no line, because the walk is already in the ledger."""
-    outputs = measure_outputs(
-        dense,
-        pruned.model,
-        new.data,
-        tolerance.measure,
-        output,
-        None if calibration is None else calibration.data,
-        drops_padding=tolerance.drops_padding,
-        finest=tolerance.finest,
-        progress=progress,
-    )
-    certificate = tolerance.certificate(outputs)
-    if certificate.data_hash != new.points.facts["data_hash"]:
-        raise changed_data_error("holdout")
-    return certificate
 
 
 def _dense_result(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], why: str) -> PrunedTo:

@@ -87,7 +87,7 @@ def repair(
     has_own_values = not moves_mask or not is_dense_under_masks(dense, given, pruned.masks)
     result = repair_network(dense, pruned.masks, split, options, given if has_own_values else None)
     undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
-    seen, is_all = points_seen(pruned)
+    before = points_seen(pruned)
     return replace(
         undescribed,
         model=result.model,
@@ -96,8 +96,8 @@ def repair(
         described_hash=tensors_hash(result.model),
         repair=result.record,
         moved=result.moved,
-        seen=seen | result.keys,
-        seen_all=is_all,
+        seen=before.hashes | result.keys,
+        seen_all=before.is_all,
     )
 
 

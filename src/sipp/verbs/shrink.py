@@ -76,7 +76,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
     for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
     before = tensors_hash(network)
-    seen, is_all = points_seen(model)
+    chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) else None
     shapes, smaller_shapes = (
         {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, small)
@@ -100,8 +100,8 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         hash_before=before,
         described_hash=tensors_hash(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
-        seen=seen,
-        seen_all=is_all,
+        seen=chosen_by.hashes,
+        seen_all=chosen_by.is_all,
     )
 
 

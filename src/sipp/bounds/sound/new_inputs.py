@@ -21,7 +21,7 @@ from sipp.bounds.sound.graph_bound import GraphBound, bound_of_batch
 from sipp.bounds.sound.operator_norms import ROUND_UP
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of, tensors_of_inputs
-from sipp.inputs.point_keys import draw_keys_of
+from sipp.inputs.point_hashes import point_hashes
 from sipp.results.batches import Batch
 from sipp.results.network_hash import tensors_hash
 from sipp.results.numerics import device_of
@@ -43,7 +43,7 @@ def sound_network_bound(
         return no_bound("BatchNorm on batch statistics has no bound for a single input", None, mode="sound")
     if scores.dependence:
         return no_bound(scores.dependence, None, mode="sound")
-    worst, keys, same = 0.0, set[bytes](), tensors_hash(dense) == tensors_hash(pruned)
+    worst, keys, same = 0.0, set[str](), tensors_hash(dense) == tensors_hash(pruned)
     data = data_of(points, device=device_of(dense), role="holdout")
     if data.is_empty:
         return no_bound("too few inputs to hold one back: pass more, or a holdout", None, mode="sound")
@@ -53,7 +53,7 @@ def sound_network_bound(
             return no_bound(bound.reason, None, mode="sound")
         epsilon = bound.epsilon if same else float(_as_run(dense, pruned, batch, bound).max())
         worst = max(worst, epsilon) if not math.isnan(epsilon) else math.inf
-        keys |= set(draw_keys_of(batch))
+        keys |= set(point_hashes(batch))
     covered = coverage(len(keys - scores.all_seen_keys), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, for one of the inputs"]
     if covered.share > MOST_SHARE:

@@ -9,7 +9,6 @@ from rich.console import RenderableType
 
 from sipp.cli.options import MACHINE_PANEL, OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
-from sipp.report.numbers import counted
 from sipp.results.bench import BenchRecord
 from sipp.results.display import bytes_in_words, labelled_line, plain_table
 from sipp.storage.outputs import BENCH_NAME
@@ -59,6 +58,8 @@ def bench(
 
 def _tables(record: BenchRecord) -> list[RenderableType]:
     """The times of steps and calls, and the sizes."""
+    from sipp.report.numbers import counted
+
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     steps = plain_table(*columns, texts=("kernel",))
     for step in record.steps:

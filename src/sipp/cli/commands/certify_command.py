@@ -1,4 +1,4 @@
-"""`sipp certify`: certifies on a holdout what pruning costs, or verifies a certificate."""
+"""`sipp certify`: certifies on a holdout what pruning costs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,12 @@ class CertifyRequest:
     confidence: shared.Confidence = CONFIDENCE
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None
-    ledger: shared.Ledger = None
-    verify: Annotated[Path | None, option("Check this certificate again instead of making one.", GUARANTEE_PANEL)] = (
-        None
-    )
     out: Annotated[Path | None, option("Where to write the certificate as JSON.", OUTPUT_PANEL)] = None
     force: shared.Force = False
 
 
 def certify(request: CertifyRequest) -> Answer:
-    """Certify on a holdout what pruning costs, or check an earlier certificate.
+    """Certify on a holdout what pruning costs.
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """

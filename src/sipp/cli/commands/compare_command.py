@@ -37,7 +37,6 @@ def compare(
     include: shared.Include = None,
     exclude: shared.Exclude = None,
     holdout_points: shared.HoldoutPoints = None,
-    ledger: shared.Ledger = None,
     output: shared.OutputPart = None,
     repair: Annotated[
         bool, option("Also try each method with repair: mask and weights found together.", REPAIR_PANEL, "--repair")
@@ -51,15 +50,12 @@ def compare(
     """
     from sipp.cli.data_option import Reader, normalisation_lines, summary
     from sipp.cli.model_option import load_model
-    from sipp.cli.out_option import check_ledger_option
     from sipp.scoring.task import sample_size
 
     shared.load_code(code)
     shares, names = _parse_keeps(keeps), _parse_methods(methods)
-    for typed, value in (("--holdout-points", holdout_points), ("--ledger", ledger)):
-        if holdout is None and value is not None:
-            raise CommandError("there is no holdout", where=typed, fix="give --holdout, or leave it out")
-    check_ledger_option(ledger)
+    if holdout is None and holdout_points is not None:
+        raise CommandError("there is no holdout", where="--holdout-points", fix="give --holdout, or leave it out")
     network = load_model(model, weights, seed=seed, device=device)
     reader = Reader(network, model, inputs, seed)
     where, fix = f"--model {model}, --data {data}", "see sipp compare --help"
@@ -74,7 +70,7 @@ def compare(
         comparison = sipp.compare(
             network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
             holdout=None if test is None else test.batches, include=include, exclude=exclude,
-            output=output, ledger=ledger, seed=seed,
+            output=output, seed=seed,
         )  # fmt: skip
     shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
     shown += [] if test is None else [labelled_line("holdout", test.words)]

@@ -41,7 +41,6 @@ class PruneRequest:
         ),
     ] = None
     output: shared.OutputPart = None
-    ledger: shared.Ledger = None
     options: PruneOptions
     refit: shared.Refit = False
     epsilon: Annotated[

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
-from sipp.cli.out_option import check_out
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.report import figure_names, read_intact_results, write_figures, write_page
-from sipp.report.numbers import counted
-from sipp.report.results import Result
-from sipp.storage.outputs import check_file, check_place
+
+if TYPE_CHECKING:
+    from sipp.report.results import Result
 
 
 def report(
@@ -31,6 +29,11 @@ def report(
 
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
+    from sipp.cli.out_option import check_out
+    from sipp.report import read_intact_results, write_figures, write_page
+    from sipp.report.numbers import counted
+    from sipp.storage.outputs import check_place
+
     check_out(out, force=force, makes_folder=True)
     if figures is not None:
         with naming_option(f"--figures {figures}", "give another folder"):
@@ -63,6 +66,9 @@ def report(
 
 def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
     """Refuses to write figures where some are, without --force."""
+    from sipp.report import figure_names
+    from sipp.storage.outputs import check_file
+
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
     with naming_option(f"--figures {folder}", "give another folder"):

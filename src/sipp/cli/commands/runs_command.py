@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,8 +12,10 @@ from sipp.cli.errors import HOW_TO_REPAIR
 from sipp.cli.options import DEFAULT_RUNS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.experiments.runs.reading import RunStatus, UnreadableFolder
 from sipp.results.display import plain_table
+
+if TYPE_CHECKING:
+    from sipp.experiments.runs.reading import RunStatus, UnreadableFolder
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
 
@@ -41,6 +43,8 @@ def runs(
 
 def _as_json(run: RunStatus | UnreadableFolder) -> dict[str, Any]:
     """A run as JSON values; for a broken one, only its folder, the problem and what to do."""
+    from sipp.experiments.runs.reading import UnreadableFolder
+
     place = {"name": run.folder.name, "folder": run.folder}
     if isinstance(run, UnreadableFolder):
         unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))

@@ -7,12 +7,11 @@ retraining.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from sipp.errors import DataError, HoldoutReusedWarning, ModelError
+from sipp.errors import DataError, ModelError
 from sipp.experiments.arms import arm_of
 from sipp.experiments.parallel.processes import from_leader, in_every_process
 from sipp.experiments.runs.context import Network, Prepared, RunContext, module_of
@@ -123,23 +122,21 @@ def _cut(
 def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Values | None:
     """The certificate of the pruned network before retraining (T14), or why it was refused; None without a holdout.
 
-    There is no ledger: all networks of a run are certified on the same points, and each claim holds on its own.
+    All networks of a run are certified on the same points, and each claim holds on its own.
     """
     splits = context.feed.splits
     if not len(splits.holdout):
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HoldoutReusedWarning)
-            certificate = certify(
-                ranking.model,
-                pruned.model,
-                eval_batches(context.feed, splits.holdout),
-                delta=CERTIFICATE_DELTA,
-                confidence=CERTIFICATE_CONFIDENCE,
-                calibration=eval_batches(context.feed, splits.calibration),
-                progress=False,  # a run has its own display
-            )
+        certificate = certify(
+            ranking.model,
+            pruned.model,
+            eval_batches(context.feed, splits.holdout),
+            delta=CERTIFICATE_DELTA,
+            confidence=CERTIFICATE_CONFIDENCE,
+            calibration=eval_batches(context.feed, splits.calibration),
+            progress=False,  # a run has its own display
+        )
     except (DataError, ModelError) as error:  # such as duplicates in both parts: no certificate, but the run goes on
         return {"verdict": f"refused: {error}"}
     return certificate_values(certificate)

@@ -1,0 +1,129 @@
+"""Which points are the same: one hash of the bytes of all inputs of a point, whatever batch they come in."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+
+import sipp
+from sipp.errors import DataError
+from sipp.inputs.data import as_batch, data_of, points_at
+from sipp.inputs.point_hashes import DIGITS, hash_of_points, point_hashes
+from sipp.verbs.certify import certify
+
+N = 100
+
+
+def points(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hashes(*batches: Any) -> list[str]:
+    return data_of(list(batches)).hashes()
+
+
+def test_a_hash_is_the_sha_256_of_the_bytes_of_all_inputs() -> None:
+    x, y = points(3, 4), torch.arange(6).reshape(3, 2)
+    by_hand = [hashlib.sha256(a.numpy().tobytes() + b.numpy().tobytes()).hexdigest()[:DIGITS] for a, b in zip(x, y)]
+    assert hashes(((x, y), torch.arange(3))) == by_hand
+    assert hashes({"x": x, "y": y}) == hashes({"y": y, "x": x}) == by_hand  # by name, in alphabetical order
+
+
+def test_batches_and_memory_layout_do_not_matter() -> None:
+    x = points(24, 3, 2, 4)
+    expected = hashes(x)
+    assert len(set(expected)) == 24
+    for other in (x.to(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        assert hashes(other) == expected
+    assert hashes(*x.split(5)) == expected
+    assert hashes(torch._neg_view(-x)) == expected
+    assert hash_of_points(expected) == hash_of_points(reversed(expected)) != hash_of_points(expected[:-1])
+
+
+def test_the_given_tensor_stays_resizable() -> None:
+    x = points(4, 3)
+    hashes(x)
+    assert x.resize_(40, 3).shape == (40, 3)
+
+
+def test_one_bit_another_order_or_another_type_makes_another_point() -> None:
+    point = points(1, 64)
+    others = [point, point.flip(1), point.roll(1, 1), torch.cat((point, torch.zeros(1, 1)), 1), point.double()]
+    for place in range(64):
+        changed = point.clone()
+        changed.view(torch.int32)[0, place] ^= 1 << (place % 32)
+        others.append(changed.nan_to_num())
+    assert len({found for one in others for found in hashes(one)}) == len(others)
+    for dtype in (torch.bfloat16, torch.float16, torch.int64, torch.bool):
+        assert len(set(hashes(torch.tensor([[0, 1], [1, 1]]).to(dtype)))) == 2
+
+
+def padded(lengths: list[int], to: int) -> dict[str, Tensor]:
+    real = torch.arange(to) < torch.tensor(lengths)[:, None]
+    ids = torch.randint(1, 50, (len(lengths), 64), generator=torch.Generator().manual_seed(0))[:, :to]
+    return {"input_ids": torch.where(real, ids, 0), "attention_mask": real.long()}
+
+
+def test_padding_is_not_content() -> None:
+    short, long = padded([3, 5], 8), padded([3, 5], 20)
+    assert hashes(short) == hashes(long) == hashes(short["input_ids"][:1, :3]) + hashes(short["input_ids"][1:, :5])
+    short["input_ids"][0, 2] += 1
+    assert [a == b for a, b in zip(hashes(short), hashes(long))] == [False, True]
+
+
+def test_a_packed_sequence_has_a_hash_for_each_sequence() -> None:
+    sequences = [points(length, 2, seed=length) for length in (2, 5, 3)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    found = hashes(packed)
+    assert found == [hashes(sequence[None])[0] for sequence in sequences]
+    assert point_hashes(points_at(as_batch(packed, 0, "holdout"), torch.tensor([2, 1]))) == [found[2], found[1]]
+
+
+def test_points_that_chose_the_pruning_do_not_speak_for_new_ones() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    calibration = points(N, 4).relu()
+    pruned = sipp.prune(net, calibration, keep=0.8, method="sipp-det")
+    for holdout, n in ((calibration.view(N, 2, 2), 0), (points(N, 4, seed=1), N)):  # the shape is not content
+        bound = sipp.assess(net, pruned.model, calibration, bound="sound", holdout=holdout).bound
+        assert bound.coverage is not None and bound.coverage.n == n
+
+
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.x, self.cond = nn.Linear(6, 4), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, cond: Tensor | None = None) -> Tensor:
+        return self.x(x) + (0 if cond is None else self.cond(cond))
+
+
+IMAGE, COND = points(N, 6), points(N, 3, seed=1)
+ONE = COND[:1].expand(N, 3)
+APART: dict[str, tuple[Any, Any]] = {
+    "one condition for all": ({"x": IMAGE, "cond": ONE}, ((points(N, 6, seed=2), ONE), None)),
+    "another condition": ({"x": IMAGE, "cond": COND}, ((IMAGE, COND + 1), None)),
+    "one input more": ({"x": IMAGE, "cond": COND}, IMAGE),
+}
+
+
+def test_a_calibration_point_is_found_in_the_holdout_whatever_labels_it_has() -> None:
+    net = Conditional()
+    calibration, holdout = ((IMAGE, COND), torch.zeros(N)), ((IMAGE.flip(0), COND.flip(0)), None)
+    with pytest.raises(DataError, match=f"{N} of {N} holdout inputs are also calibration inputs"):
+        certify(net, net, [holdout], calibration=[calibration])
+    with pytest.raises(DataError, match="also calibration inputs"):
+        sipp.prune_to(net, [calibration], [holdout], epsilon=0.5, method="wt")
+
+
+@pytest.mark.parametrize("case", APART)
+def test_points_that_share_a_part_are_different(case: str) -> None:
+    net = Conditional()
+    for a, b in (APART[case], APART[case][::-1]):
+        assert certify(net, net, [a], calibration=[b]).calibration_checked
