@@ -48,10 +48,3 @@ def test_studies_and_recipes_are_listed() -> None:
     keys = json.loads(run("recipes", "show", "digits-iterative", "--json").stdout)["keys"]
     assert {"key": "train.epochs", "value": 8, "meaning": "epochs of training"} in keys
     assert "sipp recipes" in three_lines(run("recipes", "show").stderr)[1]
-
-
-def test_a_page_that_is_no_page_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "paper-cnn5-short.html").write_text("mine")
-    done = run("study", "paper-cnn5", *SMALL, "--out", tmp_path)
-    assert done.returncode == 2 and three_lines(done.stderr)[1].startswith("--out")
-    assert [path.name for path in tmp_path.iterdir()] == ["paper-cnn5-short.html"]

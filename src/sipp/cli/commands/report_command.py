@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from sipp.cli.options import Force
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-
-if TYPE_CHECKING:
-    from sipp.report.results import Result
 
 
 def report(
@@ -30,7 +27,7 @@ def report(
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
     from sipp.cli.out_option import check_out
-    from sipp.report import read_intact_results, write_figures, write_page
+    from sipp.report import figure_names, read_intact_results, write_figures, write_page
     from sipp.report.numbers import counted
     from sipp.storage.outputs import check_place
 
@@ -43,7 +40,7 @@ def report(
     if not results:
         raise CommandError(broken[0].what, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
     if figures is not None:
-        _check_figures(figures, results, force)
+        _check_figures(figures, figure_names(results), force)
     title = runs[0].resolve().name if len(runs) == 1 else ""  # such as the folder of a study
     write_page(out, results, force=force, broken=broken, title=title)
     drawn = [] if figures is None else write_figures(results, figures)
@@ -64,15 +61,13 @@ def report(
     return Answer(lines, values)
 
 
-def _check_figures(folder: Path, results: list[Result], force: bool) -> None:
+def _check_figures(folder: Path, names: list[str], force: bool) -> None:
     """Refuses to write figures where some are, without --force."""
-    from sipp.report import figure_names
     from sipp.storage.outputs import check_file
 
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written
     with naming_option(f"--figures {folder}", "give another folder"):
-        names = figure_names(results)
         if not names:
             raise OptionError(
                 "there is nothing to draw: figures need a pruned level of a run, or several pruned networks",
