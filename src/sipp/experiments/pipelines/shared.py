@@ -28,7 +28,7 @@ from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
 from sipp.results.certificate import certificate_values
 from sipp.results.json_values import json_value
-from sipp.results.options import NormStats, PruneOptions, Scoring, repairs_asked
+from sipp.results.options import Constants, NormStats, PruneOptions, Scoring, repairs_asked
 from sipp.results.pruned import Pruned
 from sipp.results.ranking import Ranking, to_rows
 from sipp.results.schemas import Accuracy
@@ -68,7 +68,13 @@ def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats:
     feed, spec = context.feed, context.recipe.prune
     assert stage.method is not None
     arm, seed = arm_of(stage.method), prune_seed(stage.seed, stage.method, stage.level)
-    options = PruneOptions(method=arm.method, delta=spec.delta, draws=spec.draws, reduce=arm.reduce or spec.reduce)
+    options = PruneOptions(
+        method=arm.method,
+        delta=spec.delta,
+        draws=spec.draws,
+        reduce=arm.reduce or spec.reduce,
+        constants=Constants(c_constant=spec.c_constant, k_constant=spec.k_constant),
+    )
     model = module_of(context, network)
     batches = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
 

@@ -20,6 +20,7 @@ from sipp.storage import state_files
 from sipp.storage.files import Values, child_path
 
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration; these determine the dense network
+PRUNE_KEYS = ("delta", "draws", "batch_size", "repair", "c_constant", "k_constant")  # and these a cut
 
 
 def stage_values(recipe: Recipe, stage: Stage) -> Values:
@@ -40,7 +41,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
         "arm": stage.method,
         "score": own.get(arm.method),  # digest of a user's own score
         "reduce": (arm.reduce or spec.reduce) if uses_sensitivities else None,
-        **{key: config["prune"][key] for key in ("delta", "draws", "batch_size", "repair") if key in config["prune"]},
+        **{key: config["prune"][key] for key in PRUNE_KEYS if key in config["prune"]},
         "level": stage.level,
         **ladder,
     }
