@@ -43,6 +43,7 @@ class PruneRequest:
     output: shared.OutputPart = None
     ledger: shared.Ledger = None
     options: PruneOptions
+    batchnorm: shared.BatchNorm = None
     refit: shared.Refit = False
     epsilon: Annotated[
         float | None,
