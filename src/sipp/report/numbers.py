@@ -10,7 +10,7 @@ from sipp.results.display import percent_up
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
-TOLERANCE = 0.005  # loss of accuracy that the paper calls commensurate
+TOLERANCE = 0.005  # loss of accuracy that counts as none
 MINUTE, HOUR = 60.0, 3600.0
 
 

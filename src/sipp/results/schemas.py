@@ -237,6 +237,7 @@ class NetworkRecord(Record):
     seconds: float
     keep: float = 1.0
     n_weights: Count | None = None
+    multiply_adds: Count | None = None  # of one input with the weights that are left; None: not counted
     before: AccuracyShares | None = None
     dead_rows: Count = 0
     layers: Annotated[tuple[LayerRecord, ...], Field(strict=False)] = ()
