@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
             Image.frombytes("RGB", (32, 32), bytes(noise.flatten().tolist())).save(Path(folder) / part / f"{i:03}.png")
     calibration, holdout = Images(Path(folder) / "calibration"), Images(Path(folder) / "holdout")
     pruned = sipp.prune(model, calibration, keep=0.5, repair=True)
-    print(repr(pruned))
+    print(pruned.sheet.title)
     print(sipp.certify(model, pruned.model, holdout, delta=0.05, confidence=0.95, calibration=calibration).sentence)
     sipp.save(pruned, Path(folder) / "net.sipp.safetensors")
     print(f"file: {(Path(folder) / 'net.sipp.safetensors').stat().st_size:,} bytes")

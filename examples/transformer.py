@@ -36,7 +36,7 @@ for _ in range(100):
 
 calibration, holdout = torch.randint(0, 2, (200, 24)), torch.randint(0, 2, (500, 24))
 pruned = sipp.prune(net, calibration, keep=0.7, method="wt", exclude="head")
-print(repr(pruned))  # print(pruned) has a table
+print(pruned.sheet.title)  # print(pruned) has a table
 
 # The holdout must be new: points that are in the calibration data too are refused.
 certificate = sipp.certify(net, pruned.model, holdout, delta=0.05, confidence=0.95, calibration=calibration)

@@ -59,7 +59,7 @@ def test_no_words_give_the_help_once() -> None:
         (["prune", "--bogus"], "No such option"),
         (["prune", "--keep", "x"], "--keep"),
         (["compare", "--model", "lstm"], "--data"),
-        (["data", "mnist"], "cifar10"),
+        (["data", "svhn"], "cifar10"),
     ],
 )
 def test_wrong_words_are_three_lines(words: list[str], expected: str) -> None:
@@ -176,7 +176,7 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         on_progress(train_run.Progress("dense", None, 1, 1, 2))  # type: ignore[operator]
         return train_run.FinishedRun(tmp_path, [record], 2)
 
-    monkeypatch.setattr(train_run, "run", fake)
+    monkeypatch.setattr("sipp.cli.run_work.run_recipe", fake)
     done = run("run", "digits-at-init", "--json")
     expected = {"kind": "run", "folder": str(tmp_path), "n_made": 2, "records": [{**record, "loss": "nan"}]}
     assert json.loads(done.stdout) == expected and "1 of 2 networks done" in done.stderr
@@ -191,5 +191,5 @@ def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_data_lists_what_is_here(tmp_path: Path) -> None:
     found = {one["name"]: one["here"] for one in json.loads(run("data", "list", tmp_path, "--json").stdout)["sets"]}
-    assert found == {"digits": True, "cifar10": False, "imagenet": False}
+    assert found == {"digits": True, "mnist": False, "cifar10": False, "imagenet": False}
     assert "1,437 training" in run("data").stdout

@@ -231,7 +231,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "4 weights cut": (_cut, "could not be loaded"),
     "4 no bytes": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "could not be loaded"),
     "5 a pickle": (_pickled, "no file named model.safetensors"),
-    "5 code of its own": (_own_code, "custom code"),
+    "5 code of its own": (_own_code, "needs code of its own"),
     "6 a weight is missing": (lambda folder: _tensors(folder, lambda s: s.pop("classifier.bias")), "classifier.bias"),
     "6 another shape": (
         lambda folder: _tensors(folder, lambda s: s.update({"classifier.weight": torch.ones(3, 16)})),

@@ -101,6 +101,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "shrink": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--out": out / "net.pt"},
         "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},
         "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
+        "sensitivity": {**model, **data, "--out": out / "scores.safetensors"},
         "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},
         "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},

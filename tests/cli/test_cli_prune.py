@@ -216,9 +216,9 @@ def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data:
     record = prune("digits-cnn", "digits", "--max-accuracy-drop", 0.5, "--method", "wt", "--dry-run")
     assert "of 1,437 training images" in record["data"]["what"]  # type: ignore[index]
     assert record["holdout"]["what"] == "360 test images of digits"  # type: ignore[index]
-    few = prune("digits-cnn", "digits", "--keep", 0.5, "--points", 20, "--dry-run")
+    few = prune("digits-cnn", "digits", "--keep", 0.5, "--points", 20, "--batchnorm", "running", "--dry-run")
     assert few["data"]["n_points"] == 20 and few["guarantee"]["n"] == 15  # type: ignore[index]
-    theory = prune("digits-cnn", "digits", "--keep", 0.5, "--dry-run")["guarantee"]
+    theory = prune("digits-cnn", "digits", "--keep", 0.5, "--batchnorm", "running", "--dry-run")["guarantee"]
     assert theory["n"] >= theory["n_needed"] > 20 and theory["n"] <= theory["n_needed"] + 1  # type: ignore[index,operator]
 
 
@@ -296,3 +296,56 @@ def test_a_method_of_others_without_statements(data: Path) -> None:
     assert done.returncode == 0 and "statements:      none: wt needs no sensitivities" in done.stdout
     refused = run(*words, "--epsilon", 0.5, "--no-statements")
     assert refused.returncode == 2 and "--no-statements" in three_lines(refused.stderr)[0]
+
+
+def test_the_constants_of_the_theory_reach_the_bounds(data: Path) -> None:
+    words = ["--keep", 0.5, "--method", "sipp-det", "--dry-run"]
+    usual, other = (
+        prune("cli_zoo:mlp", data / "vectors.npy", *words, *more)
+        for more in ((), ("--c-constant", 6, "--k-constant", 2))
+    )
+    for one, two in zip(usual["layers"], other["layers"]):  # type: ignore[call-overload]
+        assert two["eps"] == pytest.approx(2 * one["eps"])  # T5: eps is C times a sum
+    assert (usual["asked"]["c_constant"], other["asked"]["k_constant"]) == (3.0, 2.0)  # type: ignore[index]
+    done = run(
+        "prune",
+        "--model",
+        "cli_zoo:mlp",
+        "--data",
+        data / "vectors.npz",
+        "--epsilon",
+        1,
+        "--c-constant",
+        6,
+        "--dry-run",
+    )
+    assert done.returncode == 2 and "--c-constant cannot be chosen with --epsilon" in done.stderr
+    done = run("prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npy", *words, "--k-constant", -1)
+    assert done.returncode == 2 and three_lines(done.stderr)[1] == "--k-constant -1.0"
+
+
+def test_an_untrained_network_is_not_scored_with_statistics_it_does_not_have(tmp_path: Path) -> None:
+    words = [
+        "--model",
+        "digits-cnn",
+        "--data",
+        "digits",
+        "--points",
+        40,
+        "--keep",
+        0.3,
+        "--method",
+        "sipp-det",
+        "--dry-run",
+    ]
+    told = {more: json.loads(run("prune", *words, *more, "--json").stdout) for more in ((), ("--batchnorm", "running"))}
+    assert [one["norm_stats"] for one in told.values()] == ["batch", "running"]
+    kept = [[layer["kept"] for layer in one["layers"]] for one in told.values()]
+    assert kept[0] != kept[1]
+    assert "it has none of its own" in run("prune", *words).stdout
+    torch.manual_seed(0)
+    trained = build("digits-cnn")
+    trained(torch.randn(64, 1, 8, 8))  # in train mode: now it has statistics
+    save_file(trained.state_dict(), tmp_path / "net.safetensors")
+    done = run("prune", *words, "--weights", tmp_path / "net.safetensors", "--json")
+    assert json.loads(done.stdout)["norm_stats"] == "running"

@@ -1,10 +1,16 @@
 """`sipp study`: from nothing to a page, resumed, with one more method; `sipp recipes`."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from commandline import run, three_lines
 
+from sipp.experiments.parallel.on_ray import RayOptions
 from sipp.experiments.studies import study_names
 
 SMALL = (
@@ -50,8 +56,31 @@ def test_studies_and_recipes_are_listed() -> None:
     assert "sipp recipes" in three_lines(run("recipes", "show").stderr)[1]
 
 
-def test_a_page_that_is_no_page_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "paper-cnn5-short.html").write_text("mine")
-    done = run("study", "paper-cnn5", *SMALL, "--out", tmp_path)
-    assert done.returncode == 2 and three_lines(done.stderr)[1].startswith("--out")
-    assert [path.name for path in tmp_path.iterdir()] == ["paper-cnn5-short.html"]
+def test_a_study_in_two_processes_gives_the_runs_of_one(tmp_path: Path) -> None:
+    words = ["study", "paper-fully-connected", *SMALL, "--set=prune.methods=[wt]", "--json"]
+    assert run(*words, "--out", tmp_path / "one").returncode == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sipp"]
+    done = subprocess.run(
+        [*launch, *map(str, words), "--out", str(tmp_path / "two")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)  # of one process: the other only helps
+    assert [one["n_made"] for one in told["runs"]] == [2, 1] and Path(told["page"]).is_file()
+    names = [sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("one", "two")]
+    assert names[0] == names[1]
+
+
+def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def on_ray(job: Any, options: RayOptions, stop: object) -> Iterator[Any]:
+        asked.append((job.recipe.name, options))
+        yield from ()
+
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", on_ray)
+    monkeypatch.setattr("sipp.experiments.runs.run_recipe.check_ray", lambda options: None)
+    words = ["paper-fully-connected", *SMALL, "--out", tmp_path, "--engine", "ray", "--at-once", 3]
+    run("study", *words)
+    assert asked == [(name, RayOptions("local", 3)) for name in ("digits-fc-iterative", "digits-fc-at-init")]
+    done = run("study", "paper-fully-connected", *SMALL, "--out", tmp_path, "--at-once", 3)
+    assert done.returncode == 2 and "engine" in done.stderr

@@ -11,6 +11,7 @@ from torch import Tensor
 from sipp.errors import OptionError
 from sipp.experiments.arms import Arm, arm_of
 from sipp.experiments.nets import build
+from sipp.experiments.recipes import config_of
 from sipp.experiments.runs import train_networks
 from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import run
@@ -83,8 +84,19 @@ def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch:
 
 def test_a_recipe_starts_from_the_initialisation_it_names(tmp_path: Path) -> None:
     still = (STILL, "prune.methods=[wt]", "prune.keeps=[0.5]")
-    for init in ("he", "pytorch"):
+    for init in ("he", "pytorch", "fan-out"):
         done = run(small("digits-at-init", *still, f"init={init}"), out=tmp_path, device="cpu")
         torch.manual_seed(0)
         expected = build("digits-cnn", init=init).state_dict()  # type: ignore[arg-type]
         assert torch.equal(final(done.folder, "seed0.dense")["model.3.weight"], expected["3.weight"])
+
+
+def test_the_constants_of_a_recipe_reach_the_bounds_and_its_name_only_if_they_are_unusual(tmp_path: Path) -> None:
+    settings = (STILL, "prune.methods=[sipp-det]", "prune.keeps=[0.5]")
+    usual = small("digits-iterative", *settings)
+    assert usual == small("digits-iterative", *settings, "prune.c_constant=3.0", "prune.k_constant=3.0")
+    assert not {"c_constant", "k_constant"} & config_of(usual)["prune"].keys()
+    other = small("digits-iterative", *settings, "prune.c_constant=6.0")
+    one, two = (run(recipe, out=tmp_path, device="cpu").records[-1] for recipe in (usual, other))
+    for first, second in zip(one["pruned"]["layers"], two["pruned"]["layers"], strict=True):
+        assert second["kept"] == first["kept"] and second["eps"] == pytest.approx(2 * first["eps"])

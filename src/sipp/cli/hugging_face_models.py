@@ -100,9 +100,9 @@ def _loading(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # a broken folder may raise anything
         reason = f"{type(error).__name__}: {error!s:.200}"
-        if "ignore_mismatched_sizes" in reason:  # this advice does not apply
+        if "ignore_mismatched_sizes" in str(error):  # this advice does not apply
             reason = "the shapes in its config.json and in its weights differ"
-        if "trust_remote_code" in reason:  # nor does this one
+        if "trust_remote_code" in str(error):  # nor does this one
             reason = "it needs code of its own, which is never run; load it by code that you trust"
         raise ModelError(f"{folder} could not be loaded ({reason})", fix=WHOLE) from error
 

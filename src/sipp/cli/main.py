@@ -26,6 +26,7 @@ COMMANDS = {
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
     "prune-on-disk": "Prune a Hugging Face folder larger than memory, block by block; run it again to resume.",
     "compare": "Compare methods on your network: how far each moves the output, and which one to use.",
+    "sensitivity": "Write the sensitivity of every prunable weight to a file, and check the theory's assumption.",
     "certify": "Certify on a holdout what pruning costs.",
     "eval": "Compare a pruned network with the dense one: accuracy, loss, and how far outputs move.",
     "inspect": "Show what is in a file from sipp.save: tensors and their sizes, method, statements, certificate.",
@@ -36,7 +37,7 @@ COMMANDS = {
     "recipes": "List the recipes, or explain every key of one.",
     "runs": "List the runs in a folder and how far each has got.",
     "report": "Write a page about runs or pruned networks that works offline, and figures for print.",
-    "data": "List the data sets and which of them you have, or download CIFAR-10.",
+    "data": "List the data sets and which of them you have, or download CIFAR-10 or MNIST.",
     "bench": "Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.",
 }
 

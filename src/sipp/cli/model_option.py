@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
@@ -18,7 +19,8 @@ from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.experiments.own_code import call_user_code, import_named
 from sipp.experiments.training.setup import Device, device_named
 from sipp.pruning.torch_masks import masked_values
-from sipp.results.display import listed
+from sipp.results.display import labelled_line, listed
+from sipp.results.options import NormStats
 from sipp.storage.block_by_block.sharded_weights import INDEX, sharded_weights
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.verbs.load import load
@@ -69,6 +71,29 @@ def load_model(
         )
     with naming_option(f"--device {device}", "use --device cpu, or leave it out"):
         return model.to(device_named(device)).eval()
+
+
+def norm_stats_of(model: nn.Module, asked: NormStats | None) -> NormStats:
+    """The statistics of BatchNorm to score with: as asked; by default those of each batch if no layer has its own."""
+    if asked is not None:
+        return asked
+    own = [(module.running_mean, module.running_var) for module in model.modules() if isinstance(module, _BatchNorm)]
+    is_new = [
+        mean is not None and var is not None and not mean.any() and torch.equal(var, torch.ones_like(var))
+        for mean, var in own
+    ]
+    return "batch" if is_new and all(is_new) else "running"
+
+
+def norm_stats_lines(used: NormStats, asked: NormStats | None) -> list[str]:
+    """What a command says if it chose the statistics itself because the network is untrained."""
+    if asked is not None or used == "running":
+        return []
+    return [
+        labelled_line(
+            "batchnorm", "uses the statistics of each batch: it has none of its own, the network is untrained"
+        )
+    ]
 
 
 def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -> tuple[nn.Module, nn.Module]:

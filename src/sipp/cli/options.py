@@ -20,7 +20,7 @@ import typer
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
-from sipp.results.options import CliOption, Group, PruneOptions
+from sipp.results.options import CliOption, Group, NormStats, PruneOptions
 from sipp.scoring.methods import NAMES
 
 KINDS = (
@@ -216,6 +216,14 @@ OutputPart = Annotated[
     ),
 ]
 Seed = Annotated[int, prune_option("seed")]
+BatchNorm = Annotated[
+    NormStats | None,
+    option(
+        "Statistics of BatchNorm while scoring: its own (running), or those of each batch. Default: batch for an "
+        "untrained network, which has none of its own.",
+        MACHINE_PANEL,
+    ),
+]
 BatchSize = Annotated[
     int | None, option("Inputs per forward pass; default: chosen by their size.", MACHINE_PANEL, least=1)
 ]
@@ -232,10 +240,6 @@ RunsOut = Annotated[
     Path, option("Folder that holds one folder per run; other files in it are left alone.", OUTPUT_PANEL)
 ]
 DataRoot = Annotated[Path, option("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", MODEL_PANEL)]
-Workers = Annotated[int, option("Processes that decode image files.", MACHINE_PANEL, least=0)]
-AcceptChanges = Annotated[
-    bool, option("Resume even though data, code or device changed.", OUTPUT_PANEL, "--accept-changes")
-]
 Force = Annotated[
     bool,
     option(
@@ -247,6 +251,38 @@ Force = Annotated[
 Json = Annotated[
     bool, option("Print one JSON document to stdout, and everything else to stderr.", OUTPUT_PANEL, "--json")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where runs are kept, and how their networks are trained: options of `sipp run` and `sipp study`."""
+
+    data: DataRoot = DEFAULT_ROOT
+    code: CodeFiles = None
+    out: RunsOut = DEFAULT_RUNS
+    accept_changes: Annotated[
+        bool, option("Resume even though data, code or device changed.", OUTPUT_PANEL, "--accept-changes")
+    ] = False
+    device: Device = "auto"
+    workers: Annotated[int, option("Processes that decode image files.", MACHINE_PANEL, least=0)] = 0
+    engine: Annotated[
+        Literal["process", "ray"],
+        option(
+            "Train one network after another in this process, or several at once on Ray; the records are the same.",
+            MACHINE_PANEL,
+        ),
+    ] = "process"
+    at_once: Annotated[
+        int | None,
+        option("Ray: how many networks at once; default: as many as the CPUs or GPUs allow.", MACHINE_PANEL, least=1),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        option(
+            "Ray: a running cluster (auto, HOST:PORT); --out and --data must be on a disk all machines share.",
+            MACHINE_PANEL,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

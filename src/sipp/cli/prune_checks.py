@@ -75,7 +75,7 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
     if request.has_tolerance:
         defaults = {field.name: field.default for field in fields(PruneOptions)}
         for name in unused_in_prune_to(request.options):
-            option = f"--{option_name(name, defaults[name]).replace('_', '-')}"
+            option = f"--{option_name(name, defaults.get(name)).replace('_', '-')}"
             rows.append((option, name, False, f"cannot be chosen with {goal}", "leave it out, or use --keep"))
         rounded = request.values if request.rounds else None
         why = f"does not fit {goal}, which certifies the values before rounding, not those in the file"

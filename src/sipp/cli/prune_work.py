@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from sipp.cli.data_option import Points, Reader, normalisation_lines, summary
 from sipp.cli.data_sources import data_or_noise
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
-from sipp.cli.model_option import load_model, weights_file
+from sipp.cli.model_option import load_model, norm_stats_lines, norm_stats_of, weights_file
 from sipp.cli.output import Answer
 from sipp.cli.prune_checks import check
 from sipp.errors import OptionError
@@ -28,7 +28,7 @@ from sipp.results.certificate import AnyCertificate, Certificate
 from sipp.results.display import bytes_in_words, labelled_line, size_words
 from sipp.results.jsonio import to_json
 from sipp.results.network_hash import model_hash
-from sipp.results.options import asked_values
+from sipp.results.options import NormStats, PruneOptions, asked_values
 from sipp.results.pruned import Pruned, pruned_sheet
 from sipp.results.pruned_to import PrunedTo
 from sipp.results.saved_file import SavedFile
@@ -75,8 +75,9 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
     def theory(example: Any) -> int:
         with naming_option(f"--model {request.model}", "see sipp prune --help"):
             n = sample_size(
-                model, example, options.delta, method=options.method, include=options.include, exclude=options.exclude
-            )
+                model, example, options.delta, method=options.method, include=options.include,
+                exclude=options.exclude, constants=options.constants,
+            )  # fmt: skip
         # a blend holds back a share of the points, and n must be left
         return math.ceil(n / (1 - HELD_BACK_SHARE)) if method_of(options.method).is_blend else n
 
@@ -125,6 +126,7 @@ class PruneOutcome:
     stored: nn.Module | None  # with values as stored in the file, which the certificate covers
     pruned_to: PrunedTo | None  # with --epsilon or --max-accuracy-drop
     certificate: AnyCertificate | None
+    norm_stats: NormStats
     calibration: Points | None
     holdout: Points | None
     seconds: dict[str, float]
@@ -164,11 +166,13 @@ def prune_network(request: PruneRequest) -> PruneOutcome:
     loaded = time.perf_counter()
     where = f"--model {request.model}" + (f", {calibration.source.where}" if calibration is not None else "")
     where += f", --holdout {request.holdout}" if request.holdout else ""
+    norm_stats = norm_stats_of(model, request.batchnorm)
+    options = replace(request.options, scoring=replace(request.options.scoring, norm_stats=norm_stats))
     with naming_option(where, "see sipp prune --help"):
         if request.has_tolerance:
             assert calibration is not None and holdout is not None
             pruned_to = prune_to_with(
-                model, calibration.batches, holdout.batches, request.options, epsilon=request.epsilon,
+                model, calibration.batches, holdout.batches, options, epsilon=request.epsilon,
                 max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
                 output=request.output,
             )  # fmt: skip
@@ -176,20 +180,24 @@ def prune_network(request: PruneRequest) -> PruneOutcome:
             stored = None if pruned is None else pruned.model  # a walk rounds nothing
         else:
             pruned_to = None
-            pruned, stored, certificate = _prune(request, model, calibration, holdout)
+            pruned, stored, certificate = _prune(request, options, model, calibration, holdout)
     ended = time.perf_counter()
     seconds = {"load": loaded - begun, "prune": ended - loaded}
-    return PruneOutcome(model, pruned, stored, pruned_to, certificate, calibration, holdout, seconds)
+    return PruneOutcome(model, pruned, stored, pruned_to, certificate, norm_stats, calibration, holdout, seconds)
 
 
 def _prune(
-    request: PruneRequest, model: nn.Module, calibration: Points | None, holdout: Points | None
+    request: PruneRequest,
+    options: PruneOptions,
+    model: nn.Module,
+    calibration: Points | None,
+    holdout: Points | None,
 ) -> tuple[Pruned, nn.Module, Certificate | None]:
     # before any work: a shared point would invalidate the certificate
     if holdout is not None and calibration is not None:
         known = set(holdout_data(calibration.batches, "calibration").hashes())
         refuse_shared(holdout_data(holdout.batches).hashes(), known)
-    pruned = prune_with(model, None if calibration is None else calibration.batches, request.options)
+    pruned = prune_with(model, None if calibration is None else calibration.batches, options)
     stored = with_stored_values(pruned.model, request.values) if request.rounds else pruned.model
     if holdout is None:
         return pruned, stored, None
@@ -217,6 +225,7 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
         "pruned_hash": None if outcome.stored is None else model_hash(outcome.stored),
         "data": summary(outcome.calibration),
         "holdout": summary(outcome.holdout),
+        "norm_stats": outcome.norm_stats,
         "reduce": options.reduce or method_of(options.method).reduce,
         "verdict": None if walk is None else walk.verdict,
         "path": [] if walk is None else to_json(walk.path),
@@ -278,6 +287,8 @@ def report_lines(request: PruneRequest, outcome: PruneOutcome, written: Written)
     if outcome.holdout is not None:
         lines.append(labelled_line("holdout", outcome.holdout.words))
     lines += normalisation_lines(outcome.calibration, outcome.holdout)
+    if outcome.calibration is not None:
+        lines += norm_stats_lines(outcome.norm_stats, request.batchnorm)
     if outcome.pruned is not None:
         certified = "" if outcome.certificate is None else SEE_BELOW  # a walk says it itself
         if outcome.certificate is not None and outcome.pruned_to is None:

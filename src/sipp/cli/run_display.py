@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -18,10 +18,10 @@ from sipp.storage.files import Values
 
 
 def records_table(records: list[Values]) -> Table:
-    """Test accuracy before -> after training, one row per method and keep, one column per seed."""
+    """Test accuracy before -> after training and multiply-adds of one input, a row per method and keep."""
     seeds = sorted({record["seed"] for record in records})
     table = Table(box=box.SIMPLE_HEAD, title="test accuracy, pruned -> trained")
-    for column in ("method", "keep", *(f"seed {seed}" for seed in seeds), "dead rows"):
+    for column in ("method", "keep", "multiply-adds", *(f"seed {seed}" for seed in seeds), "dead rows"):
         table.add_column(column, justify="left" if column == "method" else "right")
     lines: dict[tuple[str, int], dict[int, Values]] = {}
     for record in records:
@@ -30,13 +30,19 @@ def records_table(records: list[Values]) -> Table:
         first = next(iter(by_seed.values()))
         cells = [_cell(by_seed.get(seed)) for seed in seeds]
         dead = ", ".join(str(record["dead_rows"]) for record in by_seed.values())
-        table.add_row(method, f"{first['keep']:.2%}", *cells, dead)
+        table.add_row(method, f"{first['keep']:.2%}", _products(by_seed.values()), *cells, dead)
     return table
 
 
 def work_done(n_trained: int) -> str:
     """How many networks were trained by this command."""
     return f"{n_trained} networks trained now" if n_trained else "nothing left to do"
+
+
+def _products(records: Iterable[Values]) -> str:
+    """The mean number of multiply-adds of one input."""
+    counts = [record["multiply_adds"] for record in records if record.get("multiply_adds") is not None]
+    return f"{sum(counts) / len(counts):,.0f}" if counts else ""
 
 
 def _cell(record: Values | None) -> str:

@@ -156,7 +156,7 @@ def _with_selection_points(
     sensitivities: Sensitivities, method_keys: frozenset[str], *parts: Data | None
 ) -> Sensitivities:
     """The sensitivities with these points added to `selection_keys`."""
-    used = [data for data in parts if data is not None and not data.is_empty and not sensitivities.batch_dependent]
+    used = [data for data in parts if data is not None and not data.is_empty]
     keys = sensitivities.selection_keys.union(method_keys, *(data.hashes() for data in used))
     return replace(sensitivities, selection_keys=keys)
 

@@ -63,13 +63,15 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         dense, changes = series.dense_mean(panel.run, "top1"), series.metric_curves(panel.run, "delta_top1")
         reached = [(kept, curve.method) for curve in changes if (kept := sparsest_within_tolerance(curve)) is not None]
         kept, method = min(reached, default=(None, "none"))
+        products = {(name, at.keep): at.mean for (name, _), at in series.by_level(panel.run, "multiply_adds").items()}
+        left = products.get((method, kept)) if kept is not None else None
         last = [(curve.points[-1].keep, curve.points[-1].mean, curve.method) for curve in changes if curve.points]
         sparsest = min((keep for keep, _, _ in last), default=None)
         ends = [(change, name) for keep, change, name in last if keep == sparsest]
         best, worst = max(ends, default=(None, "")), min(ends, default=(None, ""))
         cells = (
             TableCell("not done" if dense is None else number(dense, "share")),
-            TableCell("none" if kept is None else f"{number(kept, 'share')} ({method})"),
+            TableCell("none" if kept is None else _kept_words(kept, method, left)),
             _change_cell(sparsest, *best),
             _change_cell(sparsest, *worst),
         )
@@ -86,6 +88,11 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     shown = tuple((name, cells[: n_columns - 1]) for name, cells in rows)
     table = Table(caption, head[:n_columns], shown, wraps=True)
     return Section("Main comparison", finding, [], table)
+
+
+def _kept_words(kept: float, method: str, products: float | None) -> str:
+    """'10 % (wt)', with the share of multiply-adds that are left if it is known."""
+    return f"{number(kept, 'share')} ({method}{'' if products is None else f', multiply-adds {100 * products:.2g} %'})"
 
 
 def _change_cell(keep: float | None, change: float | None, method: str) -> TableCell:

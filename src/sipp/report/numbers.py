@@ -8,7 +8,7 @@ from typing import Literal
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
-TOLERANCE = 0.005  # loss of accuracy that the paper calls commensurate
+TOLERANCE = 0.005  # loss of accuracy that counts as none
 MINUTE, HOUR = 60.0, 3600.0
 
 

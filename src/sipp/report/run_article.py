@@ -74,11 +74,13 @@ def network_and_data(run: Run) -> str:
 def _tiles(run: Run) -> list[SummaryTile]:
     dense, levels = series.dense_mean(run, "top1"), series.levels_of(run)
     n_weights = next((record.pruned.n_weights for record in run.records if record.pruned is not None), None)
+    products = next((record.multiply_adds for record in run.records if record.method is None), None)
     test = next((record.after.n for record in run.records), None)
     return [
         SummaryTile("dense top-1", "not done" if dense is None else number(dense, "share")),
         SummaryTile("smallest keep", number(min(levels.values()), "share") if levels else "not done"),
         SummaryTile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
+        SummaryTile("multiply-adds of an input", "unknown" if products is None else f"{products:,}"),
         SummaryTile("methods", str(len(series.methods_of(run)))),
         SummaryTile("seeds", str(len(series.seeds_of(run)))),
         SummaryTile("test inputs", "unknown" if test is None else f"{test:,}"),
@@ -176,7 +178,7 @@ def method_table(run: Run) -> Table | None:
     if not levels or not methods:
         return None
     after, before, changes = (series.by_level(run, metric) for metric in ("top1", "before_top1", "delta_top1"))
-    dense = series.dense_mean(run, "top1")
+    dense, products = series.dense_mean(run, "top1"), series.by_level(run, "multiply_adds")
     rows = []
     for method in methods:
         cells = [TableCell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
@@ -190,12 +192,17 @@ def method_table(run: Run) -> Table | None:
                 tone = tone_of(changes[place].mean)
             if place in before:
                 titles.append(f"just pruned: {number(before[place].mean, 'share')}")
-            cells.append(TableCell(f"{100 * after[place].mean:.1f}", tone, "; ".join(titles)))
+            text = f"{100 * after[place].mean:.1f}"
+            if place in products:
+                text += f" ({100 * products[place].mean:.2g})"
+                titles.append(f"{number(products[place].mean, 'share')} of the multiply-adds left")
+            cells.append(TableCell(text, tone, "; ".join(titles)))
         rows.append((method, tuple(cells)))
     head = ("method / keep", "dense", *(number(keep, "share") for keep in levels.values()))
     near = f"green: within {100 * TOLERANCE:g} points of dense; orange and red: below."
     mean = ", mean over seeds" if len(series.seeds_of(run)) > 1 else ""
     words = f"Accuracy (top-1) after training in %{mean}, by share of weights kept"
+    words += " (in brackets: multiply-adds left, in % of the dense network's)" if products else ""
     return Table(f"{words}; {near}", head, tuple(rows))
 
 

@@ -61,8 +61,19 @@ METRICS: dict[str, Metric] = {
         "share",
         lambda record, dense: None if record.before is None else record.before.top1,
     ),
+    "multiply_adds": Metric(
+        "multiply-adds left",
+        "share",
+        lambda record, dense: (
+            None
+            if dense is None or not dense.multiply_adds or record.multiply_adds is None
+            else record.multiply_adds / dense.multiply_adds
+        ),
+    ),
     "dead_rows": Metric("dead rows", "count", lambda record, dense: float(record.dead_rows)),
 }
+
+COUNTS = ("multiply_adds", "dead_rows")  # metrics that say what a network is, not how well it does
 
 
 def default_metric(run: Run) -> str:
@@ -73,7 +84,7 @@ def default_metric(run: Run) -> str:
 def metrics_of(run: Run) -> list[str]:
     """The metrics of this run, the paper's first."""
     first = default_metric(run)
-    return [first, *(key for key in METRICS if key != first and key != "dead_rows")]
+    return [first, *(key for key in METRICS if key != first and key not in COUNTS)]
 
 
 def methods_of(run: Run) -> tuple[str, ...]:

@@ -99,6 +99,27 @@ def _is_word(value: Any, word: str) -> bool:
     return isinstance(value, str) and value == word
 
 
+Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
+
+
+@dataclass(frozen=True)
+class CliOption:
+    """Annotates what is an option on the command line; fields of a record without it are not."""
+
+    words: str  # its line in --help; {methods} is replaced by their names
+    group: Group  # its group in --help
+    prune_to: bool = False  # whether `prune_to` takes it too
+    repeated: bool = False  # may be given several times
+    parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
+    least: int | None = None
+    most: int | None = None
+
+
+_goal = partial(CliOption, group="What to prune")
+_guarantee = partial(CliOption, group="Guarantee")
+_repair = partial(CliOption, group="Repair")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
     """Rarely used options for scoring: how calibration inputs are run, and how scores are computed.
@@ -138,33 +159,12 @@ class Constants:
         3.0
     """
 
-    c_constant: float = 3.0  # C
-    k_constant: float = 3.0  # K_s: how often
+    c_constant: Annotated[float, _guarantee("Theory: C of its assumption, a factor of every bound.")] = 3.0
+    k_constant: Annotated[float, _guarantee("Theory: K of its assumption; the inputs it asks for grow with it.")] = 3.0
 
     def __post_init__(self) -> None:
         check_number("c_constant", self.c_constant, above=0)
         check_number("k_constant", self.k_constant, above=0)
-
-
-Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
-
-
-@dataclass(frozen=True)
-class CliOption:
-    """Annotates what is an option on the command line; fields of a record without it are not."""
-
-    words: str  # its line in --help; {methods} is replaced by their names
-    group: Group  # its group in --help
-    prune_to: bool = False  # whether `prune_to` takes it too
-    repeated: bool = False  # may be given several times
-    parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
-    least: int | None = None
-    most: int | None = None
-
-
-_goal = partial(CliOption, group="What to prune")
-_guarantee = partial(CliOption, group="Guarantee")
-_repair = partial(CliOption, group="Repair")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,23 +268,25 @@ class PruneOptions:
 
 def unused_in_prune_to(options: PruneOptions) -> list[str]:
     """The fields that differ from their defaults and that `prune_to` does not take."""
-    taken = {"scoring", *(name for name, option in _cli_options().items() if option.prune_to)}
+    taken = {"scoring", "constants", *(name for name, option in _cli_options(PruneOptions).items() if option.prune_to)}
+    fields_of = ((record, field) for record in (options, options.constants) for field in fields(record))
     return [
         field.name
-        for field in fields(PruneOptions)
-        if field.name not in taken and getattr(options, field.name) != field.default
+        for record, field in fields_of
+        if field.name not in taken and getattr(record, field.name) != field.default
     ]
 
 
 def asked_values(options: PruneOptions) -> dict[str, Any]:
     """The value of every option that the command line has."""
-    return {name: getattr(options, name) for name in _cli_options()}
+    own = {name: getattr(options, name) for name in _cli_options(PruneOptions)}
+    return own | {name: getattr(options.constants, name) for name in _cli_options(Constants)}
 
 
 @cache  # reading annotations is slow
-def _cli_options() -> dict[str, CliOption]:
+def _cli_options(kind: type[PruneOptions | Constants]) -> dict[str, CliOption]:
     """The options of the command line by field, in order."""
-    notes = {name: get_args(hint) for name, hint in get_type_hints(PruneOptions, include_extras=True).items()}
+    notes = {name: get_args(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     return {name: note for name, found in notes.items() for note in found if isinstance(note, CliOption)}
 
 

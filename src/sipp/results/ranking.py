@@ -89,6 +89,7 @@ class Sensitivities:
     keys: frozenset[str]  # of the distinct draws: points, or batches if batch_dependent
     dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
     selection_keys: frozenset[str] = frozenset()  # other points that chose something: a blend, repaired values
+    point_keys: frozenset[str] = frozenset()  # of all points that were scored, also in batches that count as one draw
     n_apart: int | None = None  # distinct points of S2 that are not in S1 (T19); None if S was not split
 
     @property
@@ -147,11 +148,11 @@ class Ranking:
 
     @property
     def seen(self) -> frozenset[str]:
-        """Keys of the points that chose the weights, as far as they are known: not if whole batches were scored."""
+        """Keys of the points that chose the weights, as far as they are known."""
         if self.options.method == "given" or not self.chosen_by_points:
             return frozenset()
         found = self.sensitivities
-        return self.method_keys | (frozenset() if found is None or found.batch_dependent else found.all_seen_keys)
+        return self.method_keys | (frozenset() if found is None else found.point_keys | found.selection_keys)
 
     @property
     def seen_all(self) -> bool:

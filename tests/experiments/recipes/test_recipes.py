@@ -34,18 +34,23 @@ TABLE: dict[str, tuple[Any, ...]] = {
     "resnet101-imagenet": IMAGENET,
 }
 PIPELINES = ("iterative", "at-init")
+PANELS = [  # the paper prunes at initialisation on CIFAR-10 only
+    (column, pipeline)
+    for column in TABLE
+    for pipeline in PIPELINES
+    if (column[-8:], pipeline) != ("imagenet", "at-init")
+]
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
-@pytest.mark.parametrize("column", TABLE)
+@pytest.mark.parametrize(("column", "pipeline"), PANELS)
 def test_every_number_of_the_tables(column: str, pipeline: str) -> None:
     recipe = load_recipe(f"{column}-{pipeline}")
     epochs, warmup, batch, peak, factor, decays, momentum, nesterov, weight_decay, delta, alpha = TABLE[column]
     hyper = recipe.train
     assert (hyper.epochs, hyper.batch_size, hyper.momentum, hyper.nesterov) == (epochs, batch, momentum, nesterov)
     assert (hyper.weight_decay, hyper.optimizer) == (weight_decay, "sgd")
-    assert (recipe.prune.delta, recipe.prune.alpha, recipe.repetitions) == (delta, alpha, 3)
-    assert recipe.pipeline == pipeline and len(recipe.seeds) == 3
+    assert (recipe.prune.delta, recipe.prune.alpha) == (delta, alpha if pipeline == "iterative" else None)
+    assert recipe.pipeline == pipeline and len(recipe.seeds) == (1 if "imagenet" in column else 3)
     for epoch in (0, 1, 2.5, 5, 29, 30, 59, 60, 80, 90, 91, 120, 135, 136, 149, 150, 181, 199, 225, 299):
         if epoch < epochs:
             expected = peak * min(1, epoch / warmup) * factor ** sum(epoch >= d for d in decays)
@@ -67,10 +72,12 @@ def test_every_recipe_builds(name: str) -> None:
 
 
 def test_every_network_has_a_recipe_for_every_pipeline() -> None:
-    expected = {f"{column}-{pipeline}{end}" for column in TABLE for pipeline in PIPELINES for end in ("", "-short")}
+    expected = {f"{column}-{pipeline}{end}" for column, pipeline in PANELS for end in ("", "-short")}
     ours = {"digits-gradual", "resnet20-cifar10-gradual", "resnet20-cifar10-gradual-short"}  # no pipeline of the paper
     ours |= {
-        f"{net}-{pipeline}" for net in ("digits-fc", "digits-cnn5", "lenet-300-100-mnist") for pipeline in PIPELINES
+        f"{net}-{pipeline}"
+        for net in ("digits-fc", "digits-cnn5", "lenet-300-100-mnist", "lenet-5-mnist")
+        for pipeline in PIPELINES
     }
     ours |= {f"cnn5-cifar10-{pipeline}{end}" for pipeline in PIPELINES for end in ("", "-short")}
     ours |= {f"wrn16-8-cifar10-{pipeline}-decay160" for pipeline in PIPELINES}
@@ -87,6 +94,29 @@ def test_recipes_have_the_epochs_and_rates_of_the_authors() -> None:
     for pipeline in PIPELINES:
         other = load_recipe(f"wrn16-8-cifar10-{pipeline}-decay160").train
         assert [round(learning_rate(other, e), 8) for e in (59, 60, 120, 159, 160)] == [0.1, 0.02, 0.004, 0.004, 0.0008]
+
+
+AT_INIT = [*(f"{column}-at-init" for column, pipeline in PANELS if pipeline == "at-init"), "cnn5-cifar10-at-init"]
+
+
+@pytest.mark.parametrize("name", [*AT_INIT, "lenet-300-100-mnist-at-init", "lenet-5-mnist-at-init"])
+def test_networks_are_pruned_at_the_initialisation_and_to_the_shares_of_the_authors(name: str) -> None:
+    recipe = load_recipe(name)
+    spec, is_small = recipe.prune, name.startswith("resnet20")
+    assert recipe.init == "fan-out" and load_recipe(name.replace("at-init", "iterative")).init == "he"
+    n_geometric, last = (10, 0.1) if is_small else (10, 0.01)
+    ladder = [0.8 * (last / 0.8) ** (level / (n_geometric - 1)) for level in range(n_geometric)]
+    ladder += [0.08, 0.06, 0.04, 0.02] if is_small else []
+    assert spec.keeps == pytest.approx(ladder, rel=1e-3) and spec.n_levels == len(ladder)
+
+
+def test_the_networks_for_imagenet_end_where_those_of_the_authors_do() -> None:
+    ends = {net: load_recipe(f"{net}-imagenet-iterative").prune for net in ("resnet18", "resnet101")}
+    assert {net: (spec.alpha, spec.n_levels) for net, spec in ends.items()} == {
+        "resnet18": (0.9, 18),
+        "resnet101": (0.9, 16),
+    }
+    assert ends["resnet101"].keep_at(16) == pytest.approx(0.184, abs=0.002)
 
 
 def test_keeps_and_alpha_replace_each_other() -> None:

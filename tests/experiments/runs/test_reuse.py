@@ -51,6 +51,8 @@ def test_a_networks_key_depends_on_every_setting_but_the_lists() -> None:
         "prune.batch_size=9",
         "retrain.epochs=2",
         "prune.draws=fixed",
+        "prune.c_constant=2.0",
+        "prune.k_constant=2.0",
         "prune.repair=true",
         "prune.keeps=[0.6, 0.2]",
         "retrain.distill={weight: 0.5, temperature: 1.0}",

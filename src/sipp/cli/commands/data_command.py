@@ -1,4 +1,4 @@
-"""`sipp data`: lists the data sets, and downloads CIFAR-10."""
+"""`sipp data`: lists the data sets, and downloads CIFAR-10 or MNIST."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from sipp.results.display import plain_table
 
 def data(
     name: Annotated[
-        Literal["list", "cifar10"], typer.Argument(help="List all, or download this one (170 MB) unless it is there.")
+        Literal["list", "cifar10", "mnist"],
+        typer.Argument(help="List all, or download this one (170 MB, or 11) unless it is there."),
     ] = "list",
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
 ) -> Answer:
-    """List the data sets and which of them you have, or download CIFAR-10."""
+    """List the data sets and which of them you have, or download CIFAR-10 or MNIST."""
+    from sipp.experiments.data import mnist
     from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES, fetch_cifar10
 
     if name == "cifar10":
@@ -29,9 +31,20 @@ def data(
             progress_bar("fetching CIFAR-10, bytes", N_BYTES, shown=True) as advance,
         ):
             fetch_cifar10(folder, progress=advance)
+    if name == "mnist":
+        with (
+            naming_option(f"sipp data mnist {folder}", f"put the four files of MNIST into {folder / mnist.FOLDER}"),
+            progress_bar("fetching MNIST, bytes", mnist.n_bytes(), shown=True) as advance,
+        ):
+            mnist.fetch_mnist(folder, progress=advance)
     pictures, imagenet = folder / BIN_FOLDER, folder / "imagenet"
     sets = {
         "digits": (True, "1,437 training and 360 test images, 1 x 8 x 8, part of scikit-learn"),
+        "mnist": (
+            (folder / mnist.FOLDER).is_dir(),
+            f"60,000 training and 10,000 test images, 1 x 28 x 28, in {folder / mnist.FOLDER}; "
+            f"sipp data mnist {folder} gets it",
+        ),
         "cifar10": (
             pictures.is_dir(),
             f"50,000 training and 10,000 test images, 3 x 32 x 32, in {pictures}; sipp data cifar10 {folder} gets it",

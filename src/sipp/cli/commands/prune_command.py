@@ -42,6 +42,7 @@ class PruneRequest:
     ] = None
     output: shared.OutputPart = None
     options: PruneOptions
+    batchnorm: shared.BatchNorm = None
     refit: shared.Refit = False
     epsilon: Annotated[
         float | None,

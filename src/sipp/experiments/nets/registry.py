@@ -26,7 +26,7 @@ from sipp.results.checking import check_choice, nearest
 
 DIGITS, MNIST, CIFAR, IMAGENET = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
 INPUT_SHAPES = {"digits": DIGITS, "mnist": MNIST, "cifar10": CIFAR, "imagenet": IMAGENET}  # by data set
-Init = Literal["he", "pytorch"]
+Init = Literal["he", "pytorch", "fan-out"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class NetSpec:
     input_shape: tuple[int, ...]
     n_classes: int = 10
     is_he: bool = True  # He initialisation; False (recurrent networks): torch's default
+    linear_std: float | None = None  # of linear weights with fan-out initialisation; None: drawn as torch does
 
 
 NETS: dict[str, NetSpec] = {
@@ -46,7 +47,7 @@ NETS: dict[str, NetSpec] = {
     "resnet56": NetSpec(partial(CifarResNet, 9), CIFAR),
     "resnet110": NetSpec(partial(CifarResNet, 18), CIFAR),
     "wrn16-8": NetSpec(partial(WideResNet, 2, 8), CIFAR),
-    "vgg16": NetSpec(Vgg, CIFAR),
+    "vgg16": NetSpec(Vgg, CIFAR, linear_std=0.01),
     "densenet22": NetSpec(partial(DenseNet, 3, 12), CIFAR),
     "cnn5": NetSpec(partial(Cnn5, 64, 3, CNN5_POOLS), CIFAR),
     "lenet-300-100": NetSpec(partial(lenet_300_100, 28), MNIST),
@@ -87,8 +88,8 @@ def _last_layer(name: str) -> str:
 def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.Module:
     """A freshly initialised network in train mode; `n_classes` defaults to that of its data set.
 
-    `init`: "he" for He initialisation, "pytorch" for the default of torch's layers. Weights come from torch's global
-    generator: call `torch.manual_seed` first to fix them.
+    `init`: "he" for He initialisation, "fan-out" for that of the paper's authors, "pytorch" for the default of torch's
+    layers. Weights come from torch's global generator: call `torch.manual_seed` first to fix them.
     """
     spec = net_spec(name)
     n_outputs = spec.n_classes if n_classes is None else n_classes
@@ -96,11 +97,32 @@ def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.M
         raise OptionError(f"n_classes for {name!r} must be a whole number of at least 1, not {n_classes!r}")
     check_choice("init", init, get_args(Init))
     net = spec.make(n_outputs)
+    if init == "fan-out":
+        fan_out_init_(net, linear_std=spec.linear_std)
+        return net
     if spec.is_he:
         he_init_(net)
     if init == "pytorch":
         torch_init_(net)
     return net
+
+
+def fan_out_init_(net: nn.Module, *, linear_std: float | None = None) -> None:
+    """Draws convolutions from N(0, 2 / fan_out) with biases 0, and linear layers as torch does or from N(0, std^2).
+
+    The paper does not print it; its authors' program does it. Magnitude then removes the classifier of ResNet20 first,
+    because convolutions have larger weights. Uses torch's global generator.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            module.reset_parameters()
+            if linear_std is not None:
+                nn.init.normal_(module.weight, std=linear_std)
+                nn.init.zeros_(module.bias)
 
 
 def he_init_(net: nn.Module) -> None:

@@ -148,6 +148,10 @@ class Pruning(_Section):
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     delta: Share
     """allowed failure probability of the theory"""
+    c_constant: Annotated[float, Field(gt=0)] = 3.0
+    """C of the theory's assumption"""
+    k_constant: Annotated[float, Field(gt=0)] = 3.0
+    """K of the theory's assumption"""
     alpha: Share | None = None
     """the share that each level KEEPS of what the level before kept"""
     levels: Count | None = None
@@ -213,8 +217,8 @@ class Recipe(_Section):
     """in which order networks are pruned and trained"""
     net: str
     """the network"""
-    init: Literal["he", "pytorch"] = "he"
-    """how weights are initialised: by He's rule, or as torch's layers do"""
+    init: Literal["he", "pytorch", "fan-out"] = "he"
+    """how weights are initialised: by He's rule, as torch's layers do, or convolutions by fan-out as the authors"""
     data: DataSpec
     """the data set and its split"""
     train: Training
@@ -293,11 +297,15 @@ def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
     return tuple(methods) if isinstance(methods, dict) else ()
 
 
+NAMELESS = ("repair", "c_constant", "k_constant")  # keys of prune that a run's name leaves out at their defaults
+
+
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """Everything that determines a run's results, as plain values (so without the description)."""
     config = recipe.model_dump(mode="json", exclude={"description"})
-    if not recipe.prune.repair:  # so that old runs without this key keep their names
-        del config["prune"]["repair"]
+    for name in NAMELESS:
+        if config["prune"][name] == Pruning.model_fields[name].default:
+            del config["prune"][name]
     return config
 
 

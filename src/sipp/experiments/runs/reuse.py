@@ -19,8 +19,9 @@ from sipp.scoring.methods import method_of
 from sipp.storage import state_files
 from sipp.storage.files import Values
 
-CUT_KEYS = ("delta", "draws", "allocation", "batch_size", "repair")  # keys of `prune` that decide a network
 DENSE_KEYS = ("net", "init", "data", "train", "n_threads")  # of a configuration; these determine the dense network
+# and these keys of its section `prune` a cut:
+PRUNE_KEYS = ("delta", "draws", "allocation", "batch_size", "repair", "c_constant", "k_constant")
 
 
 def stage_values(recipe: Recipe, stage: Stage) -> Values:
@@ -41,7 +42,7 @@ def stage_values(recipe: Recipe, stage: Stage) -> Values:
         "arm": stage.method,
         "score": own.get(arm.method),  # digest of a user's own score
         "reduce": (arm.reduce or spec.reduce) if uses_sensitivities else None,
-        **{key: config["prune"][key] for key in CUT_KEYS if key in config["prune"]},
+        **{key: config["prune"][key] for key in PRUNE_KEYS if key in config["prune"]},
         "level": stage.level,
         **ladder,
     }

@@ -34,9 +34,10 @@ from sipp.experiments.runs.context import (
     network_from_tensors,
     strip_prefix,
 )
+from sipp.experiments.runs.counting import multiply_adds
 from sipp.experiments.runs.plan import Stage, plan
 from sipp.experiments.training.distill import Teacher
-from sipp.experiments.training.feed import n_steps
+from sipp.experiments.training.feed import eval_batches, n_steps
 from sipp.experiments.training.loop import TrainState, new_state, train
 from sipp.experiments.training.signals import Interrupted
 from sipp.experiments.training.step import training_stream
@@ -115,6 +116,7 @@ def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float
     recipe, parts = context.recipe, state.facts.pop("part_seconds", {})
     parts = {**parts, "train": seconds - sum(parts.values())}
     release(state.model)
+    one_image = next(eval_batches(context.feed, context.feed.splits.test[:1]))[0]
     tensors = {key: tensor.detach().cpu() for key, tensor in state.model.state_dict().items()}
     result, final = Network(tensors, state.masks), state.rows[-1].test
     assert final is not None
@@ -128,6 +130,7 @@ def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float
         "method": stage.method,
         "level": stage.level,
         **state.facts,
+        "multiply_adds": multiply_adds(state.model, one_image),
         "after": to_json(final),
         "train_loss": state.rows[-1].train_loss,
         "seconds": round(seconds, 3),

@@ -1,0 +1,72 @@
+"""`sipp sensitivity`: the scores of `sipp.sensitivity` in a file, and what `check_assumption` finds."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_zoo import mlp
+from commandline import files_in, refused, run
+from safetensors.torch import load_file
+
+import sipp
+from sipp.experiments.data.digits import load_digits
+from sipp.experiments.nets import build
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "data.npy", rng.normal(size=(40, 6)).astype(np.float32))
+    np.save(tmp_path / "new.npy", rng.normal(size=(30, 6)).astype(np.float32))
+    return tmp_path
+
+
+@pytest.mark.parametrize("reduce", ["max", "mean"])
+def test_the_file_holds_the_scores_and_the_answer_the_assumption(data: Path, reduce: str) -> None:
+    words = ["--model", "cli_zoo:mlp", "--data", data / "data.npy", "--holdout", data / "new.npy", "--reduce", reduce]
+    constants = sipp.Constants(c_constant=1.5, k_constant=2.0)
+    done = run("sensitivity", *words, "--c-constant", 1.5, "--k-constant", 2, "--out", data / "s.safetensors", "--json")
+    assert done.returncode == 0, done.stderr
+    inputs, new = (torch.from_numpy(np.load(data / name)) for name in ("data.npy", "new.npy"))
+    expected = sipp.sensitivity(mlp().eval(), inputs, reduce=reduce, progress=False)  # type: ignore[arg-type]
+    found = load_file(data / "s.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    seen = sipp.check_assumption(mlp().eval(), inputs, new, constants=constants, progress=False)
+    told = json.loads(done.stdout)
+    assert [layer["n_holding"] for layer in told["assumption"]["layers"]] == [one.n_holding for one in seen.layers]
+    assert [layer["es_failures"] for layer in told["assumption"]["layers"]] == [one.es_failures for one in seen.layers]
+    assert (told["assumption"]["verdict"], told["n_scores"]) == (seen.verdict, 6 * 16 + 16 * 3)
+    assert 0 < seen.total.n_holding < seen.total.n_weights  # otherwise the comparison would say little
+
+
+def test_an_untrained_network_is_scored_with_the_statistics_of_each_batch(tmp_path: Path) -> None:
+    images = load_digits().images[:30].numpy()
+    np.save(tmp_path / "data.npy", images)
+    found = {}
+    for chosen in ((), ("--batchnorm", "running"), ("--batchnorm", "batch")):
+        out = tmp_path / f"{len(found)}.safetensors"
+        words = ["--model", "digits-cnn", "--data", tmp_path / "data.npy", "--batch-size", 30, *chosen, "--out", out]
+        done = run("sensitivity", *words)
+        assert done.returncode == 0, done.stderr
+        assert ("statistics of each batch" in done.stdout) == (not chosen)  # it says what nobody asked for
+        found[chosen] = load_file(out)["3.weight"]
+    torch.manual_seed(0)
+    for stats in ("running", "batch"):
+        scoring = sipp.Scoring(norm_stats=stats)  # type: ignore[arg-type]
+        torch.manual_seed(0)
+        expected = sipp.sensitivity(build("digits-cnn"), torch.from_numpy(images), scoring=scoring, progress=False)
+        assert torch.equal(found["--batchnorm", stats], expected["3.weight"])
+    assert torch.equal(found[()], found["--batchnorm", "batch"])
+    assert not torch.equal(found[()], found["--batchnorm", "running"])
+
+
+def test_refuses(data: Path) -> None:
+    words = ["sensitivity", "--model", "cli_zoo:mlp", "--data", data / "data.npy"]
+    (data / "there.safetensors").write_bytes(b"mine")
+    before = files_in(data)
+    refused(run(*words, "--out", data / "there.safetensors"), "--out", "exists")
+    refused(run(*words, "--out", data / "x.safetensors", "--c-constant", 0), "--c-constant", "greater than 0")
+    refused(run(*words, "--out", data / "x.safetensors", "--holdout-points", 3), "--holdout-points", "no holdout")
+    assert files_in(data) == before
