@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from sipp.errors import DataError, OptionError
 from sipp.experiments.pipelines.shared import next_budget
 from sipp.experiments.recipes import config_of
+from sipp.experiments.runs import train_networks
 from sipp.experiments.runs.plan import plan
 from sipp.experiments.runs.reading import list_runs, read_run
 from sipp.experiments.runs.run_recipe import Progress, run
 from sipp.experiments.runs.store import read_records, run_name, step_name
 from sipp.experiments.training import loop
+from sipp.experiments.training.loop import TrainState
 from sipp.experiments.training.signals import Interrupted
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
@@ -174,6 +176,29 @@ def test_stopped_by_a_signal_and_resumed_to_the_same_bits(number: int, status: i
     assert contents(resumed.folder) == contents(whole.folder)
     assert read_records(resumed.folder) == resumed.records
     assert not list(resumed.folder.rglob("step-*"))
+
+
+def test_a_resumed_optimizer_has_the_memory_layout_of_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused steps on a GPU refuse another one."""
+    recipe = small("digits-iterative", "prune.methods=[wt]", "prune.levels=1", "train.channels_last=true")
+    first, seen = train_networks.train, list[bool]()
+
+    def watched(state: TrainState, *given: Any, **options: Any) -> TrainState:
+        for parameter, entries in state.optimizer.state.items():
+            seen.append(entries["momentum_buffer"].stride() == parameter.stride())
+        return first(state, *given, **options)
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch is not None and progress.epoch.epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(recipe, out=tmp_path, device="cpu", on_progress=stop)
+    monkeypatch.setattr(train_networks, "train", watched)
+    run(recipe, out=tmp_path, device="cpu")
+    assert seen and all(seen)
 
 
 def test_a_signal_that_kills_the_workers_too_is_still_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,8 @@ def _restored(
         index, _, name = key.partition(".")
         entries.setdefault(int(index), {})[name] = tensor
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
+    for parameter, kept in state.optimizer.state.items():  # fused steps want the memory layout of the parameter
+        kept.update({n: torch.empty_like(parameter).copy_(t) for n, t in kept.items() if t.shape == parameter.shape})
     if context.processes.is_leader:
         state.sums.copy_(tensors[SUMS])
     state.epoch, state.step = values["epoch"], values["step"]
