@@ -1,4 +1,4 @@
-"""Prints how far `sipp-blend`, `wt` and `sipp-det` move a network's output before any repair.
+"""Prints how far `sipp-blend`, `magnitude` and `sipp-det` move a network's output before any repair.
 
     python benchmarks/bench_blend.py --nets mlp lstm
     python benchmarks/bench_blend.py --nets resnet20 resnet56 --weights . --data data/
@@ -35,7 +35,7 @@ from sipp.scoring.methods import METHODS
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
-OTHERS = ("wt", "sipp-det")
+OTHERS = ("magnitude", "sipp-det")
 BLEND = "sipp-blend"
 N_SAMPLES = 3
 N_IMAGES, N_TEST = 256, 2000

@@ -5,8 +5,8 @@
     python benchmarks/bench_file.py --times resnet101
     python benchmarks/bench_file.py --weights resnet20-cifar10.safetensors --data data/     # the accuracy of each
 
-The networks are untrained, with random numbers in norms and biases (constants would be cheaper). Masks: `wt` cuts the
-whole network at one magnitude, so that layers differ; `even` draws the same share of every layer, the hardest case.
+The networks are untrained, with random numbers in norms and biases (constants would be cheaper). Masks: `magnitude`
+cuts the whole network at one size, so that layers differ; `even` draws the same share of every layer, the hardest case.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
     for name in names:
         dense = len(dense_file(network(name).state_dict()))
         for keep in keeps:
-            pruned = sipp.prune(network(name), None, keep=keep, method="wt")
+            pruned = sipp.prune(network(name), None, keep=keep, method="magnitude")
             uniform = even(network(name), [*pruned.masks], keep)
-            for kind in ("wt", "even"):
+            for kind in ("magnitude", "even"):
                 files = []
                 for values in VALUES:
-                    files.append(sipp.save(pruned if kind == "wt" else uniform, path, values=values))
+                    files.append(sipp.save(pruned if kind == "magnitude" else uniform, path, values=values))
                 shares = [one.n_bytes / allowed(one) for one in files]
                 worst = max(worst, *shares)
-                kept = pruned.model if kind == "wt" else uniform
+                kept = pruned.model if kind == "magnitude" else uniform
                 zipped = len(gzip.compress(dense_file(kept.state_dict())))  # what anyone has: zeros in place, then gzip
                 smaller = [f"{dense / n_bytes:.2f}" for n_bytes in (zipped, *(one.n_bytes for one in files))]
                 rows.append((name, keep, kind, f"{dense:,}", *smaller, *(f"{share:.3f}" for share in shares)))
@@ -114,7 +114,7 @@ def allowed(contents: SavedFile) -> float:
 
 def times(name: str, path: Path) -> None:
     """Seconds by the clock and of the processor, to save and to load into a model."""
-    pruned = sipp.prune(network(name), None, keep=0.1, method="wt")
+    pruned = sipp.prune(network(name), None, keep=0.1, method="magnitude")
     other, rows = network(name), []
     for values in VALUES:
         wall, busy = time.perf_counter(), time.process_time()
@@ -138,7 +138,7 @@ def accuracies(weights: Path, data: Path, path: Path, keeps: Sequence[float], n_
     training = normalise(images.images[chosen])
     dense, rows = len(dense_file(net.state_dict())), []
     for keep in keeps:
-        pruned = sipp.prune(net, None, keep=keep, method="wt", floor=0.1)
+        pruned = sipp.prune(net, None, keep=keep, method="magnitude", floor=0.1)
         pruned = sipp.repair(net, pruned, training) if keep < 1 else pruned
         for values in VALUES:
             contents = sipp.save(pruned, path, values=values)
@@ -156,7 +156,7 @@ def accuracies(weights: Path, data: Path, path: Path, keeps: Sequence[float], n_
             print(*rows[-1], flush=True)
     header = ("keep", "values", "bytes", "smaller x", "accuracy", "largest change", "norm change")
     table(
-        f"ResNet20, {len(points):,} test images, wt, repaired on {N_REPAIR:,} images without labels, not retrained",
+        f"ResNet20, {len(points):,} test images, magnitude, repaired on {N_REPAIR:,} images, no labels, not retrained",
         header,
         rows,
     )

@@ -4,8 +4,8 @@
     python benchmarks/bench_gpu_runtime.py few decode lstm 2:4 refused   # or some of it
 
 Kernels are timed in a CUDA graph over enough copies of a layer that none of them is found in the second-level cache;
-networks as they are called from Python. Masks are those of magnitude pruning (`wt`) a layer, of random weights. What
-disagrees with torch in float64 is not timed.
+networks as they are called from Python. Masks are those of magnitude pruning a layer, of random weights.
+What disagrees with torch in float64 is not timed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
-METHODS: tuple[str, ...] = ("wt", "sipp-det", "sipp-hybrid")
+METHODS: tuple[str, ...] = ("magnitude", "sipp-det", "sipp-hybrid")
 PARTS = ("calibration", "holdout", "fresh")
 RANKINGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     *((method, method, {}) for method in METHODS),

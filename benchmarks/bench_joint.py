@@ -6,7 +6,7 @@
     python benchmarks/bench_joint.py --weights resnet20-cifar10.safetensors --keep 0.1 --peers alps sparsegpt
     python benchmarks/bench_joint.py --weights resnet56-cifar10.safetensors --keep 0.2 0.1 --device cuda --split
 
-First masks by global magnitude (`wt`), unlabelled training images, all 10,000 test images for the accuracy. `--split`
+First masks by global magnitude, unlabelled training images, all 10,000 test images for the accuracy. `--split`
 prints which part took how many seconds.
 """
 
@@ -80,7 +80,7 @@ def main() -> None:
     parts = split_batches(read.batches())
     lines = []
     for keep in options.keep:
-        masks = sipp.prune(net, None, keep=keep, method="wt", progress=False).masks
+        masks = sipp.prune(net, None, keep=keep, method="magnitude", progress=False).masks
         ways: dict[str, dict[str, Any]] = {"joint": {"error_feedbacks": tuple(options.error_feedback)}}
         fixed = {"error_feedbacks": (options.error_feedback[0],), "budgets": ("given",)}  # nothing is tried
         ways |= {f"without {one}": fixed | WITHOUT[one] for one in options.without}

@@ -50,7 +50,7 @@ def goal(keep: str) -> dict[str, Any]:
 
 def magnitude(model: nn.Module, data: Tensor, keep: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """The largest of each layer, or of each group."""
-    found = sipp.prune(model, None, method="wt", progress=False, **goal(keep))
+    found = sipp.prune(model, None, method="magnitude", progress=False, **goal(keep))
     if ":" in keep:
         return found.model, found.masks
     made, masks = copy_of(model), dict[str, Tensor]()

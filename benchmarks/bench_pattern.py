@@ -3,8 +3,8 @@
     python benchmarks/bench_pattern.py            # under a minute; without a GPU it only checks the patterns
 
 Each way is timed as called (torch prepares every sparse product anew) and recorded in a CUDA graph (kernels only).
-Linear layers of transformer shapes, fp16, pruned by `sipp.prune(pattern="2:4", method="wt")`; the error is that of the
-sparse kernel against the dense product of the same zeros. What a kernel refuses is a line of the table.
+Linear layers of transformer shapes, fp16, pruned by `sipp.prune(pattern="2:4", method="magnitude")`; the error is that
+of the sparse kernel against the dense product of the same zeros. What a kernel refuses is a line of the table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     for name, shapes, n_tokens in CASES if has_gpu else CASES[3:4]:
         torch.manual_seed(0)
         layers = nn.ModuleList(nn.Linear(n_in, n_out) for n_out, n_in in shapes)
-        pruned = sipp.prune(nn.Sequential(*layers), None, pattern="2:4", method="wt")
+        pruned = sipp.prune(nn.Sequential(*layers), None, pattern="2:4", method="magnitude")
         broken = breaking_pattern({key: pruned.model.get_parameter(key) for key in pruned.masks}, Pattern(2, 4))
         head = (name, f"{pruned.keep:.2%}", "obeyed" if not broken else f"BROKEN by {broken}")
         for kernel, run in product(("cuSPARSELt", "CUTLASS"), RUNS) if has_gpu else ():

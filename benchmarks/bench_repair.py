@@ -6,8 +6,8 @@
     python benchmarks/bench_repair.py sentences --encoder all-MiniLM-L6-v2/
     python benchmarks/bench_repair.py walk --weights resnet20-cifar10.safetensors --data data/
 
-images: masks by `wt`, unlabelled training images for the repair, all 10,000 test images for the accuracy.
-sentences: masks by `sipp-blend` and `wt`, 628 sentences for mask and repair, 400 others for the table.
+images: masks by `magnitude`, unlabelled training images for the repair, all 10,000 test images for the accuracy.
+sentences: masks by `sipp-blend` and `magnitude`, 628 sentences for mask and repair, 400 others for the table.
 walk: `prune_to(epsilon=0.2, delta=0.05, repair=True)`, training images for the repair, test images for the certificate.
 """
 
@@ -77,7 +77,7 @@ def images_table(options: argparse.Namespace) -> None:
     points, steps, rate = points_of(images, options), options.steps, options.learning_rate
     lines = [["1", f"{accuracy(net, images):.2f}", *[""] * 4]]
     for keep in options.keep:
-        pruned = sipp.prune(net, None, keep=keep, method="wt")
+        pruned = sipp.prune(net, None, keep=keep, method="magnitude")
         fixed, took = timed(partial(sipp.repair, net, pruned, points, steps=steps, learning_rate=rate))
         done = fixed.repair
         assert done is not None
@@ -109,8 +109,8 @@ def sentences_table(options: argparse.Namespace) -> None:
         return [f"{moved(dense, found):.3f}", f"{same_neighbour(dense, found):.0f} %"]
 
     for keep in options.keep:
-        for method in ("sipp-blend", "wt"):
-            needed = None if method == "wt" else data  # statements about `wt` would take most of the time
+        for method in ("sipp-blend", "magnitude"):
+            needed = None if method == "magnitude" else data  # its statements would take most of the time
             pruned, prune_time = timed(partial(sipp.prune, net, needed, keep=keep, method=method))
             fixed, took = timed(
                 partial(sipp.repair, net, pruned, data, steps=options.steps, learning_rate=options.learning_rate)

@@ -1,7 +1,7 @@
 """Whole pruned networks, sparse against dense, in one run: `python benchmarks/bench_runtime.py [name ...] [--busy]`.
 
-Masks are those of `sipp.prune(method="wt")`. Dense is torch in inference mode, in its better memory format. Runs take
-turns and the best of each counts. With --busy: the CPU time of one thread, for a machine that others use too.
+Masks are those of `sipp.prune(method="magnitude")`. Dense is torch in inference mode, in its better memory format. Runs
+take turns and the best of each counts. With --busy: the CPU time of one thread, for a machine that others use too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bench(name: str, keep: float, is_busy: bool) -> None:
     model = make().eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that died
-        dense = sipp.prune(model, None, keep=keep, method="wt").model.eval()
+        dense = sipp.prune(model, None, keep=keep, method="magnitude").model.eval()
     last = (
         copy.deepcopy(dense).to(memory_format=torch.channels_last)
         if name in ("resnet20", "resnet18", "vgg16")

@@ -49,7 +49,7 @@ def main(n_trials: int) -> None:
         dense(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    pruned = sipp.prune(dense, documents(40, 1), keep=0.4, method="wt", statements=False, progress=False).model
+    pruned = sipp.prune(dense, documents(40, 1), keep=0.4, method="magnitude", statements=False, progress=False).model
     print(f"{n_trials} trials of {N} documents, delta {DELTA}, nominal false rate {BETA:.0%}")
     for measure in ("kl", "next-token"):
         truth = changes(dense, pruned, documents(N_TRUTH, 2), measure)

@@ -183,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["resnet20", "vgg16"])
     parser.add_argument("--weights", type=Path, help="of the dense network; without, freshly initialised")
-    parser.add_argument("--method", default="wt")
+    parser.add_argument("--method", default="magnitude")
     parser.add_argument("--epochs", type=int, default=0, help="of the dense network; half of it after each cut")
     parser.add_argument("--cifar10", type=Path, help="its folder, to train on instead of digits")
     parser.add_argument("--save", type=Path, help="folder for the trained networks")

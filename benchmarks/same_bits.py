@@ -34,7 +34,7 @@ METHODS = (
     "sipp-rand",
     "sipp-hybrid",
     "sipp-simple",
-    "wt",
+    "magnitude",
     "snip",
     "random",
     "wanda",

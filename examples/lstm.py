@@ -40,7 +40,7 @@ for _ in range(150):
 
 calibration, test = torch.randint(0, 4, (200, 6)), torch.randint(0, 4, (1000, 6))
 print(f"dense: {accuracy(net, test):.1%}")
-for method in ("sipp-hybrid", "wt", "random"):
+for method in ("sipp-hybrid", "magnitude", "random"):
     pruned = sipp.prune(net, calibration, keep=0.5, method=method, include="lstm", seed=0)
     kept = ", ".join(f"{layer.name} {layer.keep:.0%}" for layer in pruned.layers)
     print(f"{method}: {accuracy(pruned.model, test):.1%} at half of the LSTM's weights ({kept})")

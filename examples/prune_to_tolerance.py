@@ -31,7 +31,7 @@ for _ in range(15):
 
 calibration = images[splits.calibration]
 holdout = [(images[part], labels[part]) for part in splits.holdout.split(100)]  # 400 points new to net and calibration
-best = sipp.prune_to(net, calibration, holdout, max_accuracy_drop=0.05, confidence=0.95, method="wt")
+best = sipp.prune_to(net, calibration, holdout, max_accuracy_drop=0.05, confidence=0.95, method="magnitude")
 print(best)  # every level that was tested, and the certificate in words
 
 if best.certificate is None:

@@ -35,7 +35,7 @@ for _ in range(100):
     optimizer.step()
 
 calibration, holdout = torch.randint(0, 2, (200, 24)), torch.randint(0, 2, (500, 24))
-pruned = sipp.prune(net, calibration, keep=0.7, method="wt", exclude="head")
+pruned = sipp.prune(net, calibration, keep=0.7, method="magnitude", exclude="head")
 print(pruned.sheet.title)  # print(pruned) has a table
 
 # The holdout must be new: points that are in the calibration data too are refused.

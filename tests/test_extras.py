@@ -141,7 +141,7 @@ from sipp.experiments.nets import build
 torch.save(build("lenet-300-100").state_dict(), "net.pt")
 model = "--model lenet-300-100 --weights net.pt".split()
 for words in (
-    ["prune", *model, "--data", "points.npy", "--keep", "0.9", "--method", "wt", "--out", "pruned"],
+    ["prune", *model, "--data", "points.npy", "--keep", "0.9", "--method", "magnitude", "--out", "pruned"],
     "certify --model lenet-300-100 --dense net.pt --pruned pruned --holdout more.npy --out certificate.json".split(),
     ["runs", "--out", "."],
     ["--help"],

@@ -76,11 +76,11 @@ def work(name: str, **options: bool) -> None:
     calls = {
         "prune": lambda: sipp.prune(net(), points(), keep=0.9, **options),
         "prune_to": lambda: sipp.prune_to(
-            net(), points(), points(90), epsilon=0.9, method="wt", levels=(0.9, 0.8), **options
+            net(), points(), points(90), epsilon=0.9, method="magnitude", levels=(0.9, 0.8), **options
         ),
         "prune_on_disk": lambda: from_files(**options),
         "repair": lambda: sipp.repair(net(), pruned, points(), **options),
-        "compare": lambda: sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options),
+        "compare": lambda: sipp.compare(net(), points(), keeps=(0.5,), methods=("magnitude",), **options),
         "assess": lambda: sipp.assess(net(), pruned.model, points(), **options),
         "certify": lambda: sipp.certify(net(), pruned, points(80), **options),
         "certify_accuracy": lambda: sipp.certify_accuracy(net(), pruned, holdout, **options),
@@ -161,7 +161,7 @@ def test_a_bar_works_inside_another_rich_display(monkeypatch: pytest.MonkeyPatch
         advance(1)
 
 
-@pytest.mark.parametrize(("method", "count"), [("sipp-blend", "12/12"), ("wt", "")])
+@pytest.mark.parametrize(("method", "count"), [("sipp-blend", "12/12"), ("magnitude", "")])
 def test_a_bar_counts_to_a_total_or_not_at_all(method: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
@@ -249,7 +249,7 @@ def test_a_walk_says_after_two_levels_how_long_it_may_take(monkeypatch: pytest.M
         log = StringIO()
         monkeypatch.setattr(sys, "stderr", log)
         monkeypatch.setattr(walking, "monotonic", Clock(step))
-        sipp.prune_to(net(), points(), points(90), epsilon=0.9, method="wt", progress=shown)
+        sipp.prune_to(net(), points(), points(90), epsilon=0.9, method="magnitude", progress=shown)
         lines = [line for line in log.getvalue().splitlines() if "more levels" in line]
         assert len(lines) == n_lines
         assert all(line == "sipp: prune_to tries about 6 more levels: about 3 min" for line in lines)
@@ -269,6 +269,18 @@ def test_the_shell_shows_it_on_stderr_also_beside_json(monkeypatch: pytest.Monke
     stream, out = Terminal(), StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", out)
-    words = ["prune", "--model", "digits-cnn", "--data", "digits", "--points", "20", "--keep", "0.5", "--method", "wt"]
+    words = [
+        "prune",
+        "--model",
+        "digits-cnn",
+        "--data",
+        "digits",
+        "--points",
+        "20",
+        "--keep",
+        "0.5",
+        "--method",
+        "magnitude",
+    ]
     code = run_and_report(app, [*words, "--dry-run", "--json"])
     assert code == 0 and json.loads(out.getvalue())["keep"] == 0.5 and "scoring" in stream.getvalue()

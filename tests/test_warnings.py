@@ -24,14 +24,14 @@ def net() -> nn.Module:
 def test_dead_rows_and_dead_layers_warn_with_a_class_of_their_own() -> None:
     for budget in (1, 10):
         with pytest.warns(DeadRowsWarning, match="lost all"):
-            sipp.prune(net(), None, budget=budget, method="wt")
+            sipp.prune(net(), None, budget=budget, method="magnitude")
     assert issubclass(DeadRowsWarning, UserWarning)
 
 
 def test_compare_counts_dead_rows_and_does_not_warn_of_them() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = sipp.compare(net(), torch.rand(60, 8), keeps=(0.3, 0.02), methods=("wt", "random"), repair=True)
+        found = sipp.compare(net(), torch.rand(60, 8), keeps=(0.3, 0.02), methods=("magnitude", "random"), repair=True)
     assert max(row.dead_rows for row in found.rows) > 0
 
 
@@ -46,7 +46,7 @@ def test_prune_to_with_repair_warns_once_of_dead_rows(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tolerance, "cut", cut)
     x = torch.rand(100, 8)
     with pytest.warns(UserWarning, match="something else") as told:
-        sipp.prune_to(net(), x[:50], x[50:], epsilon=3.0, delta=0.5, method="wt", repair=True, progress=False)
+        sipp.prune_to(net(), x[:50], x[50:], epsilon=3.0, delta=0.5, method="magnitude", repair=True, progress=False)
     texts = [str(one.message) for one in told if issubclass(one.category, DeadRowsWarning)]
     of_rows = [text for text in texts if text.startswith("these rows")]  # and one of whole layers, if one died
     assert len(of_rows) == 1 and len(texts) <= 2  # all of the network that is given back
@@ -74,8 +74,8 @@ def test_no_code_filters_warnings_by_their_words() -> None:
 def test_a_warning_of_dead_rows_advises_what_helps() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     with pytest.warns(DeadRowsWarning, match="fewer than the 20 rows: keep more"):
-        sipp.prune(net, None, budget=3, method="wt", floor=0.1)
+        sipp.prune(net, None, budget=3, method="magnitude", floor=0.1)
     with torch.no_grad():
         net[0].weight[3] *= 1e-6
     with pytest.warns(DeadRowsWarning, match=r"floor=0\.0 keeps at least one weight"):
-        sipp.prune(net, None, keep=0.8, method="wt")
+        sipp.prune(net, None, keep=0.8, method="magnitude")

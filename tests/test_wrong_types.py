@@ -78,7 +78,7 @@ FOLDER = tempfile.TemporaryDirectory()  # for the file that is read
 @cache
 def pruned_and_saved() -> tuple[sipp.Pruned, Path]:
     """A pruned network, which no call changes, and its file."""
-    pruned, file = sipp.prune(net(), None, keep=0.5, method="wt"), Path(FOLDER.name) / "net.sipp.safetensors"
+    pruned, file = sipp.prune(net(), None, keep=0.5, method="magnitude"), Path(FOLDER.name) / "net.sipp.safetensors"
     sipp.save(pruned, file)
     return pruned, file
 
@@ -144,8 +144,14 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "sample_size": lambda: {"model": net(), "example": points(1)},
     "certify": lambda: {"dense": net(), "pruned": pruned().model, "holdout": points(100)},
     "certify_accuracy": lambda: {"dense": net(), "pruned": pruned().model, "holdout": labelled()},
-    "prune_to": lambda: {"model": net(), "data": points(), "holdout": points(100), "epsilon": 0.5, "method": "wt"},
-    "compare": lambda: {"model": net(), "data": labelled(), "keeps": (0.5,), "methods": ("wt",)},
+    "prune_to": lambda: {
+        "model": net(),
+        "data": points(),
+        "holdout": points(100),
+        "epsilon": 0.5,
+        "method": "magnitude",
+    },
+    "compare": lambda: {"model": net(), "data": labelled(), "keeps": (0.5,), "methods": ("magnitude",)},
     "check_assumption": lambda: {"model": net(), "data": points(2)},
     "sound_bound": lambda: {"dense": net(), "pruned": pruned().model, "inputs": points(4)},
     "assess": lambda: {"dense": net(), "pruned": pruned().masks, "data": points()},

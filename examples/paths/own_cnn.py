@@ -49,7 +49,7 @@ holdout = DataLoader(torch.utils.data.Subset(data, range(1000, 1797)), batch_siz
 net = Net()
 train(net, sgd(net), loader, epochs=4)
 
-found = sipp.compare(net, loader, keeps=(0.2,), methods=("sipp-blend", "wt", "lamp"))
+found = sipp.compare(net, loader, keeps=(0.2,), methods=("sipp-blend", "magnitude", "lamp"))
 print(found)
 pruned = sipp.prune(net, loader, keep=0.2, method=found.best(0.2).method)
 print(pruned)

@@ -6,7 +6,7 @@ set -euo pipefail
 
 sipp recipes show digits-iterative
 sipp study paper-iterative --full --dry-run
-sipp run digits-iterative --set "prune.methods=[sipp-det, wt]" --set "prune.keeps=[0.2]" --out runs
-sipp run digits-iterative --set "prune.methods=[sipp-det, wt, snip]" --set "prune.keeps=[0.2]" --out runs
+sipp run digits-iterative --set "prune.methods=[sipp-det, magnitude]" --set "prune.keeps=[0.2]" --out runs
+sipp run digits-iterative --set "prune.methods=[sipp-det, magnitude, snip]" --set "prune.keeps=[0.2]" --out runs
 sipp runs --out runs
 sipp report runs -o page.html --figures figures

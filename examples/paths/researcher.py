@@ -46,12 +46,12 @@ data, new, new_labels = images[:1000], images[1000:], labels[1000:]  # the secon
 net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 train(net, data, labels[:1000], torch.optim.Adam(net.parameters(), lr=3e-3))
 
-found = sipp.compare(net, data, keeps=(0.5, KEEP), methods=("sipp-blend", "wt", "wanda"))
+found = sipp.compare(net, data, keeps=(0.5, KEEP), methods=("sipp-blend", "magnitude", "wanda"))
 print(found)  # the built-in methods on this network; found.rows has the numbers
 
 networks = {
     "mine": sipp.assess(net, best_share(my_score(net, data), KEEP), data),
-    "wt": sipp.prune(net, data, keep=KEEP, method="wt"),
+    "magnitude": sipp.prune(net, data, keep=KEEP, method="magnitude"),
 }
 for name, pruned in networks.items():
     moved = float((pruned.model(new) - net(new)).norm() / net(new).norm())

@@ -69,7 +69,7 @@ def test_t17_by_hand() -> None:
     assert eps_given(weight, values * math.nan, sensitivity, c_constant=3.0).isinf().all()
 
 
-@pytest.mark.parametrize("method", ["wt", "random", "snip"])
+@pytest.mark.parametrize("method", ["magnitude", "random", "snip"])
 def test_a_baseline_with_data_has_the_statement_of_any_mask(method: str) -> None:
     model, x = ReluNet(), points(60)
     data = [(x[:40], torch.zeros(40).long()), (x[40:], torch.ones(20).long())]
@@ -83,22 +83,22 @@ def test_a_baseline_with_data_has_the_statement_of_any_mask(method: str) -> None
 
 
 def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -> None:
-    without = sipp.prune(mlp(), None, keep=0.5, method="wt")
+    without = sipp.prune(mlp(), None, keep=0.5, method="magnitude")
     assert without.guarantee is None and without.measured is None and "was given no data" in without.bound.reason
     once = iter([(points(60), torch.zeros(60).long())])
     assert "used up" in sipp.prune(mlp(), once, keep=0.5, method="snip").bound.reason
-    assert sipp.prune(mlp(), iter([points(60)]), keep=0.5, method="wt").guarantee is not None
+    assert sipp.prune(mlp(), iter([points(60)]), keep=0.5, method="magnitude").guarantee is not None
 
 
 def test_rankings_for_training_score_no_baseline_and_split_nothing() -> None:
-    assert rank(task_of(mlp(), points(60)), PruneOptions(method="wt")).sensitivities is None
+    assert rank(task_of(mlp(), points(60)), PruneOptions(method="magnitude")).sensitivities is None
     scores = rank(task_of(mlp(), points(60)), PruneOptions(method="sipp-det")).sensitivities
     assert scores.n_apart is None and scores.layers[0].sensitivity_s1_FK is None
 
 
 def test_assess_gives_what_prune_gives_for_the_same_weights() -> None:
     model, x = mlp(), points(80)
-    for method in ("sipp-det", "wt"):
+    for method in ("sipp-det", "magnitude"):
         pruned = sipp.prune(model, x, keep=0.5, method=method)
         for given in (pruned.model, pruned.masks):
             judged = sipp.assess(model, given, x)
@@ -198,7 +198,7 @@ def test_one_point_repeated_is_one_point() -> None:
     assert rank(task_of(lstm, [packed, packed]), PruneOptions(method="sipp-det")).sensitivities.n_distinct == 3
 
 
-@pytest.mark.parametrize("method", ["sipp-det", "sipp-hybrid", "sipp-simple", "wt"])
+@pytest.mark.parametrize("method", ["sipp-det", "sipp-hybrid", "sipp-simple", "magnitude"])
 def test_theory_takes_as_many_points_as_the_method_needs(method: str) -> None:
     x = points(400)
     pruned = sipp.prune(
@@ -264,7 +264,7 @@ def test_the_measured_constant_is_that_of_the_definition() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.abs_()  # every input counts at every point, so that no ratio is 1
-    pruned = sipp.prune(model, [x[:17], x[17:45], x[45:]], keep=0.5, method="wt")
+    pruned = sipp.prune(model, [x[:17], x[17:45], x[45:]], keep=0.5, method="magnitude")
     n_apart = 50 // 4
     weights, biases = arrays(model)
     first = oracle.sensitivities(weights, biases, x[:-n_apart].double().numpy())

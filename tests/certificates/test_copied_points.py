@@ -51,7 +51,7 @@ def test_many_copies_of_too_few_points_are_refused() -> None:
     assert cert.sentence.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
     asked = sipp.certify(DENSE, PRUNED, x, epsilon=0.5)
     assert asked.verdict == cert.verdict and asked.delta_hat == pytest.approx(1 - 0.05 ** (1 / 20))
-    walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="wt", levels=(1.0, 0.5))
+    walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="magnitude", levels=(1.0, 0.5))
     assert walk.certificate is None and "needs n >= 59, the holdout has 20 different inputs" in walk.verdict
     drop = certify_accuracy(DENSE, PRUNED, x, labels="ignore")
     assert (drop.n, drop.n_duplicates) == (20, 1980) and drop.drop_upper == pytest.approx(1 - 0.05 ** (1 / 20))
@@ -89,7 +89,7 @@ def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
     assert (cert.n_lost, cert.n_gained, cert.n_differ, cert.n, cert.n_duplicates) == (8, 4, 16, 100, 6)
     limit = binomial.upper_limit(8, 100, 0.025) - binomial.lower_limit(4, 106, 0.025)
     assert cert.drop_upper == pytest.approx(limit) and cert.drop_upper > plain.drop_upper
-    options: dict[str, Any] = {"method": "wt", "levels": (1.0, 0.5), "max_accuracy_drop": 0.9}
+    options: dict[str, Any] = {"method": "magnitude", "levels": (1.0, 0.5), "max_accuracy_drop": 0.9}
     walk = sipp.prune_to(DENSE, iter([points(5)]), labelled(again, labels), **options)
     assert walk.path[1].limit == pytest.approx(limit) and walk.certificate is not None
     assert walk.certificate.n_duplicates == 6  # type: ignore[union-attr]
@@ -111,7 +111,7 @@ def test_a_comparison_counts_different_points() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     data = torch.randn(60, 4)
     few = torch.randn(12, 4)
-    options: dict[str, Any] = {"keeps": (0.6,), "methods": ("wt", "lamp")}
+    options: dict[str, Any] = {"keeps": (0.6,), "methods": ("magnitude", "lamp")}
     once, often = (sipp.compare(net, data, holdout=x, **options) for x in (few, few.repeat(200, 1)))
     assert once.n_test == often.n_test == 12 and "tested on 12 holdout inputs" in str(often)
     assert [row.error for row in once.rows] == pytest.approx([row.error for row in often.rows])
@@ -123,7 +123,7 @@ def test_held_back_points_that_are_copies_of_others_test_nothing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     x = torch.randn(30, 4)
-    options: dict[str, Any] = {"keeps": (0.6,), "methods": ("wt",)}
+    options: dict[str, Any] = {"keeps": (0.6,), "methods": ("magnitude",)}
     with pytest.raises(DataError, match="copies of others"):
         sipp.compare(net, torch.cat([x, x[:10]]), **options)
     mixed = sipp.compare(net, torch.cat([x, torch.randn(4, 4), x[:6]]), **options)

@@ -71,12 +71,12 @@ def test_points_of_a_repair_count_whenever_it_was_made() -> None:
     assert not shares(pruned, points(2)[7:8])
     fixed = sipp.repair(net(), pruned, points(2))
     assert shares(fixed, points(2)[7:8]) and shares(fixed, points(1)[7:8])
-    assert shares(sipp.prune(net(), points(1), keep=0.8, method="wt", repair=True), points(1)[7:8])
+    assert shares(sipp.prune(net(), points(1), keep=0.8, method="magnitude", repair=True), points(1)[7:8])
 
 
 def test_points_that_chose_no_weights_may_certify() -> None:
-    """`wt` uses its data only for statements; with n_points=40, only 40 points chose weights."""
-    by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="wt")
+    """`magnitude` uses its data only for statements; with n_points=40, only 40 points chose weights."""
+    by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="magnitude")
     assert not shares(by_magnitude, points(1))
     few = sipp.prune(net(), points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(n_points=40))
     assert sum(shares(few, point[None]) for point in points(1)) == 40
@@ -93,7 +93,7 @@ def test_only_points_that_are_known_count_as_checked() -> None:
     pruned = sipp.prune(net(), data, keep=0.8)
     with torch.no_grad():
         pruned.model.get_parameter("0.weight").mul_(1.01)  # as training on the holdout would
-    for record in (pruned, sipp.prune(net(), None, keep=0.8, method="wt")):
+    for record in (pruned, sipp.prune(net(), None, keep=0.8, method="magnitude")):
         cert = sipp.certify(net(), record, holdout)
         assert not cert.calibration_checked and WORD in cert.sentence
         assert sipp.certify(net(), record, holdout, calibration=data).calibration_checked

@@ -98,11 +98,11 @@ def test_signals_have_their_own_exit_codes(points: Path, model: str, code: int, 
 
 
 def test_json_is_alone_on_stdout_whatever_a_network_prints(points: Path) -> None:
-    done = run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "wt", "--json")
+    done = run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "magnitude", "--json")
     assert done.returncode == 0 and "talks" in done.stderr
     record = json.loads(done.stdout)
-    assert {row["method"] for row in record["rows"]} == {"wt"}
-    assert "talks" in run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "wt").stdout
+    assert {row["method"] for row in record["rows"]} == {"magnitude"}
+    assert "talks" in run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "magnitude").stdout
 
 
 def test_what_is_not_finite_is_text() -> None:
@@ -142,7 +142,7 @@ def test_a_message_is_one_line_of_bounded_length() -> None:
 
 
 def test_a_hundred_dead_layers_are_one_warning() -> None:
-    done = run("prune", "--model", "resnet110", "--budget", 1, "--method", "wt", "--dry-run")
+    done = run("prune", "--model", "resnet110", "--budget", 1, "--method", "magnitude", "--dry-run")
     lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert (
         done.returncode == 0
@@ -169,7 +169,7 @@ def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
 
 
 def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"seed": 0, "method": "wt", "level": 1, "keep": 0.5, "before": None, "after": {"top1": 0.9}}
+    record = {"seed": 0, "method": "magnitude", "level": 1, "keep": 0.5, "before": None, "after": {"top1": 0.9}}
     record |= {"dead_rows": 0, "loss": math.nan}
 
     def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.FinishedRun:

@@ -22,13 +22,23 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_compare_json_equals_sipp_compare(data: Path) -> None:
-    words = ["--model", "cli_zoo:mlp", "--data", data, "--keeps", "0.7,0.4", "--methods", "wt, sipp-blend", "--repair"]
+    words = [
+        "--model",
+        "cli_zoo:mlp",
+        "--data",
+        data,
+        "--keeps",
+        "0.7,0.4",
+        "--methods",
+        "magnitude, sipp-blend",
+        "--repair",
+    ]
     done = run("compare", *words, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     arrays = np.load(data)
     batches = [(torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"]))]
-    found = sipp.compare(mlp().eval(), batches, keeps=(0.7, 0.4), methods=("wt", "sipp-blend"), repair=True)
+    found = sipp.compare(mlp().eval(), batches, keeps=(0.7, 0.4), methods=("magnitude", "sipp-blend"), repair=True)
     assert told["kind"] == "comparison" and told["sentence"] == found.sentence
     assert told["best_methods"] == [found.best(keep).name for keep in (0.7, 0.4)]
     rows = [(r["method"], r["keep"], r["is_repaired"], r["error"], r["same"], r["accuracy"]) for r in told["rows"]]
@@ -38,7 +48,7 @@ def test_compare_json_equals_sipp_compare(data: Path) -> None:
 
 
 def test_compare_measures_on_a_given_holdout(data: Path) -> None:
-    words = ["--model", "cli_zoo:mlp", "--data", data, "--keeps", 0.5, "--methods", "wt", "--json"]
+    words = ["--model", "cli_zoo:mlp", "--data", data, "--keeps", 0.5, "--methods", "magnitude", "--json"]
     told = json.loads(run("compare", *words, "--holdout", data.with_name("holdout.npy")).stdout)
     assert (told["n_calibration"], told["n_test"], told["is_held_back"]) == (120, 60, False)
     assert told["holdout"]["n_points"] == 60 and told["dense_accuracy"] is None
@@ -49,7 +59,7 @@ def test_compare_measures_on_a_given_holdout(data: Path) -> None:
     [
         (["--keeps", "0.5,,1"], "--keeps"),
         (["--keeps", "0.5,2"], "--keeps"),
-        (["--methods", "wt,nope"], "--methods"),
+        (["--methods", "magnitude,nope"], "--methods"),
         (["--holdout-points", 3], "--holdout-points"),
         (["--holdout", "random:9x6"], "--holdout"),
     ],

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     np.save(tmp_path / "plain.npy", x)
     save_file(mlp().state_dict(), tmp_path / "dense.safetensors")
     words = ["--model", "cli_zoo:mlp", "--weights", tmp_path / "dense.safetensors", "--data", tmp_path / "plain.npy"]
-    assert run("prune", *words, "--keep", 0.5, "--method", "wt", "--out", tmp_path / "net").returncode == 0
+    assert run("prune", *words, "--keep", 0.5, "--method", "magnitude", "--out", tmp_path / "net").returncode == 0
     return tmp_path
 
 
@@ -119,7 +119,15 @@ def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(fo
     assert run("report", folder / "net", "--out", page).returncode == 0
     accuracy = f"{found['measured']['pruned']['top1']:.2%}"
     assert f"Accuracy {accuracy} after pruning, 90.00% before" in page.read_text()
-    more = ["--weights", folder / "dense.safetensors", "--data", folder / "plain.npy", "--method", "wt", "--force"]
+    more = [
+        "--weights",
+        folder / "dense.safetensors",
+        "--data",
+        folder / "plain.npy",
+        "--method",
+        "magnitude",
+        "--force",
+    ]
     assert run("prune", "--model", "cli_zoo:mlp", *more, "--keep", 0.4, "--out", folder / "net").returncode == 0
     done = run("report", folder / "net", "--out", page, "--force")
     assert "marked: net: eval.json is an evaluation for other networks and is not shown." in done.stdout
@@ -161,7 +169,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path, tmp_path: Path) -> None:
     model = ["--model", f"hf:{hf}", "--output", "logits"]
-    words = ["--data", hf / "sentences.txt", "--keep", 0.6, "--method", "wt", "--out", tmp_path / "net"]
+    words = ["--data", hf / "sentences.txt", "--keep", 0.6, "--method", "magnitude", "--out", tmp_path / "net"]
     done = run("prune", *model[:2], *words)
     assert done.returncode == 0 and "sentences of sentences.txt" in done.stdout, done.stderr
     done = run(
@@ -262,7 +270,7 @@ def test_what_a_folder_holds_too_much_is_named(hf: Path, tmp_path: Path) -> None
     _tensors(tmp_path / "net", lambda s: s.update({"extra.weight": torch.ones(3)}))
     (tmp_path / "words.txt").write_text("\n".join(f"unheard of {i}" for i in range(9)))
     words = ["prune", "--model", f"hf:{tmp_path / 'net'}", "--data", tmp_path / "words.txt", "--dry-run"]
-    done = run(*words, "--keep", 0.5, "--method", "wt", "--no-statements")
+    done = run(*words, "--keep", 0.5, "--method", "magnitude", "--no-statements")
     assert done.returncode == 0 and "extra.weight, left out" in done.stderr
     assert "does not know 100% of the words" in done.stderr
 
@@ -270,7 +278,7 @@ def test_what_a_folder_holds_too_much_is_named(hf: Path, tmp_path: Path) -> None
 def test_a_stored_network_of_a_folder_is_timed_and_exported(hf: Path, tmp_path: Path) -> None:
     net, text = ["--model", f"hf:{hf}"], ["--data", hf / "sentences.txt"]
     file = tmp_path / "net.safetensors"
-    done = run("prune", *net, "--method", "wt", "--keep", 0.5, "--out", file, "--values", "bf16")
+    done = run("prune", *net, "--method", "magnitude", "--keep", 0.5, "--out", file, "--values", "bf16")
     assert done.returncode == 0, done.stderr
     done = run("bench", file, *net, *text, "--batch", 2, "--repeats", 5)
     assert done.returncode == 0 and "; not certified; 2 inputs per call" in " ".join(done.stdout.split()), done.stderr

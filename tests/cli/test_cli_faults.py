@@ -93,7 +93,7 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("18 too few to split", lambda folder: ["--epsilon", 0.5, "--holdout-points", 200], "cannot be split", 2),
     ("24 unsupported layer", lambda folder: ["--model", "cli_zoo:transposed"], "ConvTranspose2d", 2),
     ("24 nothing to prune", lambda folder: ["--model", "cli_zoo:no_weights"], "prunable", 2),
-    ("32 no level passes", lambda folder: ["--epsilon", 0, "--method", "wt"], "no level below the dense", 3),
+    ("32 no level passes", lambda folder: ["--epsilon", 0, "--method", "magnitude"], "no level below the dense", 3),
     ("33 set absent", lambda folder: ["--data", f"cifar10:{folder}"], "CIFAR-10", 2),
     ("33 set cut", lambda folder: ["--data", f"cifar10:{_cut(folder)}"], "bytes", 2),
     ("33 empty folder", lambda folder: ["--data", _empty(folder)], "no images", 2),
@@ -177,7 +177,7 @@ def test_more_points_than_there_are_is_said(tmp_path: Path) -> None:
 
 
 def test_dead_rows_are_warned_of_by_name_and_the_rest_is_done(tmp_path: Path) -> None:
-    done = run(*command(tmp_path, ["--keep", 0.05, "--method", "wt"]))  # fault 16
+    done = run(*command(tmp_path, ["--keep", 0.05, "--method", "magnitude"]))  # fault 16
     assert done.returncode == 0 and "rows lost all" in done.stderr and "0.weight" in done.stderr
     assert json.loads((tmp_path / "out" / "report.json").read_text())["dead_rows"] > 0
 

@@ -26,7 +26,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         inputs = rng.normal(size=(n, 6)).astype(np.float32)
         np.savez(base / f"{name}.npz", inputs=inputs, labels=rng.integers(0, 3, n))
     save_file(mlp().state_dict(), base / "dense.safetensors")
-    pruned = sipp.prune(mlp().eval(), None, keep=0.5, method="wt", floor=0.1)
+    pruned = sipp.prune(mlp().eval(), None, keep=0.5, method="magnitude", floor=0.1)
     save_file(pruned.model.state_dict(), base / "pruned.safetensors")
     sipp.save(pruned, base / "net.sipp.safetensors")
     return files_in(base)
@@ -38,10 +38,10 @@ def commands(base: Path) -> dict[str, list[object]]:
     both = ["--dense", base / "dense.safetensors", "--pruned", base / "pruned.safetensors"]
     weights, file, out = ["--weights", base / "dense.safetensors"], base / "net.sipp.safetensors", base / "out"
     return {
-        "compare": ["compare", *net, *weights, *data, *new, "--keeps", 0.5, "--methods", "wt"],
+        "compare": ["compare", *net, *weights, *data, *new, "--keeps", 0.5, "--methods", "magnitude"],
         "eval": ["eval", *net, *both, *data],
         "accuracy": ["certify", *net, *both, *new, "--calibration", base / "data.npz", "--accuracy", "--out", out],
-        "repair": ["prune", *net, *weights, *data, *new, "--keep", 0.5, "--method", "wt", "--repair", "--out", out],
+        "repair": ["prune", *net, *weights, *data, *new, "--keep", 0.5, "--method", "lamp", "--repair", "--out", out],
         "pattern": ["prune", *net, *weights, *data, *new, "--pattern", "2:4", "--out", out],
         "values": ["prune", *net, *weights, *data, *new, "--keep", 0.5, "--values", "int8", "--out", f"{out}.{ST}"],
         "inspect": ["inspect", file],
@@ -196,13 +196,13 @@ def test_an_accuracy_that_rests_on_too_few_points_or_none_that_are_finite_is_no_
 
 # words, what the message says, where it says it
 WRONG: list[tuple[str, str, str]] = [
-    ("prune --model cli_zoo:mlp --method wt --keep 0.5 --repair --out out", "repair", "sipp prune|--model"),
+    ("prune --model cli_zoo:mlp --method magnitude --keep 0.5 --repair --out out", "repair", "sipp prune|--model"),
     ("prune --model cli_zoo:mlp --data random:8x6 --pattern 0:4 --out out", "is not a pattern", "--pattern 0:4"),
     ("prune --model cli_zoo:mlp --data random:8x6 --pattern 2:four --out out", "is not a pattern", "--pattern 2:four"),
     ("prune --model cli_zoo:mlp --data random:8x6 --pattern 2:4 --method sipp-rand --out out", "draws", "--model"),
     ("prune --model cli_zoo:mlp --data random:8x6 --keep 0.5 --values fp8 --out o.safetensors", "fp8", "sipp prune"),
     ("compare --model cli_zoo:mlp --data random:8x6 --keeps 0.5,x", "'x' is not a share", "--keeps"),
-    ("compare --model cli_zoo:mlp --data random:8x6 --methods wt,magic", "magic", "--methods"),
+    ("compare --model cli_zoo:mlp --data random:8x6 --methods magnitude,magic", "magic", "--methods"),
     ("compare --model cli_zoo:mlp --data random:8x6 --methods snip --keeps 0.5", "labels", "--model"),
     ("compare --model cli_zoo:mlp --data random:1x6 --keeps 0.5", "too few inputs", "--model"),
     ("compare --model cli_zoo:mlp --data random:8x6 --holdout random:8x6", "noise", "--holdout"),

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pixels = rng.integers(0, 256, size=(20, 20, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(base / "pictures" / f"{i}.png")
     save_file(small_conv().state_dict(), base / "w.safetensors")
-    sipp.save(sipp.prune(small_conv(), None, keep=0.5, method="wt", floor=0.1), base / "net.sipp.safetensors")
+    sipp.save(sipp.prune(small_conv(), None, keep=0.5, method="magnitude", floor=0.1), base / "net.sipp.safetensors")
     return base
 
 
@@ -79,7 +79,7 @@ def commands(folder: Path, out: Path) -> dict[str, list[object]]:
     file = folder / "net.sipp.safetensors"
     return {
         "prune": [*NET, *data, "--holdout", folder / "new.npy", "--keep", 0.5, "--out", out / "net"],
-        "compare": [*NET, *data, "--holdout", folder / "new.npy", "--keeps", 0.5, "--methods", "wt"],
+        "compare": [*NET, *data, "--holdout", folder / "new.npy", "--keeps", 0.5, "--methods", "magnitude"],
         "certify": [*NET, *both, "--holdout", folder / "new.npy", "--calibration", folder / "data.npy"],
         "eval": [*NET, *both, *data],
         "bench": [file, *NET, *data, "--repeats", 5, "--batch", 1],
@@ -104,7 +104,7 @@ def test_the_record_holds_the_normalisation(folder: Path, tmp_path: Path) -> Non
     record = json.loads((tmp_path / "net" / "report.json").read_text())
     for part in ("data", "holdout"):
         assert record[part]["normalisation"] == {"mean": [0.5] * 3, "std": [0.25] * 3}
-    found = json.loads(run("compare", *NET, "--data", folder / "floats.npy", "--methods", "wt", "--json").stdout)
+    found = json.loads(run("compare", *NET, "--data", folder / "floats.npy", "--methods", "magnitude", "--json").stdout)
     assert found["data"]["normalisation"] is None
 
 
@@ -187,7 +187,7 @@ def test_as_many_classes_as_the_weights_have(pets: Path, tmp_path: Path) -> None
     known = {name: n_classes_in(name, {k: v.shape for k, v in meta(name, 7).items()}) for name in NETS}
     assert set(known.values()) == {7}
     for out in (tmp_path / "net", tmp_path / "net.safetensors"):
-        words = [*TWO, "--weights", pets / "w.pt", "--method", "wt", "--keep", 0.5, "--out", out]
+        words = [*TWO, "--weights", pets / "w.pt", "--method", "magnitude", "--keep", 0.5, "--out", out]
         assert run("prune", *words).returncode == 0
         stored = stored_network(out, None)  # which network it is, is known
         assert stored.name == "resnet20" and stored.model(torch.rand(1, 3, 16, 16)).shape == (1, 2)

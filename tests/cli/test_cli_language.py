@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "one.txt").write_text(some_text(200))
     lines = [json.dumps({"text": some_text(20, seed)}) for seed in range(1, 41)]
     (made / "many.jsonl").write_text("\n".join(lines))
-    pruned = sipp.prune(load_model(f"hf:{made}"), None, keep=0.5, method="wt").model
+    pruned = sipp.prune(load_model(f"hf:{made}"), None, keep=0.5, method="magnitude").model
     save_file({name: t.contiguous().clone() for name, t in pruned.state_dict().items()}, made / "pruned.safetensors")
     return made
 

@@ -49,13 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, n in (("data", 70), ("holdout", 99)):
         np.save(base / f"{name}.npy", rng.normal(size=(n, 6)).astype(np.float32))
     save_file(mlp().state_dict(), base / "w.safetensors")
-    sipp.save(sipp.prune(mlp(), None, keep=0.5, method="wt"), base / "net.sipp.safetensors")
+    sipp.save(sipp.prune(mlp(), None, keep=0.5, method="magnitude"), base / "net.sipp.safetensors")
     holdout = torch.from_numpy(np.load(base / "holdout.npy"))
     (folder_of_language_model(base / "llama") / "text.txt").write_text(some_text(80))
     (base / "cert.json").write_text(
         json.dumps({"kind": "certificate", **to_json(certify(mlp().eval(), mlp().eval(), holdout))})
     )
-    records = big_run(base / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1) / "records.jsonl"
+    records = big_run(base / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1) / "records.jsonl"
     records.write_text(records.read_text().splitlines()[0] + "\n")
     bad = base / "bad"
     bad.mkdir()
@@ -84,7 +84,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
     data, weights = {"--data": folder / "data.npy"}, folder / "w.safetensors"
     return {
         "demo": {"--out": out / "demo"},
-        "prune": {**model, **data, "--keep": 0.5, "--method": "wt", "--out": out / "out"},
+        "prune": {**model, **data, "--keep": 0.5, "--method": "magnitude", "--out": out / "out"},
         "prune-on-disk": {
             "--model": f"hf:{folder / 'llama'}",
             "--data": folder / "llama" / "text.txt",
@@ -93,7 +93,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
             "--keep": 0.5,
             "--out": out / "sparse",
         },
-        "compare": {**model, **data, "--keeps": 0.5, "--methods": "wt"},
+        "compare": {**model, **data, "--keeps": 0.5, "--methods": "magnitude"},
         "certify": {**model, "--dense": weights, "--pruned": weights, "--holdout": folder / "holdout.npy"},
         "eval": {**model, **data, "--dense": weights, "--pruned": weights, "--out": out / "eval.json"},
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},

@@ -187,9 +187,9 @@ def test_it_is_replaced_with_force(tmp_path: Path) -> None:
     save_file(mlp().state_dict(), tmp_path / "w.safetensors")
     net, data = ["--model", "cli_zoo:mlp"], ["--data", tmp_path / "data.safetensors"]
     dense = ["--dense", tmp_path / "w.safetensors", "--pruned", tmp_path / "out"]
-    runs = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    runs = big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
     commands: dict[str, Words] = {
-        "out": ["prune", *net, *data, "--weights", tmp_path / "w.safetensors", "--keep", 0.9, "--method", "wt"],
+        "out": ["prune", *net, *data, "--weights", tmp_path / "w.safetensors", "--keep", 0.9, "--method", "magnitude"],
         "c.json": ["certify", *net, *dense, "--holdout", tmp_path / "holdout.safetensors"],
         "e.json": ["eval", *net, *dense, *data],
         "page.html": ["report", runs],
@@ -209,7 +209,10 @@ def test_it_is_replaced_with_force(tmp_path: Path) -> None:
 
 def test_figures_are_replaced_with_force_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
-    runs, figures = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1), tmp_path / "figures"
+    runs, figures = (
+        big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1),
+        tmp_path / "figures",
+    )
     monkeypatch.setattr("sipp.report.figures.metric_views", lambda run: {"top1": metric_view(run, "top1")})
     monkeypatch.setattr("sipp.report.figures._layer_figures", lambda run: {})
     monkeypatch.setattr("sipp.report.figures.epsilon_views", lambda run: {})  # one figure
@@ -227,9 +230,9 @@ def test_figures_are_replaced_with_force_only(tmp_path: Path, monkeypatch: pytes
 def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = [
         {"method": m, "level": level, "before": {"top1": 0.5}, "after": {"top1": 0.6}, "seed": 0, "keep": 0.5}
-        for m, level in ((None, 0), ("wt", 1))
+        for m, level in ((None, 0), ("magnitude", 1))
     ]
-    shown = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    shown = big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
     honest = demo.read_results
     monkeypatch.setattr(demo, "_records", lambda *args: result)
     monkeypatch.setattr(demo, "read_results", lambda paths: honest([shown]))

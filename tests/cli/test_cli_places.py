@@ -64,7 +64,7 @@ def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
 
 def whole_run(folder: Path) -> Path:
     """A run as `sipp run` leaves it, with the checksum of a real one."""
-    return big_run(folder, methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    return big_run(folder, methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
 
 
 def _without(*keys: str) -> Callable[[Path], None]:

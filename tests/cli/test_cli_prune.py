@@ -145,7 +145,7 @@ def test_a_built_in_network_without_data_is_shown_on_honest_noise(tmp_path: Path
     assert not files_in(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["sipp-det", "sipp-rand", "sipp-simple", "wt", "snip", "random"])
+@pytest.mark.parametrize("method", ["sipp-det", "sipp-rand", "sipp-simple", "magnitude", "snip", "random"])
 def test_every_method(method: str, data: Path) -> None:
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--budget", 50, "--method", method, "--dry-run")
     assert (record["method"], record["kept"]) == (method, 50)
@@ -162,7 +162,7 @@ def test_include_and_exclude_choose_layers(data: Path) -> None:
 
 
 def test_named_inputs_and_a_part_of_the_output(data: Path, tmp_path: Path) -> None:
-    words = ["--epsilon", 0.5, "--method", "wt", "--out", tmp_path / "out"]
+    words = ["--epsilon", 0.5, "--method", "magnitude", "--out", tmp_path / "out"]
     record = prune("cli_zoo:Named", data / "sides.safetensors", *words, "--output", "sum")
     assert record["certificate"]["output"] == "sum"  # type: ignore[index]
     refused = run("prune", "--model", "cli_zoo:Named", "--data", data / "sides.safetensors", *words, "--force")
@@ -179,7 +179,7 @@ def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatc
         return found
 
     monkeypatch.setattr(points.Reader, "_collect", spy)
-    record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "wt", "--dry-run")
+    record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "magnitude", "--dry-run")
     ours, theirs = (set(seen[record[role]["hash"]]) for role in ("data", "holdout"))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
     other = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--holdout-points", 70, "--dry-run")
@@ -206,14 +206,14 @@ def test_a_certificate_of_prune_is_the_one_of_certify(data: Path, tmp_path: Path
     assert record["weights_sha256"] == file_hash(dense)
     walked = run(
         "prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--holdout", data / "fresh.npz",
-        "--epsilon", 0.9, "--method", "wt", "--dry-run",
+        "--epsilon", 0.9, "--method", "magnitude", "--dry-run",
     )  # fmt: skip
     assert walked.returncode == 0 and " ".join(walked.stdout.split()).count("With 95 % confidence") == 1
     assert "not known" not in walked.stdout and "what it costs:   see the certificate below" in walked.stdout
 
 
 def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data: Path) -> None:
-    record = prune("digits-cnn", "digits", "--max-accuracy-drop", 0.5, "--method", "wt", "--dry-run")
+    record = prune("digits-cnn", "digits", "--max-accuracy-drop", 0.5, "--method", "magnitude", "--dry-run")
     assert "of 1,437 training images" in record["data"]["what"]  # type: ignore[index]
     assert record["holdout"]["what"] == "360 test images of digits"  # type: ignore[index]
     few = prune("digits-cnn", "digits", "--keep", 0.5, "--points", 20, "--batchnorm", "running", "--dry-run")
@@ -229,7 +229,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
         for i in range(2):
             Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)).save(tmp_path / place / f"{i}.png")
     for folder, words in (("flat", "2 images of"), ("parts", "training images")):
-        cheap = ("--keep", 0.5, "--method", "wt", "--no-statements", "--dry-run")
+        cheap = ("--keep", 0.5, "--method", "magnitude", "--no-statements", "--dry-run")
         words_of = prune("resnet20", tmp_path / folder, *cheap)["data"]
         assert words in words_of["what"]  # type: ignore[index]
     (tmp_path / "flat" / "0.png").write_bytes(b"no image")
@@ -291,9 +291,9 @@ def test_a_set_gives_its_whole_test_part_as_holdout(data: Path) -> None:
 
 
 def test_a_method_of_others_without_statements(data: Path) -> None:
-    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--method", "wt", "--dry-run"]
+    words = ["prune", "--model", "cli_zoo:mlp", "--data", data / "vectors.npz", "--method", "magnitude", "--dry-run"]
     done = run(*words, "--keep", 0.5, "--no-statements")
-    assert done.returncode == 0 and "statements:      none: wt needs no sensitivities" in done.stdout
+    assert done.returncode == 0 and "statements:      none: magnitude needs no sensitivities" in done.stdout
     refused = run(*words, "--epsilon", 0.5, "--no-statements")
     assert refused.returncode == 2 and "--no-statements" in three_lines(refused.stderr)[0]
 

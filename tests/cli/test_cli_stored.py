@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(mlp().state_dict(), base / "w.safetensors")
     done = prune(base, "--out", base / "net.sipp.safetensors")
     assert done.returncode == 0, done.stderr
-    digits = sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt")
+    digits = sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="magnitude")
     sipp.save(digits, base / "digits.sipp.safetensors")
     return base
 
@@ -80,7 +80,7 @@ def test_values_options_that_cannot_apply_are_refused(folder: Path, tmp_path: Pa
         words = ["prune", *net, goal, 0.5, "--holdout", folder / "holdout.npy", "--out", tmp_path / "n.safetensors"]
         refused(run(*words, "--values", "bf16"), "sipp prune", "before rounding")
     save_file({k: 1e6 * v for k, v in mlp().state_dict().items()}, tmp_path / "large.safetensors")
-    words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--keep", 0.5, "--values", "fp16"]
+    words = ["prune", "--model", "cli_zoo:mlp", "--method", "magnitude", "--keep", 0.5, "--values", "fp16"]
     done = run(*words, "--weights", tmp_path / "large.safetensors", "--out", tmp_path / "n.safetensors")
     refused(done, "--model", "too large for fp16")
     assert not (tmp_path / "n.safetensors").exists()
@@ -89,7 +89,7 @@ def test_values_options_that_cannot_apply_are_refused(folder: Path, tmp_path: Pa
 def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_path: Path) -> None:
     net = mlp().eval()
     net.load_state_dict(load_file(folder / "w.safetensors"))
-    saved = sipp.save_folder(sipp.prune(net, None, keep=0.5, method="wt"), tmp_path / "net")
+    saved = sipp.save_folder(sipp.prune(net, None, keep=0.5, method="magnitude"), tmp_path / "net")
     words = ["--model", "cli_zoo:mlp", "--dense", folder / "w.safetensors", "--pruned", saved]
     assert run("eval", *words, "--data", folder / "holdout.npy").returncode == 0
     out = saved / "certificate.json"
@@ -99,13 +99,25 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     assert timed.returncode == 0 and ", sipp export --to small makes the file)" in " ".join(timed.stdout.split())
     found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
     assert found["of"] == ["net"] and found["marked"] == []
-    digits = sipp.save_folder(sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="wt"), tmp_path / "digits")
+    digits = sipp.save_folder(
+        sipp.prune(build("digits-cnn").eval(), None, keep=0.3, method="magnitude"), tmp_path / "digits"
+    )
     assert stored_network(digits, None).name == "digits-cnn"  # found by its tensors
 
 
 def test_weights_may_come_from_a_small_file(folder: Path, tmp_path: Path) -> None:
     small = tmp_path / "net.safetensors"
-    words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--keep", 0.5, "--weights", folder / "w.safetensors"]
+    words = [
+        "prune",
+        "--model",
+        "cli_zoo:mlp",
+        "--method",
+        "magnitude",
+        "--keep",
+        0.5,
+        "--weights",
+        folder / "w.safetensors",
+    ]
     assert run(*words, "--out", small).returncode == 0
     pair = ["--model", "cli_zoo:mlp", "--dense", folder / "w.safetensors", "--pruned", small]
     assert run("eval", *pair, "--data", folder / "holdout.npy").returncode == 0
@@ -120,7 +132,7 @@ def model_hash_of(path: Path) -> str:
 
 
 def test_a_pattern_from_the_command_line(folder: Path, tmp_path: Path) -> None:
-    words = ["prune", "--model", "cli_zoo:mlp", "--method", "wt", "--out", tmp_path / "net.safetensors"]
+    words = ["prune", "--model", "cli_zoo:mlp", "--method", "magnitude", "--out", tmp_path / "net.safetensors"]
     assert run(*words, "--pattern", "2:4").returncode == 0
     found = json.loads(run("inspect", tmp_path / "net.safetensors", "--json").stdout)
     assert found["statements"]["pattern"] == "2:4"
@@ -268,7 +280,7 @@ def test_what_is_certified_of_tokens_is_not_told_as_an_error_of_outputs(tmp_path
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))
     windows = torch.randint(0, 9, (200, 6))
-    pruned = sipp.prune(net, None, keep=0.5, method="wt")
+    pruned = sipp.prune(net, None, keep=0.5, method="magnitude")
     words = []
     for measure in ("output", "kl", "next-token"):
         certificate = sipp.certify(net, pruned, windows, measure=measure, progress=False)

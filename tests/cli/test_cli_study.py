@@ -28,7 +28,7 @@ def plan(*words: object) -> list[tuple[int, int, int]]:
 
 def test_a_study_and_one_more_method(tmp_path: Path) -> None:
     words = ["paper-fully-connected", *SMALL, "--out", tmp_path]
-    first = [*words, "--set=prune.methods=[wt]"]
+    first = [*words, "--set=prune.methods=[magnitude]"]
     assert plan(*first) == [(0, 0, 2), (0, 1, 1)] and not list(tmp_path.iterdir())  # one dense network for both
     done = run("study", *first, "--json")
     assert done.returncode == 0, done.stderr
@@ -39,11 +39,11 @@ def test_a_study_and_one_more_method(tmp_path: Path) -> None:
     assert page.index("Main comparison") < page.index("SiPP prunes fully-connected")  # before what the paper says
     assert plan(*first) == [(2, 0, 0), (2, 0, 0)]
     assert "nothing left to do" in run("study", *first).stdout
-    more = [*words, "--set=prune.methods=[sipp-det, wt]"]
+    more = [*words, "--set=prune.methods=[sipp-det, magnitude]"]
     assert plan(*more) == [(0, 2, 1), (0, 2, 1)]
     told = json.loads(run("study", *more, "--json").stdout)
     assert [one["n_made"] for one in told["runs"]] == [1, 1]
-    assert [[r["method"] for r in one["records"]] for one in told["runs"]] == [[None, "sipp-det", "wt"]] * 2
+    assert [[r["method"] for r in one["records"]] for one in told["runs"]] == [[None, "sipp-det", "magnitude"]] * 2
 
 
 def test_studies_and_recipes_are_listed() -> None:
@@ -57,7 +57,7 @@ def test_studies_and_recipes_are_listed() -> None:
 
 
 def test_a_study_in_two_processes_gives_the_runs_of_one(tmp_path: Path) -> None:
-    words = ["study", "paper-fully-connected", *SMALL, "--set=prune.methods=[wt]", "--json"]
+    words = ["study", "paper-fully-connected", *SMALL, "--set=prune.methods=[magnitude]", "--json"]
     assert run(*words, "--out", tmp_path / "one").returncode == 0
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sipp"]
     done = subprocess.run(

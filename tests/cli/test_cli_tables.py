@@ -22,10 +22,12 @@ from sipp.results.display import percent_up
 
 
 def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:
-    found = read_run(big_run(tmp_path / "run", methods=("wt", "sipp-blend"), n_levels=3, n_seeds=2, n_layers=2))
+    found = read_run(big_run(tmp_path / "run", methods=("magnitude", "sipp-blend"), n_levels=3, n_seeds=2, n_layers=2))
     table = method_table(found)
-    assert table is not None and [name for name, _ in table.rows] == ["wt", "sipp-blend"] and len(table.head) == 5
-    records = [r for r in found.records if r.method == "wt" and r.level == 1]
+    assert (
+        table is not None and [name for name, _ in table.rows] == ["magnitude", "sipp-blend"] and len(table.head) == 5
+    )
+    records = [r for r in found.records if r.method == "magnitude" and r.level == 1]
     mean = sum(r.after.top1 for r in records) / len(records)
     assert table.rows[0][1][1].text == f"{100 * mean:.1f}"
     choice = best_choice(found)

@@ -12,7 +12,7 @@ from rich.console import Console
 from sipp.cli import demo
 from sipp.experiments.training.signals import Interrupted
 
-SHORT = ("prune.methods=[wt, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
+SHORT = ("prune.methods=[magnitude, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
 
 
 def plotted(page: Path) -> dict[str, list[float]]:
@@ -34,10 +34,10 @@ def test_two_short_runs_agree_and_end_with_a_page(tmp_path: Path) -> None:
     )
     assert accuracies(first[0]) == accuracies(again[0]) != accuracies(other[0])
     assert accuracies(first[0])[None, 0] > 0.8
-    assert set(accuracies(first[0])) == {(None, 0), ("wt", 1), ("sipp-hybrid", 1)}
+    assert set(accuracies(first[0])) == {(None, 0), ("magnitude", 1), ("sipp-hybrid", 1)}
     assert first[1] == tmp_path / "a" / "page.html"
     assert plotted(first[1]) == {
-        method: [pytest.approx(accuracies(first[0])[method, 1])] for method in ("wt", "sipp-hybrid")
+        method: [pytest.approx(accuracies(first[0])[method, 1])] for method in ("magnitude", "sipp-hybrid")
     }
     # The run itself is made anew each time: nothing of it stays beside what it shows.
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["page.html"]

@@ -21,7 +21,7 @@ from sipp.storage.state_files import load_values
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
-FORMS = "prune.methods=[sipp-det, sipp-det mean, wt]"
+FORMS = "prune.methods=[sipp-det, sipp-det mean, magnitude]"
 
 
 def masks(folder: Path, stage: str) -> dict[str, Tensor]:
@@ -30,8 +30,8 @@ def masks(folder: Path, stage: str) -> dict[str, Tensor]:
 
 def test_labels() -> None:
     assert arm_of("sipp-det  mean") == Arm("sipp-det", "mean") and arm_of("sipp-det  mean").label == "sipp-det mean"
-    assert arm_of("wt") == Arm("wt") and arm_of("sipp-rand max").label == "sipp-rand max"
-    for bad in ("", " ", "mean", "sipp-det median", "sipp-det mean max", "wt mean", "sipp-blend max", 3, None):
+    assert arm_of("magnitude") == Arm("magnitude") and arm_of("sipp-rand max").label == "sipp-rand max"
+    for bad in ("", " ", "mean", "sipp-det median", "sipp-det mean max", "magnitude mean", "sipp-blend max", 3, None):
         with pytest.raises(OptionError):
             arm_of(bad)
 
@@ -39,7 +39,7 @@ def test_labels() -> None:
 def test_both_forms_in_one_run(tmp_path: Path) -> None:
     both = run(small("digits-iterative", FORMS, "prune.keeps=[0.3, 0.1]"), out=tmp_path / "a", device="cpu")
     assert [(r["method"], r["level"]) for r in both.records[1:]] == [
-        (arm, level) for arm in ("sipp-det", "sipp-det mean", "wt") for level in (1, 2)
+        (arm, level) for arm in ("sipp-det", "sipp-det mean", "magnitude") for level in (1, 2)
     ]
     assert {r["pruned"]["kept"] for r in both.records if r["level"] == 2} == {round(0.1 * 980)}
     found = masks(both.folder, "seed0.sipp-det-mean.01")
@@ -50,15 +50,17 @@ def test_both_forms_in_one_run(tmp_path: Path) -> None:
     assert equal(found, masks(alone.folder, "seed0.sipp-det.01"))
     read = read_run(both.folder)
     assert read.finished and read.notes == () and "sipp-det mean" in render([read])
-    labels = ("sipp-det", "sipp-det mean", "wt")
+    labels = ("sipp-det", "sipp-det mean", "magnitude")
     looks = [style_of(label, labels) for label in labels]
     assert looks[0].light == looks[1].light and len({(look.marker, look.dash) for look in looks}) == 3
 
 
 def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ("prune.methods=[wt]", "prune.keeps=[0.3, 0.1]", "retrain.epochs=3")
+    settings = ("prune.methods=[magnitude]", "prune.keeps=[0.3, 0.1]", "retrain.epochs=3")
     plain = run(small("digits-iterative", *settings), out=tmp_path, device="cpu")
-    epochs = [len(load_values(plain.folder / stage, "final")["epochs"]) for stage in ("seed0.dense", "seed0.wt.02")]
+    epochs = [
+        len(load_values(plain.folder / stage, "final")["epochs"]) for stage in ("seed0.dense", "seed0.magnitude.02")
+    ]
     assert epochs == [2, 3]
     taught: list[dict[str, Tensor]] = []
     train = train_networks.train
@@ -79,11 +81,11 @@ def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch:
     assert len(taught) == 2  # both levels learn from the dense network, not from the level above
     assert all(torch.equal(one[key], dense[f"model.{key}"]) for one in taught for key in one)
     assert equal(dense, final(plain.folder, "seed0.dense"))
-    assert not equal(final(plain.folder, "seed0.wt.01"), final(done.folder, "seed0.wt.01"))
+    assert not equal(final(plain.folder, "seed0.magnitude.01"), final(done.folder, "seed0.magnitude.01"))
 
 
 def test_a_recipe_starts_from_the_initialisation_it_names(tmp_path: Path) -> None:
-    still = (STILL, "prune.methods=[wt]", "prune.keeps=[0.5]")
+    still = (STILL, "prune.methods=[magnitude]", "prune.keeps=[0.5]")
     for init in ("he", "pytorch", "fan-out"):
         done = run(small("digits-at-init", *still, f"init={init}"), out=tmp_path, device="cpu")
         torch.manual_seed(0)

@@ -21,7 +21,7 @@ from sipp.report.rendering import render
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
-HALVING = ("pipeline=halving", "prune.methods=[wt]")
+HALVING = ("pipeline=halving", "prune.methods=[magnitude]")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_pipeline_in_one_file_prunes_and_records(recipe: Recipe, tmp_path: Pat
     dense, *levels = done.records
     assert dense["pruned"] is None and dense["keep"] == 1
     for level, record in enumerate(levels, start=1):
-        tensors = final(done.folder, f"seed0.wt.{level:02d}")
+        tensors = final(done.folder, f"seed0.magnitude.{level:02d}")
         assert record["keep"] == pytest.approx(0.5**level, rel=1e-3)
         for layer in record["pruned"]["layers"]:
             weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]

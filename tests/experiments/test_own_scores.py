@@ -50,20 +50,20 @@ def made(folder: Path, names: str) -> list[tuple[str | None, str | None]]:
 
 
 def test_adding_a_score_leaves_finished_networks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [taken for _, taken in made(tmp_path, "wt")] == [None, None]
+    assert [taken for _, taken in made(tmp_path, "magnitude")] == [None, None]
     loaded(tmp_path, SCORES)
-    first = made(tmp_path, "wt, squares")
+    first = made(tmp_path, "magnitude, squares")
     assert [method for method, taken in first if taken is None] == ["squares"]
     (tmp_path / "more.py").write_text("import sipp\n" + MORE)
     load_scores(tmp_path / "more.py")
-    second = made(tmp_path, "wt, squares, cubes")
+    second = made(tmp_path, "magnitude, squares, cubes")
     assert [method for method, taken in second if taken is None] == ["cubes"]
     loaded(tmp_path, SCORES.replace("POWER = 2", "POWER = 4"))  # its file changed: it alone is made
-    third = made(tmp_path, "wt, squares, cubes")
+    third = made(tmp_path, "magnitude, squares, cubes")
     assert [method for method, taken in third if taken is None] == ["squares"]
 
     monkeypatch.setattr(methods, "_ROWS", {row.name: row for row in methods.METHODS})  # without the code
-    assert [taken is None for _, taken in made(tmp_path, "wt, random")] == [False, False, True]
+    assert [taken is None for _, taken in made(tmp_path, "magnitude, random")] == [False, False, True]
     with pytest.raises(OptionError, match="squares"):
         load_recipe("digits-iterative", settings=("prune.methods=[squares]",))
     folders = sorted((tmp_path / "runs").iterdir())

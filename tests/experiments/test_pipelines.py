@@ -31,7 +31,7 @@ from sipp.scoring.task import task_of
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
-METHODS = "prune.methods=[sipp-det, sipp-hybrid, wt, random]"
+METHODS = "prune.methods=[sipp-det, sipp-hybrid, magnitude, random]"
 
 
 def weights_of(tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -72,7 +72,7 @@ def test_ladder_parents_and_masks(pipeline: str, tmp_path: Path) -> None:
 
 
 def test_mask_and_weights_may_be_found_together_before_retraining(tmp_path: Path) -> None:
-    settings = ("prune.methods=[wt]", "data.n_calibration=300", "train.epochs=6", "train.batch_size=32")
+    settings = ("prune.methods=[magnitude]", "data.n_calibration=300", "train.epochs=6", "train.batch_size=32")
     plain, joint = (
         run(small("digits-iterative", *settings, setting), out=tmp_path, device="cpu")
         for setting in ("prune.repair=false", "prune.repair=true")
@@ -81,7 +81,7 @@ def test_mask_and_weights_may_be_found_together_before_retraining(tmp_path: Path
     found = saved(joint.folder)
     for one, other in zip(plain.records[1:], joint.records[1:]):
         assert one["keep"] == other["keep"] and one["before"]["loss"] > other["before"]["loss"]
-    above, below = (weights_of(found[f"seed0.wt.{level:02d}"]) for level in (1, 2))
+    above, below = (weights_of(found[f"seed0.magnitude.{level:02d}"]) for level in (1, 2))
     for name, (weight, mask) in below.items():
         assert not bool(weight[~mask].any()) and not bool((mask & ~above[name][1]).any())
     dense = found["seed0.dense"]
@@ -91,13 +91,13 @@ def test_mask_and_weights_may_be_found_together_before_retraining(tmp_path: Path
 
 
 def test_what_a_record_says(tmp_path: Path) -> None:
-    recipe = small("digits-iterative", "prune.methods=[sipp-det, wt]", "prune.levels=1")
-    dense, det, wt = run(recipe, out=tmp_path, device="cpu").records
+    recipe = small("digits-iterative", "prune.methods=[sipp-det, magnitude]", "prune.levels=1")
+    dense, det, magnitude = run(recipe, out=tmp_path, device="cpu").records
     assert (dense["pruned"], dense["method"], dense["level"]) == (None, None, 0)
-    bounds = [record["pruned"]["bound"] for record in (det, wt)]
+    bounds = [record["pruned"]["bound"] for record in (det, magnitude)]
     assert bounds[0]["epsilon"] > 0 and not bounds[0]["met"] and "convolution" in bounds[0]["reason"]
     assert bounds[1]["epsilon"] is None and "none were scored" in bounds[1]["reason"]
-    for record in (det, wt):
+    for record in (det, magnitude):
         assert 0 <= record["before"]["top1"] <= record["before"]["top5"] <= 1 and record["before"]["n"] == 360
         assert record["after"] != record["before"] and record["seconds"] > 0
 
@@ -133,7 +133,7 @@ def test_a_pruned_weight_is_never_chosen_again() -> None:
 
 
 def test_a_second_run_trains_nothing_but_what_is_damaged(tmp_path: Path) -> None:
-    recipe = small("digits-iterative", "prune.methods=[wt]")
+    recipe = small("digits-iterative", "prune.methods=[magnitude]")
     first = run(recipe, out=tmp_path, device="cpu")
     before = contents(first.folder)
     results = [*first.folder.glob("*/*"), first.folder / "records.jsonl"]
@@ -145,7 +145,7 @@ def test_a_second_run_trains_nothing_but_what_is_damaged(tmp_path: Path) -> None
     assert [path.name for path in stage.iterdir()] == ["final.safetensors"]
     assert again.n_made == 0 and again.records == first.records
     assert [path.stat().st_mtime_ns for path in results] == times
-    broken = first.folder / "seed0.wt.01" / "final.safetensors"
+    broken = first.folder / "seed0.magnitude.01" / "final.safetensors"
     broken.write_bytes(broken.read_bytes()[:-1] + b"\xff")
     with pytest.warns(UserWarning, match="SHA-256"):
         run(recipe, out=tmp_path, device="cpu", accept_changes=True)
@@ -182,7 +182,7 @@ def test_a_resumed_optimizer_has_the_memory_layout_of_its_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fused steps on a GPU refuse another one."""
-    recipe = small("digits-iterative", "prune.methods=[wt]", "prune.levels=1", "train.channels_last=true")
+    recipe = small("digits-iterative", "prune.methods=[magnitude]", "prune.levels=1", "train.channels_last=true")
     first, seen = train_networks.train, list[bool]()
 
     def watched(state: TrainState, *given: Any, **options: Any) -> TrainState:
@@ -202,7 +202,7 @@ def test_a_resumed_optimizer_has_the_memory_layout_of_its_parameters(
 
 
 def test_a_signal_that_kills_the_workers_too_is_still_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = small("digits-iterative", "prune.methods=[wt]", "prune.levels=1", "train.batch_size=100")
+    recipe = small("digits-iterative", "prune.methods=[magnitude]", "prune.levels=1", "train.batch_size=100")
     whole = run(recipe, out=tmp_path / "whole", device="cpu")
     fetch = loop.train_batches
 
@@ -232,19 +232,21 @@ def test_ladder_counts_what_is_left() -> None:
 
 
 def test_a_parent_that_is_damaged_after_its_turn_is_made_again(tmp_path: Path) -> None:
-    recipe = small("digits-iterative", "prune.methods=[wt]", "train.epochs=1", "train.decay={factor: 0.5, every: 1}")
+    recipe = small(
+        "digits-iterative", "prune.methods=[magnitude]", "train.epochs=1", "train.decay={factor: 0.5, every: 1}"
+    )
     whole = run(recipe, out=tmp_path / "whole", device="cpu")
     shown: list[str] = []
 
     def damage(progress: Progress) -> None:
         if progress.epoch is None:
             shown.append(progress.stage)
-            if shown == ["seed0.dense", "seed0.wt.01"]:
-                (path,) = (tmp_path / "hurt").glob("*/seed0.wt.01/final.safetensors")
+            if shown == ["seed0.dense", "seed0.magnitude.01"]:
+                (path,) = (tmp_path / "hurt").glob("*/seed0.magnitude.01/final.safetensors")
                 path.write_bytes(path.read_bytes()[:-1] + b"\xff")
 
     with pytest.warns(UserWarning, match="SHA-256"):
         hurt = run(recipe, out=tmp_path / "hurt", device="cpu", on_progress=damage)
-    assert shown == ["seed0.dense", "seed0.wt.01", "seed0.wt.01", "seed0.wt.02"]
+    assert shown == ["seed0.dense", "seed0.magnitude.01", "seed0.magnitude.01", "seed0.magnitude.02"]
     assert contents(hurt.folder) == contents(whole.folder)
     assert read_run(hurt.folder).notes == ()  # the records are those beside the networks, clocks and all

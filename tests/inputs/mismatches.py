@@ -244,7 +244,9 @@ FUNCTIONS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "sample_size": lambda m, x: sipp.sample_size(m, x),
     "certify": lambda m, x: sipp.certify(m, other_weights(m), x),
     "certify_accuracy": lambda m, x: sipp.certify_accuracy(m, other_weights(m), labelled(x)),
-    "prune_to": lambda m, x: sipp.prune_to(m, [x], [x + 1 if x.is_floating_point() else x], epsilon=0.5, method="wt"),
+    "prune_to": lambda m, x: sipp.prune_to(
+        m, [x], [x + 1 if x.is_floating_point() else x], epsilon=0.5, method="magnitude"
+    ),
     "check_assumption": lambda m, x: sipp.check_assumption(m, [x]),
     "sound_bound": lambda m, x: sipp.sound_bound(m, other_weights(m), x),
 }

@@ -75,11 +75,11 @@ def test_every_form_names_the_same_classes(form: str, net: nn.Module, x: Tensor,
 @pytest.mark.parametrize("form", FORMS)
 def test_claims_and_scores_read_every_form(form: str, net: nn.Module, x: Tensor, y: Tensor) -> None:
     labels = FORMS[form](y)
-    pruned = sipp.prune(net, None, keep=0.7, method="wt")
+    pruned = sipp.prune(net, None, keep=0.7, method="magnitude")
     certificates = [sipp.certify_accuracy(net, pruned, [(x, one)], labels="use") for one in (y, labels)]
     assert certificates[0].n_lost == certificates[1].n_lost and certificates[1].mode == "labels"
     to = [
-        sipp.prune_to(net, [x], [(x + 1, one)], max_accuracy_drop=0.9, method="wt", progress=False).pruned.kept
+        sipp.prune_to(net, [x], [(x + 1, one)], max_accuracy_drop=0.9, method="magnitude", progress=False).pruned.kept
         for one in (y, labels)
     ]
     assert to[0] == to[1]
@@ -108,7 +108,7 @@ def test_what_names_no_class_is_said(form: str, net: nn.Module, x: Tensor) -> No
 
 def test_compare_says_why_there_is_no_accuracy(net: nn.Module, x: Tensor) -> None:
     with pytest.warns(UserWarning, match="accuracy is not compared: labels are float32") as told:
-        found = sipp.compare(net, [(x, torch.rand(N))], keeps=(0.5,), methods=("wt", "random"))
+        found = sipp.compare(net, [(x, torch.rand(N))], keeps=(0.5,), methods=("magnitude", "random"))
     assert found.dense_accuracy is None and len(told) == 1
 
 
@@ -116,7 +116,7 @@ def test_without_labels_nothing_is_said(net: nn.Module, x: Tensor, y: Tensor) ->
     assert "accuracy" not in str(evaluate(net, net, [x], None))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sipp.compare(net, [x], keeps=(0.8,), methods=("wt",))
+        sipp.compare(net, [x], keeps=(0.8,), methods=("magnitude",))
     assert "only 40 of 80 inputs have labels" in str(evaluate(net, net, [(x, y), x], None))
 
 

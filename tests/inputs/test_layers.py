@@ -380,6 +380,6 @@ def test_a_tied_weight_is_one_weight_with_all_its_names_and_layers() -> None:
         ("0", ("2.weight",)),
         ("2", ("2.weight",)),
     ]
-    masks = sipp.prune(net, None, keep=0.5, method="wt", include="0").masks
+    masks = sipp.prune(net, None, keep=0.5, method="magnitude", include="0").masks
     assessed = sipp.assess(net, masks, randn(20, 4), include="0")
     assert assessed.guarantee is not None and assessed.guarantee.left_out == ""

@@ -31,7 +31,9 @@ class PartlyEmpty(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
-@pytest.mark.parametrize("method", ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "wt", "snip", "random"])
+@pytest.mark.parametrize(
+    "method", ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple", "magnitude", "snip", "random"]
+)
 def test_layers_without_weights_are_left_alone(method: Method) -> None:
     with pytest.warns(UserWarning, match="zero-element"):
         model = PartlyEmpty()
@@ -152,7 +154,7 @@ def test_observers_are_left_as_they_were(name: str) -> None:
 # --- Frozen weights ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["sipp-hybrid", "wt"])
+@pytest.mark.parametrize("method", ["sipp-hybrid", "magnitude"])
 def test_frozen_weights_beside_others_are_named_once(method: Method) -> None:
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
     model[0].weight.requires_grad_(False)
@@ -193,7 +195,7 @@ def test_a_model_that_cannot_be_copied_is_named_and_left_alone(layer: nn.Module,
     before = layer.weight.detach().clone()
     for call in (
         lambda: sipp.prune(layer, POINTS, keep=0.5),
-        lambda: sipp.prune_to(layer, POINTS, torch.randn(200, 5), epsilon=0.5, method="wt"),
+        lambda: sipp.prune_to(layer, POINTS, torch.randn(200, 5), epsilon=0.5, method="magnitude"),
     ):
         with pytest.raises(ModelError, match=words):
             call()

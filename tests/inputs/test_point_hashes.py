@@ -119,7 +119,7 @@ def test_a_calibration_point_is_found_in_the_holdout_whatever_labels_it_has() ->
     with pytest.raises(DataError, match=f"{N} of {N} holdout inputs are also calibration inputs"):
         certify(net, net, [holdout], calibration=[calibration])
     with pytest.raises(DataError, match="also calibration inputs"):
-        sipp.prune_to(net, [calibration], [holdout], epsilon=0.5, method="wt")
+        sipp.prune_to(net, [calibration], [holdout], epsilon=0.5, method="magnitude")
 
 
 @pytest.mark.parametrize("case", APART)

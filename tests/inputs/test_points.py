@@ -35,7 +35,7 @@ def mlp(seed: int = 0) -> nn.Sequential:
 
 def halved(model: nn.Module) -> nn.Module:
     """A copy with half of its weights; rows may die."""
-    return sipp.prune(model, None, keep=0.5, method="wt").model
+    return sipp.prune(model, None, keep=0.5, method="magnitude").model
 
 
 def first(data: Any, **options: Any) -> Batch:
@@ -230,7 +230,7 @@ def test_the_last_batch_is_tried_too() -> None:
 def test_prune_to_refuses_a_network_of_chance() -> None:
     noisy = nn.Sequential(mlp(), Noise())
     with pytest.raises(ModelError, match=r"dense, holdout batch 0: two runs"):
-        sipp.prune_to(noisy, points(50, 8), points(99, 8, seed=1), epsilon=9.0, method="wt")
+        sipp.prune_to(noisy, points(50, 8), points(99, 8, seed=1), epsilon=9.0, method="magnitude")
 
 
 # ---- labels in a dict
@@ -350,8 +350,8 @@ def test_prune_to_takes_a_loader_that_shuffles_and_pads_each_batch_to_its_longes
                 longest = int(batch["attention_mask"].sum(1).max())
                 yield {name: value[:, :longest] for name, value in batch.items()}
 
-    fixed = sipp.prune_to(model, [padded(LENGTHS, 40)], [sentences], epsilon=0.5, method="wt")
-    moving = sipp.prune_to(model, [padded(LENGTHS, 40)], Loader(), epsilon=0.5, method="wt")
+    fixed = sipp.prune_to(model, [padded(LENGTHS, 40)], [sentences], epsilon=0.5, method="magnitude")
+    moving = sipp.prune_to(model, [padded(LENGTHS, 40)], Loader(), epsilon=0.5, method="magnitude")
     assert fixed.path == moving.path and 0 < fixed.keep < 1
     assert fixed.certificate.data_hash == moving.certificate.data_hash
 
@@ -482,7 +482,7 @@ def test_data_of_a_wrong_kind_is_named_with_the_way_out(case: str) -> None:
     with pytest.raises((DataError, ModelError), match="holdout " + words if "batch" in words else words):
         certify(mlp(), mlp(), data)
     with pytest.raises((DataError, ModelError), match=words):
-        sipp.prune_to(mlp(), points(20, 8, seed=1), data, epsilon=0.5, method="wt")
+        sipp.prune_to(mlp(), points(20, 8, seed=1), data, epsilon=0.5, method="magnitude")
 
 
 def test_interrupts_and_memory_errors_of_a_network_stay_what_they_are() -> None:

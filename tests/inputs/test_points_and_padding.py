@@ -224,7 +224,7 @@ def test_one_image_is_not_as_many_points_as_it_has_channels() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     with pytest.raises(DataError, match=r"one image without a batch dimension.*torch\.stack"):
         sipp.prune(model, [torch.rand(3, 8, 8) for _ in range(5)], keep=0.5)
-    assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5, method="wt").guarantee.n == 5
+    assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5, method="magnitude").guarantee.n == 5
 
 
 class AlongTime(nn.Module):

@@ -26,7 +26,7 @@ def net() -> nn.Sequential:
 
 
 def pruned() -> sipp.Pruned:
-    return sipp.prune(net(), None, keep=0.3, method="wt")
+    return sipp.prune(net(), None, keep=0.3, method="magnitude")
 
 
 def is_held(model: nn.Module, masks: dict[str, Tensor]) -> bool:

@@ -80,7 +80,7 @@ def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
     assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
     assert (
         "held-back inputs used to choose it" in " ".join(str(pruned).split())
-        and sipp.prune(net(), [points()], keep=0.5, method="wt").choice is None
+        and sipp.prune(net(), [points()], keep=0.5, method="magnitude").choice is None
     )
 
 

@@ -58,7 +58,7 @@ def test_output_change_is_measured_on_calibration_points(method: str, keep: floa
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_large_output_change_is_warned_of_and_a_small_one_is_not() -> None:
-    much, little = (sipp.prune(net(), points(), keep=keep, method="wt") for keep in (0.05, 0.9))
+    much, little = (sipp.prune(net(), points(), keep=keep, method="magnitude") for keep in (0.05, 0.9))
     assert "warning:         the output moved by" in str(much) and "warning" not in str(little)
     assert "what it costs:   not measured on new inputs yet" in str(
         much
@@ -69,14 +69,14 @@ def test_a_large_output_change_is_warned_of_and_a_small_one_is_not() -> None:
 
 
 def test_output_change_is_unknown_without_data() -> None:
-    pruned = sipp.prune(net(), None, keep=0.5, method="wt")
+    pruned = sipp.prune(net(), None, keep=0.5, method="magnitude")
     assert pruned.moved is None and moved_warning(pruned) == ""
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_repair_updates_the_output_change() -> None:
     """The old number would describe weights that have been replaced."""
-    pruned = sipp.prune(net(), points(), keep=0.2, method="wt")
+    pruned = sipp.prune(net(), points(), keep=0.2, method="magnitude")
     fixed = sipp.repair(net(), pruned, points())
     assert fixed.repair is not None and fixed.moved is not None and pruned.moved is not None
     assert fixed.moved == OutputChange(fixed.repair.output_after, fixed.repair.n_test, is_held_back=True)  # type: ignore[arg-type]
@@ -84,13 +84,13 @@ def test_a_repair_updates_the_output_change() -> None:
     few = sipp.repair(net(), pruned, points()[:40])
     assert few.repair is not None and few.repair.output_after is None
     assert few.moved == OutputChange(few.repair.output_validation, 4, is_held_back=False)  # type: ignore[arg-type]
-    at_once = sipp.prune(net(), points(), keep=0.2, method="wt", repair="refit")
+    at_once = sipp.prune(net(), points(), keep=0.2, method="magnitude", repair="refit")
     assert at_once.moved == fixed.moved
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf, 0.51])
 def test_an_output_change_that_is_not_finite_is_warned_of(error: float) -> None:
-    pruned = sipp.prune(net(), None, keep=0.5, method="wt")
+    pruned = sipp.prune(net(), None, keep=0.5, method="magnitude")
     assert moved_warning(replace(pruned, moved=OutputChange(error, 3, is_held_back=False)))
     assert not moved_warning(replace(pruned, moved=OutputChange(0.5, 3, is_held_back=False)))
     blames = "measure what that costs" in moved_warning(

@@ -159,7 +159,7 @@ def test_no_row_dies_with_a_floor_whatever_the_method(method: str) -> None:
     data = [(x, torch.arange(60) % 4)]
     pruned = sipp.prune(net(), data, keep=0.033, method=method, floor=0.0)  # 69 weights for 64 rows
     assert pruned.kept == round(0.033 * pruned.n_weights) and not any(layer.dead_rows for layer in pruned.layers)
-    assert any(layer.dead_rows for layer in sipp.prune(net(), data, keep=0.02, method="wt", floor="off").layers)
+    assert any(layer.dead_rows for layer in sipp.prune(net(), data, keep=0.02, method="magnitude", floor="off").layers)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -189,4 +189,4 @@ def test_the_default_method_has_a_floor_of_its_own() -> None:
 @pytest.mark.parametrize("floor", [-0.1, 1.0, float("nan"), "on", None])
 def test_floors_that_mean_nothing_are_refused(floor: object) -> None:
     with pytest.raises(OptionError, match="floor"):
-        sipp.prune(net(), None, keep=0.5, method="wt", floor=floor)
+        sipp.prune(net(), None, keep=0.5, method="magnitude", floor=floor)

@@ -99,7 +99,7 @@ def test_a_cut_scores_weights_with_what_is_added_to_them() -> None:
         layer.base_layer.weight[3] = 9.0
         layer.lora_A["default"].weight.zero_()[0] = 9.0
         layer.lora_B["default"].weight.zero_()[3, 0] = -1 / SCALE
-    done = sipp.gradual(net, lambda i: None, None, keep=0.5, steps=4, cuts=1, method="wt", include="0.*")
+    done = sipp.gradual(net, lambda i: None, None, keep=0.5, steps=4, cuts=1, method="magnitude", include="0.*")
     assert not bool(done.masks["0.base_layer.weight"][3].any())
 
 
@@ -118,7 +118,7 @@ def test_weights_are_as_they_were_after_they_were_with_what_is_added() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_held_weights_stay_zero_under_an_adapter_by_the_names_that_they_had(dropout: float) -> None:
-    pruned = sipp.prune(dense(), None, keep=0.4, method="wt")
+    pruned = sipp.prune(dense(), None, keep=0.4, method="magnitude")
     net = adapted(pruned.model, dropout)  # type: ignore[arg-type]
     _, points, step = training(net)
     sipp.hold(net, pruned.masks)

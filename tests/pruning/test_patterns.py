@@ -70,7 +70,7 @@ def test_every_score_that_ranks(row: MethodInfo) -> None:
 
 def test_magnitudes_are_those_of_the_oracle() -> None:
     model = net()
-    pruned = sipp.prune(model, None, pattern="3:5", method="wt")
+    pruned = sipp.prune(model, None, pattern="3:5", method="magnitude")
     for name, mask in pruned.masks.items():
         rows = model.get_parameter(name).detach().flatten(1).abs().tolist()
         assert mask.flatten(1).tolist() == oracle.largest_in_groups(rows, 3, 5)
@@ -79,7 +79,7 @@ def test_magnitudes_are_those_of_the_oracle() -> None:
 def test_the_bound_is_that_of_the_same_masks() -> None:
     """What T17 says of given masks does not depend on how they came about."""
     model = net()
-    pruned = sipp.prune(model, points(), pattern="1:4", method="wt")
+    pruned = sipp.prune(model, points(), pattern="1:4", method="magnitude")
     given = sipp.assess(model, pruned.model, points())
     assert [layer.eps for layer in given.layers] == pytest.approx([layer.eps for layer in pruned.layers])
 
@@ -102,12 +102,12 @@ def test_repair_keeps_the_pattern() -> None:
 
 def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:
     torch.manual_seed(0)
-    pruned = sipp.prune(nn.LSTM(6, 5), None, pattern="1:3", method="wt")
+    pruned = sipp.prune(nn.LSTM(6, 5), None, pattern="1:3", method="magnitude")
     assert len(pruned.masks) == 2 and breaking_pattern(pruned.masks, Pattern(1, 3)) == []
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
     gpt2 = transformers.GPT2Model(transformers.GPT2Config(vocab_size=50, bos_token_id=0, eos_token_id=0, **sizes))
-    pruned = sipp.prune(gpt2, None, pattern="2:4", method="wt")
+    pruned = sipp.prune(gpt2, None, pattern="2:4", method="magnitude")
     assert breaking_pattern(pruned.masks, Pattern(2, 4)) == [] and pruned.keep == 0.5
     assert all(obeys_pattern(mask.t(), Pattern(2, 4)) for mask in pruned.masks.values())  # inputs x outputs
 
@@ -131,16 +131,16 @@ def test_what_is_no_pattern(text: object) -> None:
 def test_what_does_not_go_together() -> None:
     for more in ({"keep": 0.5}, {"budget": 10}, {"keep": 0.5, "budget": 10}):
         with pytest.raises(OptionError, match="give exactly one of keep"):
-            sipp.prune(net(), None, pattern="2:4", method="wt", **more)  # type: ignore[arg-type]
+            sipp.prune(net(), None, pattern="2:4", method="magnitude", **more)  # type: ignore[arg-type]
     for method in ("sipp-rand", "sipp-hybrid"):
         with pytest.raises(OptionError, match="draws weights"):
             sipp.prune(net(), points(), pattern="2:4", method=method)
     with pytest.raises(OptionError, match="is not a pattern"):
-        sipp.prune(net(), None, pattern=24, method="wt")  # type: ignore[arg-type]
+        sipp.prune(net(), None, pattern=24, method="magnitude")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="NaN"):
         largest_in_groups(torch.tensor([[1.0, torch.nan]]), Pattern(1, 2))
 
 
 def test_a_pattern_that_leaves_everything() -> None:
-    pruned = sipp.prune(net(), None, pattern="4:4", method="wt")
+    pruned = sipp.prune(net(), None, pattern="4:4", method="magnitude")
     assert pruned.kept == pruned.n_weights

@@ -42,7 +42,7 @@ def test_release_makes_masks_permanent_with_plain_zeros() -> None:
     assert model[0].weight is weight and weight.requires_grad  # type: ignore[index]  # an optimizer goes on with it
     assert n_negative_zeros(model) == 0
     with pytest.warns(DeadRowsWarning):
-        masks = sipp.prune(net(), None, keep=0.1, method="wt").masks
+        masks = sipp.prune(net(), None, keep=0.1, method="magnitude").masks
     assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
 
 

@@ -26,7 +26,7 @@ def f64(tensor: Tensor) -> Array:
 
 
 def repaired(net: nn.Module, points: Any, *, keep: float = 0.5, **options: Any) -> tuple[Pruned, Pruned]:
-    pruned = sipp.prune(net, None, keep=keep, method="wt")
+    pruned = sipp.prune(net, None, keep=keep, method="magnitude")
     return pruned, sipp.repair(net, pruned, points, **options)
 
 
@@ -91,7 +91,7 @@ def test_transformers_conv1d_stores_rows_last() -> None:
     torch.manual_seed(0)
     net = layers.Conv1D(5, 8)
     points = alike(60, 8)
-    pruned = sipp.prune(net, None, keep=0.5, method="wt")
+    pruned = sipp.prune(net, None, keep=0.5, method="magnitude")
     fixed = sipp.repair(net, pruned, points)
     linear = nn.Linear(8, 5)
     linear.load_state_dict({"weight": net.weight.T.detach(), "bias": net.bias.detach()})

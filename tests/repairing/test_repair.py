@@ -47,7 +47,7 @@ def is_masked(record: Pruned) -> bool:
 @pytest.mark.parametrize("steps", [0, 20])
 def test_the_output_comes_nearer_and_the_masks_stay(steps: int) -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.4, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.4, method="magnitude")
     fixed = sipp.repair(dense, pruned, points(), steps=steps)
     fresh = points(400)[120:]
     assert error(dense, fixed.model, fresh) < 0.8 * error(dense, pruned.model, fresh)
@@ -58,7 +58,7 @@ def test_the_output_comes_nearer_and_the_masks_stay(steps: int) -> None:
 
 def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
     dense, data = net(), points(600)
-    pruned = sipp.prune(dense, None, keep=0.3, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.3, method="magnitude")
     found = done(sipp.repair(dense, pruned, data, steps=60, learning_rate=1e-2))
     assert found.output_after is not None and found.output_refit is not None and found.polish is not None
     assert found.output_after < 0.98 * found.output_refit
@@ -72,7 +72,7 @@ def test_a_polish_brings_the_refit_nearer_and_says_how_far() -> None:
 
 def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     refit, wild = (sipp.repair(dense, pruned, points(), steps=s, learning_rate=1e6) for s in (0, 64))
     polish = done(wild).polish
     n_looks = 2 * (polishing.FIRST_CHECKS + polishing.PATIENCE)  # in a second round on mixtures too
@@ -83,7 +83,7 @@ def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
 
 def test_a_rate_that_is_too_large_is_lowered_once() -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     refit = done(sipp.repair(dense, pruned, points(600)))
     assert refit.output_validation is not None
     found = {rate: done(sipp.repair(dense, pruned, points(600), steps=64, learning_rate=rate)) for rate in (0.4, 1e-3)}
@@ -106,7 +106,7 @@ def test_a_network_that_is_near_is_polished_in_small_steps(monkeypatch: pytest.M
     dense = net()
     for keep in (0.9, 0.1):
         rates.clear()
-        pruned = sipp.prune(dense, None, keep=keep, method="wt")
+        pruned = sipp.prune(dense, None, keep=keep, method="magnitude")
         repairs = (sipp.repair(dense, pruned, points(600), steps=steps, learning_rate=1e-3) for steps in (60, 0))
         found, refit = map(done, repairs)
         assert refit.output_validation is not None and found.polish is not None
@@ -172,7 +172,7 @@ def test_a_round_that_learns_its_points_by_heart_is_followed_by_one_on_mixtures(
 ) -> None:
     """Few points and many weights: the first round stops gaining early. The better on validation points is kept."""
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.6, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.6, method="magnitude")
     rounds: list[polishing._Round] = []
     own = polishing._round
 
@@ -210,7 +210,7 @@ class Binary(nn.Module):
 def test_a_network_that_refuses_mixtures_keeps_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polishing, "OVERFITTED", 2.0)  # a second round in any case
     dense, data = Binary().eval(), (points(30) > 0.5).float()
-    found = done(sipp.repair(dense, sipp.prune(dense, None, keep=0.6, method="wt"), data, steps=100)).polish
+    found = done(sipp.repair(dense, sipp.prune(dense, None, keep=0.6, method="magnitude"), data, steps=100)).polish
     assert found is not None and found.best > 0 and found.taken <= 100 and not found.mixes
 
 
@@ -219,7 +219,7 @@ def test_inputs_far_from_zero_are_fitted_by_a_search_too() -> None:
     torch.manual_seed(1)
     dense = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
     data = torch.randn(120, 8, generator=torch.Generator().manual_seed(0)) + 1000
-    pruned = sipp.prune(dense, data, keep=0.4, method="wt")
+    pruned = sipp.prune(dense, data, keep=0.4, method="magnitude")
     joint, refit = (done(sipp.repair(dense, pruned, data, moves_mask=moves)) for moves in (True, False))
     assert joint.output_validation is not None and refit.output_validation is not None
     assert joint.output_validation <= 2 * refit.output_validation
@@ -227,7 +227,7 @@ def test_inputs_far_from_zero_are_fitted_by_a_search_too() -> None:
 
 def test_the_given_models_are_left_as_they_were() -> None:
     dense = net().train()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     dense[0].weight.requires_grad_(False)
     before = copy.deepcopy((dense.state_dict(), pruned.model.state_dict()))
     fixed = sipp.repair(dense, pruned, points(), steps=5)
@@ -240,7 +240,7 @@ def test_the_given_models_are_left_as_they_were() -> None:
 
 def test_the_same_call_gives_the_same_bits() -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     state = torch.get_rng_state()
     first, second = (sipp.repair(dense, pruned, points(), steps=10, seed=3) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.model.state_dict().values(), second.model.state_dict().values()))
@@ -250,7 +250,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 @pytest.mark.parametrize(("dtype", "gain"), [(torch.bfloat16, 0.95), (torch.float64, 0.8)])
 def test_other_precisions(dtype: torch.dtype, gain: float) -> None:
     dense = net(dtype)
-    pruned = sipp.prune(dense, None, keep=0.4, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.4, method="magnitude")
     fixed = sipp.repair(dense, pruned, points(dtype=dtype))
     assert error(dense, fixed.model, points(dtype=dtype)) < gain * error(dense, pruned.model, points(dtype=dtype))
     assert is_masked(fixed) and all(p.dtype == dtype for p in fixed.model.parameters())
@@ -262,7 +262,7 @@ def test_a_polish_in_float16_gains_as_much_as_one_in_float32() -> None:
     dense = nn.Sequential(nn.Linear(8, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, 5)).eval().half()
     gains, data = [], points(600).half()
     for one, x in ((dense, data), (copy.deepcopy(dense).float(), data.float())):
-        pruned = sipp.prune(one, None, keep=0.4, method="wt")
+        pruned = sipp.prune(one, None, keep=0.4, method="magnitude")
         fixed, refit = (sipp.repair(one, pruned, list(x.split(60)), steps=steps) for steps in (100, 0))
         assert done(fixed).polish.best > 0 and is_masked(fixed)  # type: ignore[union-attr]
         assert all(p.grad is None and p.dtype == x.dtype for p in fixed.model.parameters())
@@ -277,7 +277,7 @@ def test_inputs_far_from_zero_are_refitted_as_near_ones_are() -> None:
     for offset in (0.0, 1e4):
         dense = copy.deepcopy(near)
         dense.bias.data -= offset * near.weight.data.sum(1)  # the same outputs
-        pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+        pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
         fixed, fresh = sipp.repair(dense, pruned, x[:200] + offset), x[200:] + offset
         errors.append(float((fixed.model(fresh) - dense(fresh)).norm() / near(x[200:]).norm()))
         assert not done(fixed).layers[0].left_alone
@@ -288,14 +288,14 @@ def test_inputs_far_from_zero_are_refitted_as_near_ones_are() -> None:
 def test_tiny_and_huge_inputs(scale: float) -> None:
     torch.manual_seed(0)
     dense = nn.Linear(8, 5, bias=False)
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     plain, scaled = (sipp.repair(dense, pruned, points() * factor) for factor in (1.0, scale))
     assert torch.allclose(scaled.model.weight, plain.model.weight, rtol=1e-4, atol=1e-6)
 
 
 def test_sums_that_are_not_finite_leave_the_layer_alone() -> None:
     dense = nn.Linear(8, 5).double()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     fixed = sipp.repair(dense, pruned, points(dtype=torch.float64) * 1e200)
     assert "not finite" in done(fixed).layers[0].left_alone and torch.equal(fixed.model.weight, pruned.model.weight)
 
@@ -318,7 +318,7 @@ def test_dead_rows_and_rows_of_zeros() -> None:
 
 def test_nothing_pruned_is_nothing_to_do() -> None:
     dense = net()
-    fixed = sipp.repair(dense, sipp.prune(dense, None, keep=1.0, method="wt"), points())
+    fixed = sipp.repair(dense, sipp.prune(dense, None, keep=1.0, method="magnitude"), points())
     assert all(layer.left_alone for layer in done(fixed).layers)
     assert all(torch.equal(a, b) for a, b in zip(dense.state_dict().values(), fixed.model.state_dict().values()))
 
@@ -332,7 +332,7 @@ def test_a_layer_that_would_be_worse_is_left_alone() -> None:
     sign = torch.full((100, 1), -1.0)
     sign[split_positions(100)[0]] = 1.0
     data = torch.cat([one, sign * one], 1)
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     fixed = sipp.repair(dense, pruned, data)
     (layer,) = done(fixed).layers
     assert "no refit was better" in layer.left_alone and layer.error_after == layer.error_before
@@ -361,7 +361,7 @@ def test_a_better_layer_that_makes_the_output_worse_is_undone() -> None:
     seldom = torch.zeros(100)
     seldom[[*fit[::7], validation[0]]] = 1.0
     data = torch.stack([1 + 1e-4 * torch.rand(100, generator=torch.Generator().manual_seed(0)), 30 * seldom], 1)
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     fixed = sipp.repair(dense, pruned, data)
     (layer,) = done(fixed).layers
     assert layer.left_alone == "undone" and layer.error_after == layer.error_before
@@ -389,7 +389,7 @@ def test_dict_batches_whose_padding_does_not_count(steps: int) -> None:
     dense = Masked()
     mask = (torch.arange(6) < torch.tensor([6, 2, 4, 3] * 25)[:, None]).long()
     x = points(600).view(100, 6, 8)
-    pruned = sipp.prune(dense, None, keep=0.4, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.4, method="magnitude")
     fixed = [
         sipp.repair(
             dense, pruned, [{"x": torch.where(mask[..., None] == 1, x, junk), "attention_mask": mask}], steps=steps
@@ -404,7 +404,7 @@ def test_dict_batches_whose_padding_does_not_count(steps: int) -> None:
 
 def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(comparing, "OUTPUT_BYTES", 0)
@@ -414,7 +414,7 @@ def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pyt
 
 def test_only_weights_with_a_mask_are_refitted() -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt", include="3")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude", include="3")
     fixed = sipp.repair(dense, pruned, points())
     assert [layer.name for layer in done(fixed).layers] == ["3.weight"]
     assert torch.equal(fixed.model[0].weight, dense[0].weight)
@@ -434,7 +434,7 @@ def test_old_promises_are_withdrawn_and_new_ones_can_be_had() -> None:
 
 def test_wrong_input_is_refused() -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     with pytest.raises(DataError, match="at least 10"):
         sipp.repair(dense, pruned, points(9))
     with pytest.raises(OptionError, match="not the record of a pruning"):
@@ -460,7 +460,7 @@ def test_an_expert_without_tokens_is_left_alone() -> None:
             return self.one(x) if bool(x.isfinite().all()) else self.never(x)
 
     dense = Routed()
-    fixed = sipp.repair(dense, sipp.prune(dense, None, keep=0.5, method="wt"), points())
+    fixed = sipp.repair(dense, sipp.prune(dense, None, keep=0.5, method="magnitude"), points())
     assert {layer.name: bool(layer.left_alone) for layer in done(fixed).layers} == {
         "one.weight": False,
         "never.weight": True,
@@ -469,7 +469,7 @@ def test_an_expert_without_tokens_is_left_alone() -> None:
 
 def test_copies_do_not_count_as_points() -> None:
     dense = net()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     with pytest.raises(DataError, match="5 different inputs"):
         sipp.repair(dense, pruned, points(5).repeat(40, *[1] * (points(5).ndim - 1)))
 

@@ -62,7 +62,7 @@ def repair(net: nn.Module, masks: dict[str, Tensor], split: DataSplit, **options
 
 def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], Repaired]:
     """The masks by magnitude, and what the search makes of them."""
-    masks = sipp.prune(net, None, keep=keep, method="wt").masks
+    masks = sipp.prune(net, None, keep=keep, method="magnitude").masks
     return masks, repair(net, masks, parts_of(points), **(PLAIN | options))
 
 
@@ -357,7 +357,7 @@ def test_budgets_rows_and_patterns() -> None:
         alive = repair(net, masks, parts_of(points), **(PLAIN | {"floor": 0.0, "method": way}))
         assert all(bool(mask.flatten(1).any(1).all()) for mask in alive.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in alive.masks.items())
-    masks = sipp.prune(net, None, pattern="2:4", method="wt").masks
+    masks = sipp.prune(net, None, pattern="2:4", method="magnitude").masks
     for way in ("joint", "alps", "sparsegpt"):
         made = repair(net, masks, parts_of(points), pattern=Pattern(2, 4), method=way)
         assert all(obeys_pattern(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
@@ -496,11 +496,11 @@ def test_of_a_sparse_network_a_layer_gets_no_more_than_it_has_left(budgets: str)
     net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(60, 40)
     with torch.no_grad():
         net[0].weight[:, 4:] = 0  # 200 are left here, 1,000 there
-    masks = sipp.prune(net, None, budget=900, method="wt").masks
+    masks = sipp.prune(net, None, budget=900, method="magnitude").masks
     made = repair(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,)}))
     assert sum(int(mask.sum()) for mask in made.masks.values()) == 900
     assert not any(bool((mask & (net.get_parameter(name) == 0)).any()) for name, mask in made.masks.items())
-    full = sipp.prune(net, None, keep=0.9, method="wt").masks  # more than are left: zeros are kept as well
+    full = sipp.prune(net, None, keep=0.9, method="magnitude").masks  # more than are left: zeros are kept as well
     made = repair(net, full, parts_of(points), **(PLAIN | {"budgets": (budgets,)}))
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in full.values())
 
@@ -522,7 +522,7 @@ def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None
     assert all(abs(counts["between"][name] - scale * n) <= 1 for name, n in wanted.items())
     shares = [n / masks[name].numel() for name, n in counts["even"].items()]
     assert max(shares) - min(shares) < 0.05
-    wanted = sipp.prune(net, None, keep=0.25, method="wt", floor="off" if floor is None else floor).masks
+    wanted = sipp.prune(net, None, keep=0.25, method="magnitude", floor="off" if floor is None else floor).masks
     assert counts["magnitude"] == {name: int(mask.sum()) for name, mask in wanted.items()}
 
 

@@ -86,7 +86,7 @@ def points() -> list[Tensor]:
 
 
 def weights_of(dense: nn.Module) -> list[Tensor]:
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     return list(sipp.repair(dense, pruned, points()).model.state_dict().values())
 
 
@@ -102,7 +102,7 @@ def test_what_is_replayed_has_the_same_bits(name: str, monkeypatch: pytest.Monke
 def n_calls(dense: nn.Module, monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> int:
     """How often linear layers compute in a repair."""
     monkeypatch.setattr(replaying, "REPLAY_BYTES", {"cpu": n_bytes})
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     count, linear = 0, nn.functional.linear
 
     def counted(*args: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def test_layers_whose_output_is_not_read_are_not_run(
 ) -> None:
     torch.manual_seed(0)
     net, x = nn.Sequential(kind(), kind(), nn.Linear(10, 3)), torch.randn(100, 10)
-    masks = sipp.prune(net, None, keep=0.5, method="wt").masks
+    masks = sipp.prune(net, None, keep=0.5, method="magnitude").masks
     split = split_batches(data_of(x).batches())
     options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",))
     ran, gather = list[int](), NetworkPair.moments

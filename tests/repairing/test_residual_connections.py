@@ -284,5 +284,5 @@ def test_every_layer_of_a_time_first_network_is_refitted(n_steps: int, n_points:
 
     torch.manual_seed(0)
     net, x = TimeFirst().eval(), torch.randn(n_points, n_steps, 10)
-    made = sipp.prune(net, [x, x + 1], keep=0.4, method="wt", repair="refit", statements=False).repair
+    made = sipp.prune(net, [x, x + 1], keep=0.4, method="magnitude", repair="refit", statements=False).repair
     assert made is not None and [layer.name for layer in made.layers if "routed" in layer.left_alone] == []

@@ -132,7 +132,7 @@ def peak_bytes(monkeypatch: pytest.MonkeyPatch, n_batches: int, n_blocks: int) -
     """Bytes at the peak of a search on so many batches, with nothing kept of the dense network or for later passes."""
     torch.manual_seed(0)
     net = nn.Sequential(*(LinearBlock() for _ in range(n_blocks))).eval()
-    masks = sipp.prune(net, None, keep=0.5, method="wt").masks
+    masks = sipp.prune(net, None, keep=0.5, method="magnitude").masks
     points = torch.randn(n_batches, A_BATCH, N_TOKENS, 8)
     monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(replaying, "REPLAY_BYTES", {"cpu": 0})

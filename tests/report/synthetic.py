@@ -17,7 +17,7 @@ from sipp.results.pruned import PrunedFacts, PrunedLayer
 from sipp.results.run_records import NetworkRecord
 from sipp.storage.files import seal, write_json
 
-METHODS = ("sipp-hybrid", "sipp-det", "wt", "snip", "random")
+METHODS = ("sipp-hybrid", "sipp-det", "magnitude", "snip", "random")
 
 
 def config(

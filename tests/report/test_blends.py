@@ -79,7 +79,7 @@ def test_an_untrained_network_has_one_and_the_page_says_why(tmp_path: Path) -> N
 
 
 def test_other_methods_have_no_blend(tmp_path: Path) -> None:
-    pruned = pruned_by("wt")
+    pruned = pruned_by("magnitude")
     assert json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"] is None
     page, plots = page_of(tmp_path / "net")
     assert "output error" not in page and not any("-blend" in name for name in plots)

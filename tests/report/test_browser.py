@@ -60,9 +60,9 @@ def test_legend_hides_and_shows(played: Visit) -> None:
 def test_hover_and_keys_read_exact_values(played: Visit, page: str) -> None:
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     points = {one["name"]: one["points"] for one in data["plots"]["part0-accuracy"]["views"][0]["series"]}
-    first, last = points["wt"][0], points["wt"][-1]
+    first, last = points["magnitude"][0], points["magnitude"][-1]
     assert all(f"{100 * value:.2f}".rstrip("0") in played.seen["tip"] for value in last[1:4]), played.seen["tip"]
-    assert f"wt {100 * first[1]:.2f}".rstrip("0") in played.seen["spoken"]
+    assert f"magnitude {100 * first[1]:.2f}".rstrip("0") in played.seen["spoken"]
     assert played.seen["spoken"].startswith("keep 85 %, 3 seeds")
     assert played.seen["tipTop"] > 0  # beside the values, not below the plot
     assert played.seen["tipGone"] and played.seen["focused"] and played.seen["unreachable"] == 0

@@ -14,7 +14,9 @@ from sipp.report.rendering import render
 
 
 def made(folder: Path, **options: Any) -> Run:
-    return read_run(big_run(folder, **{"methods": ("wt",), "n_levels": 2, "n_seeds": 1, "n_layers": 1, **options}))
+    return read_run(
+        big_run(folder, **{"methods": ("magnitude",), "n_levels": 2, "n_seeds": 1, "n_layers": 1, **options})
+    )
 
 
 def moved(run: Run, seed: int) -> Run:
@@ -32,7 +34,7 @@ def test_seeds_and_methods_are_joined(tmp_path: Path) -> None:
     dense, *levels = first.records
     other = replace(other, records=(dense, *(replace(one, method="lamp") for one in levels)))
     (panel,) = panels_of([first, other])
-    assert panel.run.config["prune"]["methods"] == ["wt", "lamp"]
+    assert panel.run.config["prune"]["methods"] == ["magnitude", "lamp"]
     worse = replace(dense, after=replace(dense.after, n_top1=100))
     assert len(panels_of([first, replace(other, records=(worse, *other.records[1:]))])) == 2  # another dense network
 

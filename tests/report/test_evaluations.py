@@ -99,8 +99,13 @@ def test_a_number_that_was_changed_is_not_shown(tmp_path: Path) -> None:
 def several(tmp_path: Path) -> list[Path]:
     """Three networks of one parent: two were measured on the same points, one of them on more points too."""
     return [
-        network(tmp_path / "wt", evaluation(0.9, 0.8), evaluation(0.5, 0.4, points="b", n_points=900), method="wt"),
-        network(tmp_path / "wt-r", evaluation(0.9, 0.85), method="wt", repair=REPAIR),
+        network(
+            tmp_path / "magnitude",
+            evaluation(0.9, 0.8),
+            evaluation(0.5, 0.4, points="b", n_points=900),
+            method="magnitude",
+        ),
+        network(tmp_path / "magnitude-r", evaluation(0.9, 0.85), method="magnitude", repair=REPAIR),
         network(tmp_path / "lamp", evaluation(0.5, 0.45, points="c"), method="lamp", kept=(5, 5)),
     ]
 
@@ -111,15 +116,21 @@ def test_networks_are_compared_on_the_same_points_only(several: list[Path]) -> N
     assert "Accuracy: on 300 points of a.npz." in table.caption
     at = [table.head.index(name) - 1 for name in ("accuracy", "accuracy, dense")]
     cells = {name: tuple(row[i].text for i in at) for name, row in table.rows}
-    assert cells == {"wt": ("80 %", "90 %"), "wt-r": ("85 %", "90 %"), "lamp": ("not measured", "not measured")}
+    assert cells == {
+        "magnitude": ("80 %", "90 %"),
+        "magnitude-r": ("85 %", "90 %"),
+        "lamp": ("not measured", "not measured"),
+    }
     accuracy = comparisons_of(models)[0]
     curves = {curve.method: [point.mean for point in curve.points] for curve in accuracy.curves}
-    assert curves == {"wt": [0.8], "wt repaired": [0.85]} and accuracy.view["reference"]["value"] == 0.9
+    assert curves == {"magnitude": [0.8], "magnitude repaired": [0.85]} and accuracy.view["reference"]["value"] == 0.9
 
 
 def test_the_comparison_says_which_is_most_accurate_and_draws_it(several: list[Path]) -> None:
     page = shown(*several)
-    assert "At keep 21.3 %, wt repaired is most accurate" in page and "Accuracy 85 %; wt has 80 %." in page
+    assert (
+        "At keep 21.3 %, magnitude repaired is most accurate" in page and "Accuracy 85 %; magnitude has 80 %." in page
+    )
     plot = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["networks0-accuracy"]
     assert plot["views"]["reference"] == {"label": "dense", "value": 0.9} and not plot["views"]["y"]["log"]
     assert "networks-accuracy.pdf" in figure_names(read_results(several))
@@ -182,7 +193,7 @@ def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> Non
         (several[1] / "accuracy.json").write_text(certificate_text(claim))
     limit = math.ceil(1e4 * claim.drop_upper) / 100
     assert {name: row[-1].text for name, row in table.rows} == {
-        "wt": "none",
-        "wt-r": f"{limit:g} points",
+        "magnitude": "none",
+        "magnitude-r": f"{limit:g} points",
         "lamp": "none",
     }

@@ -24,7 +24,7 @@ NAMES = {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     base = tmp_path_factory.mktemp("figures")
-    run = big_run(base / "a run", methods=("sipp-det", "wt"), n_levels=6, n_seeds=2, n_layers=3)
+    run = big_run(base / "a run", methods=("sipp-det", "magnitude"), n_levels=6, n_seeds=2, n_layers=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(figures.PRINT_STYLE, "pdf.fonttype", 3)  # cutting fonts to size takes as long as all the drawing
         return write_figures(read_results([run]), base / "out")
@@ -61,7 +61,7 @@ def test_methods_are_drawn_in_their_colours(written: list[Path]) -> None:
     curves = ("top1", "top5", "delta-top1", "delta-top5", "before-top1", "certified-epsilon", "layers-keep")
     for path in written:
         if path.suffix == ".png" and path.stem.removeprefix("a_run-") in curves:
-            assert has_colour(path, STYLES["sipp-det"].light) and has_colour(path, STYLES["wt"].light), path
+            assert has_colour(path, STYLES["sipp-det"].light) and has_colour(path, STYLES["magnitude"].light), path
             assert not has_colour(path, STYLES["snip"].light)  # not in this run
 
 
@@ -93,17 +93,17 @@ def test_steep_values_are_dots_on_a_logarithmic_axis(tmp_path: Path) -> None:
 def test_repaired_networks_are_hollow_and_hatched(tmp_path: Path) -> None:
     axes = Figure().subplots()
     points = (Point(0.5, 0.8, 0.8, 0.8, 1), Point(0.2, 0.7, 0.7, 0.7, 1))
-    draw_lines(axes, curve_view((Curve("wt", points), Curve("wt repaired", points)), "accuracy", "share"))
+    draw_lines(axes, curve_view((Curve("magnitude", points), Curve("magnitude repaired", points)), "accuracy", "share"))
     plain, repaired = axes.lines
-    assert plain.get_color() == repaired.get_color() and repaired.get_label() == "wt repaired"
-    assert (plain.get_markerfacecolor(), repaired.get_markerfacecolor()) == (STYLES["wt"].light, "white")
+    assert plain.get_color() == repaired.get_color() and repaired.get_label() == "magnitude repaired"
+    assert (plain.get_markerfacecolor(), repaired.get_markerfacecolor()) == (STYLES["magnitude"].light, "white")
     assert plain.get_linestyle() == repaired.get_linestyle() == "--" and plain._dash_pattern != repaired._dash_pattern
-    _draw_column(axes, [1.0], style_of("wt repaired", ("wt",)), is_steep=False)
+    _draw_column(axes, [1.0], style_of("magnitude repaired", ("magnitude",)), is_steep=False)
     assert axes.patches[-1].get_hatch()
 
 
 def test_an_unfinished_run_has_the_figures_it_can_have(tmp_path: Path) -> None:
-    run = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    run = big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
     records = (run / "records.jsonl").read_text().splitlines(keepends=True)
     (run / "records.jsonl").write_text(records[0])
     assert figure_names(read_results([run])) == []

@@ -37,7 +37,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for index in range(12):
         name = f"net{index}-own"
         big_run(
-            base / f"part{index % 2}" / str(index), name=name, methods=("wt", "mine"), n_levels=3, n_seeds=1, n_layers=2
+            base / f"part{index % 2}" / str(index),
+            name=name,
+            methods=("magnitude", "mine"),
+            n_levels=3,
+            n_seeds=1,
+            n_layers=2,
         )
     return base
 
@@ -94,9 +99,9 @@ def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Pat
     assert table is not None and table.head[:2] == ("method / keep", "dense")
     assert all(re.fullmatch(r"\d\d\.\d", cells[0].text) for _, cells in table.rows)
     page = render([run])
-    for name in ("wt", "mine", "dense", "smallest keep"):
+    for name in ("magnitude", "mine", "dense", "smallest keep"):
         assert re.search(rf'title="[^"]+"[^>]*>{name}<', page), name
-    assert about_method("wt") in page and "a score from the user's own code" in about_method("mine")
+    assert about_method("magnitude") in page and "a score from the user's own code" in about_method("mine")
     assert "Words on this page" in page and "keep 10 % means 90 % zeros" in page
 
 

@@ -148,7 +148,7 @@ def test_embedded_json_cannot_end_its_element() -> None:
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
-    folder = big_run(tmp_path / "run", methods=("sipp-det", "wt"), n_levels=2, n_seeds=2, n_layers=2)
+    folder = big_run(tmp_path / "run", methods=("sipp-det", "magnitude"), n_levels=2, n_seeds=2, n_layers=2)
     lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
     for n_done in (0, 1, 4, 7):
         (folder / "records.jsonl").write_text("".join(lines[:n_done]))
@@ -160,7 +160,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
 
 
 def test_resumed_with_changes_says_so(tmp_path: Path) -> None:
-    folder = big_run(tmp_path / "run", methods=("wt",), n_levels=1, n_seeds=1, n_layers=1)
+    folder = big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
     values = read_json(folder / "manifest.json")
     values["origins"].append({"data": "x", "code": "another", "device": "cuda"})
     write_json(folder / "manifest.json", values)
@@ -192,7 +192,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
 
 def test_several_sources_have_their_own_names(tmp_path: Path) -> None:
     for index, pipeline in enumerate(("iterative", "at-init")):
-        big_run(tmp_path / str(index), pipeline=pipeline, methods=("wt",), n_levels=2, n_seeds=1, n_layers=1)
+        big_run(tmp_path / str(index), pipeline=pipeline, methods=("magnitude",), n_levels=2, n_seeds=1, n_layers=1)
     made = render(read_results([tmp_path]))
     assert faults(made) == [] and "2 pruning results" in made
     first = {name: data_of(made)["plots"][f"part{name}-accuracy"]["choices"][0]["options"][0] for name in (0, 1)}  # type: ignore[index]
@@ -204,7 +204,7 @@ def test_the_report_command_writes_the_page(tmp_path: Path) -> None:
 
     app = typer.Typer()
     app.command()(as_command(report_command.report))
-    run = big_run(tmp_path / "run", methods=("wt",), n_levels=2, n_seeds=1, n_layers=1)
+    run = big_run(tmp_path / "run", methods=("magnitude",), n_levels=2, n_seeds=1, n_layers=1)
     out = tmp_path / "sub" / "page.html"
     done = CliRunner().invoke(app, [str(run), "-o", str(out), "--json"])
     assert done.exit_code == 0, done.output
@@ -220,7 +220,7 @@ def test_figures_of_nothing_are_refused(tmp_path: Path, n_records: int) -> None:
 
     app = typer.Typer()
     app.command()(as_command(report_command.report))
-    settings = config(name="r", pipeline="iterative", methods=("wt",), n_levels=1, n_seeds=1)
+    settings = config(name="r", pipeline="iterative", methods=("magnitude",), n_levels=1, n_seeds=1)
     run = write_run(tmp_path / "run", settings, [dense(0)][:n_records])
     done = CliRunner().invoke(
         app, [str(run), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]

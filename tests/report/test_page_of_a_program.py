@@ -21,7 +21,7 @@ def dense() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def networks(dense: nn.Module) -> list[sipp.Pruned]:
-    return [sipp.prune(dense, None, keep=keep, method="wt") for keep in (0.9, 0.5)]
+    return [sipp.prune(dense, None, keep=keep, method="magnitude") for keep in (0.9, 0.5)]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_what_is_refused(
 
 def test_networks_of_other_layers_are_not_drawn_as_one(networks: list[sipp.Pruned], tmp_path: Path) -> None:
     """A program does not say which network its networks come from, so those with the same layers are compared."""
-    other = sipp.prune(nn.Sequential(nn.Linear(8, 5)), None, keep=0.5, method="wt")
+    other = sipp.prune(nn.Sequential(nn.Linear(8, 5)), None, keep=0.5, method="magnitude")
     alike = sipp.page({"a": networks[0], "b": networks[1]}, path=tmp_path / "page.html").read_text()
     apart = sipp.page({"a": networks[0], "b": other}, path=tmp_path / "page.html").read_text()
     said = "Not all networks were pruned from the same dense network"
@@ -88,7 +88,7 @@ def test_rows_that_were_zero_before_are_not_said_to_keep_a_weight(dense: nn.Modu
     net = copy.deepcopy(dense)
     with torch.no_grad():
         net.get_parameter("0.weight")[3] = 0.0
-    pruned = sipp.prune(net, None, keep=0.9, method="wt")
+    pruned = sipp.prune(net, None, keep=0.9, method="magnitude")
     assert not any(layer.dead_rows for layer in pruned.layers)
     text = sipp.page(pruned, path=tmp_path / "zero.html").read_text()
     assert "No row lost all its weights." in text and "keeps at least one weight" not in text

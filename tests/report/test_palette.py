@@ -84,13 +84,13 @@ def test_a_method_without_a_row_gets_a_look_of_its_own_and_always_the_same() -> 
     assert looks == {name: style_of(name, names) for name in (*STYLES, *own)}
     repaired = style_of("mine3 repaired", names)
     assert (repaired.light, repaired.marker, repaired.hollow) == (looks["mine3"].light, looks["mine3"].marker, True)
-    assert style_of("alone", ()) == style_of("alone", ("wt", "alone")) == looks["mine0"]
-    assert style_of("wt ", ("wt", "wt ")) == looks["mine0"]  # no arm: it names no reduction
+    assert style_of("alone", ()) == style_of("alone", ("magnitude", "alone")) == looks["mine0"]
+    assert style_of("magnitude ", ("magnitude", "magnitude ")) == looks["mine0"]  # no arm: it names no reduction
 
 
 def test_repaired_networks_look_like_their_method_and_are_told_from_it_without_colour() -> None:
-    for order in (("wt", "wt repaired"), ("wt repaired", "wt"), ("wt repaired",)):
-        plain, repaired = STYLES["wt"], style_of("wt repaired", order)
+    for order in (("magnitude", "magnitude repaired"), ("magnitude repaired", "magnitude"), ("magnitude repaired",)):
+        plain, repaired = STYLES["magnitude"], style_of("magnitude repaired", order)
         assert (repaired.light, repaired.dark, repaired.marker) == (plain.light, plain.dark, plain.marker)
         assert repaired.hollow and not plain.hollow and repaired.dash != plain.dash
     names = (*STYLES, *(f"{name} repaired" for name in STYLES))

@@ -22,7 +22,7 @@ SMALL = (
     "train.decay={factor: 0.5, every: 1}",
     "train.batch_size=256",
     "prune.levels=2",
-    "prune.methods=[sipp-det, sipp-hybrid, wt]",
+    "prune.methods=[sipp-det, sipp-hybrid, magnitude]",
     "data.n_calibration=40",
     "data.n_holdout=100",
 )
@@ -59,7 +59,7 @@ def test_part_times_add_up_to_at_most_the_total(done: FinishedRun) -> None:
 
 
 def test_no_holdout_no_certificate(tmp_path: Path) -> None:
-    settings = (*SMALL, "data.n_holdout=0", "prune.methods=[wt]", "prune.levels=1")
+    settings = (*SMALL, "data.n_holdout=0", "prune.methods=[magnitude]", "prune.levels=1")
     found = run(load_recipe("digits-at-init", settings=settings), out=tmp_path, device="cpu")
     assert levels(found)[0]["certificate"] is None
     page = render(read_results([found.folder]))

@@ -23,7 +23,7 @@ from sipp.storage.files import seal
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return big_run(tmp_path / "runs" / "one", methods=("sipp-det", "wt"), n_levels=2, n_seeds=1, n_layers=2)
+    return big_run(tmp_path / "runs" / "one", methods=("sipp-det", "magnitude"), n_levels=2, n_seeds=1, n_layers=2)
 
 
 def pruned_folder(

@@ -13,17 +13,17 @@ from sipp.results.jsonio import to_json
 
 
 def small_run(folder: Path, *, pipeline: str = "iterative", n_seeds: int = 2, without: tuple[int, ...] = ()) -> Run:
-    """Two levels of sipp-det and wt on two seeds, with numbers that can be computed in the head."""
+    """Two levels of sipp-det and magnitude on two seeds, with numbers that can be computed in the head."""
     tops = {  # (seed, method): top-1 at level 1 and 2; dense networks have 0.90 and 0.80
         (0, "sipp-det"): (0.91, 0.88),
         (1, "sipp-det"): (0.80, 0.70),
-        (0, "wt"): (0.86, 0.60),
-        (1, "wt"): (0.79, 0.40),
+        (0, "magnitude"): (0.86, 0.60),
+        (1, "magnitude"): (0.79, 0.40),
     }
     records = []
     for seed in range(n_seeds):
         records.append(dense(seed, 0.90 - 0.10 * seed))
-        for method in ("sipp-det", "wt"):
+        for method in ("sipp-det", "magnitude"):
             for level, keep in ((1, 0.5), (2, 0.25)):
                 eps = (2.0 + seed + level) if method == "sipp-det" else None
                 parts = [
@@ -36,7 +36,7 @@ def small_run(folder: Path, *, pipeline: str = "iterative", n_seeds: int = 2, wi
                 )
                 records.append(one)
     records = [record for index, record in enumerate(records) if index not in without]
-    settings = config(name="small", pipeline=pipeline, methods=("sipp-det", "wt"), n_levels=2, n_seeds=n_seeds)
+    settings = config(name="small", pipeline=pipeline, methods=("sipp-det", "magnitude"), n_levels=2, n_seeds=n_seeds)
     return read_run(write_run(folder / "small", settings, records))
 
 
@@ -45,11 +45,11 @@ def close(point: series.Point, keep: float, mean: float, low: float, high: float
 
 
 def test_changes_are_taken_seed_by_seed(tmp_path: Path) -> None:
-    det, wt = series.metric_curves(small_run(tmp_path), "delta_top1")
-    assert (det.method, wt.method) == ("sipp-det", "wt")
+    det, magnitude = series.metric_curves(small_run(tmp_path), "delta_top1")
+    assert (det.method, magnitude.method) == ("sipp-det", "magnitude")
     assert close(det.points[0], 0.5, 0.005, 0.0, 0.01, 2)  # +0.01 and 0.00
     assert close(det.points[1], 0.25, -0.06, -0.10, -0.02, 2)
-    assert close(wt.points[1], 0.25, -0.35, -0.40, -0.30, 2)
+    assert close(magnitude.points[1], 0.25, -0.35, -0.40, -0.30, 2)
 
 
 def test_accuracies_and_the_dense_reference(tmp_path: Path) -> None:
@@ -79,12 +79,14 @@ def test_layer_rows_combine_seeds(tmp_path: Path) -> None:
     assert (a.share, b.share) == pytest.approx((0.35, 0.65))
     assert (a.eps, b.eps) == (5.0, 10.0)  # the largest over seeds: 2 + seed + level
     assert (a.dead_rows, b.dead_rows) == (0.5, 4.0)
-    assert series.layer_rows(small_run(tmp_path), "wt", 2)[0].eps is None
+    assert series.layer_rows(small_run(tmp_path), "magnitude", 2)[0].eps is None
 
 
 def test_times_add_up(tmp_path: Path) -> None:
     found = series.times(small_run(tmp_path))
-    assert found["wt"] == pytest.approx({"score": 16.0, "prune": 4.0, "certify": 8.0, "train": 410.0, "other": 2.0})
+    assert found["magnitude"] == pytest.approx(
+        {"score": 16.0, "prune": 4.0, "certify": 8.0, "train": 410.0, "other": 2.0}
+    )
     assert found["dense"]["train"] == 199.0 and sum(found["dense"].values()) == pytest.approx(200.0)
 
 
@@ -104,10 +106,12 @@ def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) ->
     for seed, epsilon in ((0, 0.1), (1, float("inf"))):
         for level in (1, 2):
             value = epsilon if level == 2 else 0.1
-            one = level_record(seed=seed, method="wt", level=level, keep=0.5, top1=0.5, layers=[part], epsilon=0.1)
+            one = level_record(
+                seed=seed, method="magnitude", level=level, keep=0.5, top1=0.5, layers=[part], epsilon=0.1
+            )
             verdict = "certified" if value == 0.1 else "not certified"
             records.append({**one, "certificate": to_json(certificate(value, verdict=verdict))})
-    settings = config(name="s", pipeline="iterative", methods=("wt",), n_levels=2, n_seeds=2)
+    settings = config(name="s", pipeline="iterative", methods=("magnitude",), n_levels=2, n_seeds=2)
     (curve,) = series.certified_curves(read_run(write_run(tmp_path / "r", settings, records)))
     assert [point.n for point in curve.points] == [2]  # a mean over the finite ones would look better than it is
 
@@ -118,7 +122,7 @@ def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) ->
 def test_headings_state_the_numbers_of_the_run(tmp_path: Path) -> None:
     run = small_run(tmp_path)
     spread = run_article.spread_words(run)
-    assert "sipp-det changes top-1 accuracy by -6.00 points (mean), wt by -35.00 points" in spread
+    assert "sipp-det changes top-1 accuracy by -6.00 points (mean), magnitude by -35.00 points" in spread
     assert "2 seeds" in spread and "overlap" not in spread
     assert run_article.certificate_finding(run).heading == (
         "At keep 50 %, outputs are certified within 10 % for every method"
@@ -130,8 +134,8 @@ def test_headings_state_the_numbers_of_the_run(tmp_path: Path) -> None:
 
 def test_reach_ends_at_the_first_level_that_loses_more() -> None:
     points = [series.Point(keep, mean, mean, mean, 1) for keep, mean in ((0.5, 0.0), (0.25, -0.02), (0.1, 0.0))]
-    assert run_article.sparsest_within_tolerance(series.Curve("wt", tuple(points))) == 0.5
-    assert run_article.sparsest_within_tolerance(series.Curve("wt", tuple(points[1:]))) is None
+    assert run_article.sparsest_within_tolerance(series.Curve("magnitude", tuple(points))) == 0.5
+    assert run_article.sparsest_within_tolerance(series.Curve("magnitude", tuple(points[1:]))) is None
 
 
 def test_a_single_seed_is_mentioned(tmp_path: Path) -> None:

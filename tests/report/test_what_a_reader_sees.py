@@ -28,7 +28,17 @@ NAMES = (Path(__file__).parent / "names.js").read_text()
 WIDTHS = (390, 800, 1440)
 ONE_SCREEN = 844  # pixels high, of a phone that is 390 wide
 N_LAYERS = 9
-METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det mean", "sipp-det max", "sipp-rand", "wt", "snip", "lamp", "random")
+METHODS = (
+    "sipp-blend",
+    "sipp-hybrid",
+    "sipp-det mean",
+    "sipp-det max",
+    "sipp-rand",
+    "magnitude",
+    "snip",
+    "lamp",
+    "random",
+)
 AXE = Path(os.environ.get("AXE_CORE") or "axe.min.js")
 RUN_AXE = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });
@@ -55,10 +65,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run = big_run(base / "run", methods=METHODS, n_levels=4, n_seeds=2, n_layers=N_LAYERS)
     nets = base / "nets"
     for index, (arm, kept, epsilon) in enumerate(
-        [("wt", (9, 20), 1.25), ("wt", (12, 40), 0.4), ("sipp-blend", (9, 20), 0.5), ("repaired", (9, 20), 0.2)]
+        [
+            ("magnitude", (9, 20), 1.25),
+            ("magnitude", (12, 40), 0.4),
+            ("sipp-blend", (9, 20), 0.5),
+            ("repaired", (9, 20), 0.2),
+        ]
     ):
         own = replace(certificate(epsilon), dense_hash="a" * 64, pruned_hash=f"{index:064x}")
-        more: dict[str, Any] = {"method": arm} if arm != "repaired" else {"method": "wt", "repair": repaired(0.1)}
+        more: dict[str, Any] = (
+            {"method": arm} if arm != "repaired" else {"method": "magnitude", "repair": repaired(0.1)}
+        )
         moved = OutputChange(2 * epsilon, 10, is_held_back=True)
         made = pruned_folder(nets / f"n{index}", kept=kept, certificate=own, moved=moved, **more)
         hashes = {key: getattr(own, key) for key in ("dense_hash", "pruned_hash")}
@@ -123,8 +140,10 @@ def test_a_certificate_of_the_whole_output_is_marked(seen: dict[tuple[str, int],
 
 def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
     found = seen["nets", WIDTHS[-1]].seen
-    assert found["series"]["networks0-moved"] == found["series"]["networks0-certified"] == 3  # wt, blend, wt repaired
-    assert "At keep 21.3 %, wt repaired is most accurate" in pages["nets"]
+    assert (
+        found["series"]["networks0-moved"] == found["series"]["networks0-certified"] == 3
+    )  # magnitude, blend, magnitude repaired
+    assert "At keep 21.3 %, magnitude repaired is most accurate" in pages["nets"]
     assert [found["sections"].count(name) for name in ("Comparison", "In short", "Repair")] == [1, 4, 1]
 
 
@@ -154,7 +173,7 @@ def test_layers_that_differ_have_different_names_at_every_width(pages: dict[str,
 
 def test_a_repaired_network_is_hollow_and_nothing_is_hatched(seen: dict[tuple[str, int], Visit]) -> None:
     found = seen["nets", WIDTHS[-1]].seen
-    assert found["hollow"]["networks0-moved"] == {"wt": 0, "sipp-blend": 0, "wt repaired": 1}
+    assert found["hollow"]["networks0-moved"] == {"magnitude": 0, "sipp-blend": 0, "magnitude repaired": 1}
     dashes = found["dashes"]["networks0-moved"]
     assert len(set(dashes.values())) == 3
     alone = seen["one", WIDTHS[-1]].seen

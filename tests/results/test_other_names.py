@@ -65,9 +65,9 @@ def test_warnings_still_point_at_the_callers_line() -> None:
     x = points(1)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        sipp.prune(net(), None, budget=1, method="wt")
-        sipp.prune_to(net(), x, points(2), epsilon=50.0, method="wt")
-        sipp.compare(net(), [(x, x)], keeps=(0.5,), methods=("wt",))
+        sipp.prune(net(), None, budget=1, method="magnitude")
+        sipp.prune_to(net(), x, points(2), epsilon=50.0, method="magnitude")
+        sipp.compare(net(), [(x, x)], keeps=(0.5,), methods=("magnitude",))
     assert len(told) >= 3 and {one.filename for one in told} == {__file__}, [str(one) for one in told]
 
 
@@ -78,9 +78,9 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
             sipp.prune(net(), points(1), keep=0.5, method=given)
     with pytest.raises(OptionError, match="did you mean 'wanda'"):
         sipp.prune(net(), points(1), keep=0.5, method="wandda")
-    words = ["prune", "--model", "digits-cnn", "--data", "random", "--keep", "0.5", "--method", "magnitude"]
+    words = ["prune", "--model", "digits-cnn", "--data", "random", "--keep", "0.5", "--method", "l1"]
     assert run_and_report(app, [*words, "--dry-run"]) == 2
-    assert "give --method wt" in capsys.readouterr().err.replace("=", " ").replace("'", "")
+    assert "give --method magnitude" in capsys.readouterr().err.replace("=", " ").replace("'", "")
     assert run_and_report(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
     assert "do:    give --keep, the share of weights to keep" in capsys.readouterr().err
 
@@ -92,7 +92,7 @@ def test_what_torch_prunes_of_one_layer_is_not_what_a_method_prunes_of_all() -> 
             OptionError, match=f"'{here}' alone compares the weights of all layers; give method='{here}'"
         ):
             sipp.prune(net(), None, keep=0.5, method=given)
-    masks = sipp.prune(net(), None, keep=0.25, method="wt", include="0.weight").masks
+    masks = sipp.prune(net(), None, keep=0.25, method="magnitude", include="0.weight").masks
     theirs = net()
     torch_prune.l1_unstructured(theirs[0], "weight", amount=0.75)  # type: ignore[index, no-untyped-call]
     assert [*masks] == ["0.weight"] and torch.equal(masks["0.weight"], theirs[0].weight_mask.bool())  # type: ignore[index]
@@ -106,7 +106,7 @@ def test_the_loss_of_a_method_is_asked_for_where_it_is_given() -> None:
 
 def test_every_verb_takes_what_prune_and_prune_to_gave(tmp_path: Path) -> None:
     dense, example = net(), points(3, 4)
-    best = sipp.prune_to(dense, points(1), points(2), epsilon=0.9, method="wt")
+    best = sipp.prune_to(dense, points(1), points(2), epsilon=0.9, method="magnitude")
     assert best.pruned is not None and best.certificate is not None
     for record in (best, best.pruned):
         assert sipp.certify(dense, record, points(4)).pruned_hash == best.certificate.pruned_hash
@@ -127,6 +127,6 @@ def test_every_verb_takes_what_prune_and_prune_to_gave(tmp_path: Path) -> None:
 
 
 def test_a_walk_without_a_result_is_no_pruned_network(tmp_path: Path) -> None:
-    none = sipp.prune_to(net(), points(1), points(2, 10), epsilon=0.5, method="wt")
+    none = sipp.prune_to(net(), points(1), points(2, 10), epsilon=0.5, method="magnitude")
     with pytest.raises(OptionError, match="no level passed"):
         sipp.save_folder(none, tmp_path / "folder")

@@ -108,7 +108,7 @@ def test_a_repair_speaks_of_what_it_made() -> None:
 
 
 def test_a_tolerance_that_nothing_meets_is_not_called_certified() -> None:
-    walk = sipp.prune_to(nn.Sequential(nn.Linear(8, 4)), X, NEW, epsilon=1e-9, method="wt")
+    walk = sipp.prune_to(nn.Sequential(nn.Linear(8, 4)), X, NEW, epsilon=1e-9, method="magnitude")
     assert walk.keep == 1 and str(walk).startswith("no level below the dense network passes")
 
 
@@ -127,11 +127,11 @@ def test_zeros_that_are_gone_are_not_counted_as_zeros(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_points_that_choose_values_do_not_judge_them() -> None:
     net = nn.Sequential(nn.Linear(8, 4, bias=False))
-    sound = sipp.prune(net, X, keep=0.5, method="wt", bound="sound", repair=True)
-    on_first = sipp.prune(net, X[:150], keep=0.5, method="wt", repair=True)
+    sound = sipp.prune(net, X, keep=0.5, method="magnitude", bound="sound", repair=True)
+    on_first = sipp.prune(net, X[:150], keep=0.5, method="magnitude", repair=True)
     assert torch.equal(sound.model[0].weight, on_first.model[0].weight)  # the last quarter has no part in it
     assert sound.bound.coverage is not None and sound.bound.coverage.n == 50
-    for method in ("sipp-blend", "wt"):
+    for method in ("sipp-blend", "magnitude"):
         judged = sipp.prune(net, X, keep=0.5, method=method, bound="sound", holdout=X[150:], repair=True)
         assert judged.bound.coverage is None or judged.bound.coverage.n == 0
         assert not judged.bound.met
@@ -142,7 +142,7 @@ def test_points_that_choose_values_do_not_judge_them() -> None:
 def test_the_output_is_called_the_same_only_for_the_same_network() -> None:
     said = "the output is the same"
     net = Net().eval()
-    whole = sipp.prune(net, None, keep=1.0, method="wt")
+    whole = sipp.prune(net, None, keep=1.0, method="magnitude")
     assert said in str(whole)
     edit(whole)
     assert said not in str(whole) and SAID[0] in str(whole)
@@ -153,7 +153,7 @@ def test_the_output_is_called_the_same_only_for_the_same_network() -> None:
 
 
 def test_weights_that_are_back_are_told_and_saving_is_not_advised(tmp_path: Path) -> None:
-    pruned = sipp.prune(Net().eval(), None, keep=0.5, method="wt")
+    pruned = sipp.prune(Net().eval(), None, keep=0.5, method="magnitude")
     assert "sipp.save(" in str(pruned)
     with torch.no_grad():
         pruned.model.get_parameter("first.weight").add_(1.0)

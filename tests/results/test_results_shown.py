@@ -42,8 +42,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         certificate = sipp.certify(net, pruned, points(2))
         found = {
             "Pruned": pruned,
-            "PrunedTo": sipp.prune_to(net, points(1), points(4), epsilon=0.9, method="wt"),
-            "Comparison": sipp.compare(net, labelled, keeps=(0.8, 0.5), methods=("wt", "random"), repair=True),
+            "PrunedTo": sipp.prune_to(net, points(1), points(4), epsilon=0.9, method="magnitude"),
+            "Comparison": sipp.compare(net, labelled, keeps=(0.8, 0.5), methods=("magnitude", "random"), repair=True),
             "Certificate": certificate,
             "AccuracyCertificate": sipp.certify_accuracy(net, pruned, points(5)),
             "with labels": sipp.certify_accuracy(net, pruned, labelled),
@@ -186,7 +186,7 @@ def test_layers_of_a_pruned_network(records: dict[str, Any]) -> None:
 
 
 def test_a_walk_that_certified_nothing(records: dict[str, Any]) -> None:
-    none = sipp.prune_to(records["Pruned"].model, points(1), points(4, 10), epsilon=0.5, method="wt")
+    none = sipp.prune_to(records["Pruned"].model, points(1), points(4, 10), epsilon=0.5, method="magnitude")
     assert none.verdict in " ".join(Page(none._repr_html_()).texts)
 
 

@@ -92,7 +92,7 @@ def test_names_that_differ_stay_different(names: list[str], length: int) -> None
 
 def test_baselines_have_no_words_for_columns_they_do_not_show() -> None:
     net = nn.Sequential(nn.Linear(4, 4))
-    assert "Delta: " not in sipp.prune(net, None, keep=0.5, method="wt").details
+    assert "Delta: " not in sipp.prune(net, None, keep=0.5, method="magnitude").details
 
 
 def test_no_number_is_cut_in_a_wide_table() -> None:

@@ -22,7 +22,7 @@ def pruned(name: str) -> nn.Module:
     for value in net.state_dict().values():
         if value.dim() == 1:
             value.copy_(torch.rand(value.shape) + 0.5)
-    return sipp.prune(net, None, keep=0.2, method="wt").model.eval()
+    return sipp.prune(net, None, keep=0.2, method="magnitude").model.eval()
 
 
 def points(name: str, n: int) -> Tensor:
@@ -94,7 +94,7 @@ def test_a_folder_that_from_pretrained_loads(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     bert = transformers.BertModel(transformers.BertConfig(vocab_size=50, max_position_embeddings=16, **sizes)).eval()
-    net = sipp.prune(bert, None, keep=0.3, method="wt").model
+    net = sipp.prune(bert, None, keep=0.3, method="magnitude").model
     made = export(net, tmp_path / "net", to="hf")
     assert {"config.json", "model.safetensors"} <= {path.name for path in made.path.iterdir()}
     back = transformers.BertModel.from_pretrained(made.path)

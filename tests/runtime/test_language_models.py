@@ -145,7 +145,7 @@ def test_every_kind_goes_from_files_to_files(kind: str, dtype: torch.dtype, tmp_
 def test_a_repair_keeps_the_pattern_from_files_to_files(kind: str, tmp_path: Path) -> None:
     """Of columns, as GPT-2 has its weights, and of experts."""
     model, data = language_model(kind), sequences(12)
-    cut = sipp.prune(model, None, pattern="2:4", method="wt", progress=False)
+    cut = sipp.prune(model, None, pattern="2:4", method="magnitude", progress=False)
     found = on_disk(model, data, tmp_path, pattern="2:4", repair=True)
     masks = {name: found.get_parameter(name) != 0 for name in cut.masks}
     assert sum(int(mask.sum()) for mask in masks.values()) == cut.kept

@@ -32,7 +32,7 @@ def masked_by_torch() -> nn.Module:
 
 
 def held() -> nn.Module:
-    pruned = sipp.prune(net(), None, keep=0.1, method="wt")
+    pruned = sipp.prune(net(), None, keep=0.1, method="magnitude")
     sipp.hold(pruned.model, pruned.masks)
     return pruned.model
 

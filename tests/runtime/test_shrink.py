@@ -363,7 +363,7 @@ def test_the_zoo_shrinks_and_its_files_are_smaller() -> None:
     net = build("digits-cnn").eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that died
-        pruned = sipp.prune(net, None, keep=0.02, method="wt")
+        pruned = sipp.prune(net, None, keep=0.02, method="magnitude")
     small = sipp.shrink(pruned)
     assert small.multiply_adds < small.multiply_adds_before and "x fewer" in str(small) and "Shrunk" in repr(small)
     x = torch.randn(5, 1, 8, 8)
@@ -391,7 +391,7 @@ def test_the_certificate_is_carried_and_holds() -> None:
     net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     net[2].weight.data[:, 8:] *= 1e-3
     data, holdout = torch.rand(100, 8), torch.rand(300, 8)
-    best = sipp.prune_to(net, data, holdout, epsilon=0.5, method="wt", progress=False)
+    best = sipp.prune_to(net, data, holdout, epsilon=0.5, method="magnitude", progress=False)
     small = sipp.shrink(best, data[:2])
     assert best.certificate is not None and small.certificate == best.certificate
     assert small.n_parameters < small.n_parameters_before and "With 95 % confidence" in str(small)

@@ -1,4 +1,4 @@
-"""WT, SNIP and random: the scores they say they are, the model left alone."""
+"""Magnitude, SNIP and random: the scores they say they are, the model left alone."""
 
 import copy
 from typing import Any
@@ -27,9 +27,9 @@ def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def test_wt_is_the_magnitude() -> None:
+def test_magnitude_is_the_absolute_value() -> None:
     model = net()
-    scores = baselines.wt(task_of(model))
+    scores = baselines.magnitude(task_of(model))
     assert list(scores) == ["0.weight", "4.weight"]
     assert torch.equal(scores["0.weight"], model[0].weight.detach().abs())
 

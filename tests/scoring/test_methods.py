@@ -103,7 +103,7 @@ def test_lamp_leaves_no_layer_empty() -> None:
     kept = {layer.name: layer.kept for layer in sipp.prune(model, None, keep=0.1, method="lamp").layers}
     assert all(kept.values())
     with pytest.warns(UserWarning, match="this layer lost all"):
-        assert 0 in {layer.kept for layer in sipp.prune(model, None, keep=0.1, method="wt").layers}
+        assert 0 in {layer.kept for layer in sipp.prune(model, None, keep=0.1, method="magnitude").layers}
 
 
 def test_wanda_is_its_definition_whatever_the_batches() -> None:

@@ -37,9 +37,9 @@ def masks(pruned: sipp.Pruned) -> list[Tensor]:
 
 
 def test_a_score_of_squares_gives_the_masks_of_magnitude(net: nn.Module) -> None:
-    """By name and as a function, alone, in a ladder and beside others: the masks of wt."""
+    """By name and as a function, alone, in a ladder and beside others: the masks of magnitude."""
     sipp.register_method("squares", squares, about="keeps the largest squares")
-    expected = sipp.prune(net, data(), keep=0.3, method="wt")
+    expected = sipp.prune(net, data(), keep=0.3, method="magnitude")
     for method in ("squares", squares):
         found = sipp.prune(net, data(), keep=0.3, method=method)
         assert all(map(torch.equal, masks(found), masks(expected)))
@@ -48,8 +48,8 @@ def test_a_score_of_squares_gives_the_masks_of_magnitude(net: nn.Module) -> None
     assert (
         sipp.prune(net, None, keep=0.3, method=squares).kept == expected.kept
     )  # and it needs no data if it takes none
-    both = sipp.compare(net, data(), keeps=(0.5,), methods=("wt", squares))
-    assert [row.method for row in both.rows] == ["wt", "squares"] and both.rows[0].error == both.rows[1].error
+    both = sipp.compare(net, data(), keeps=(0.5,), methods=("magnitude", squares))
+    assert [row.method for row in both.rows] == ["magnitude", "squares"] and both.rows[0].error == both.rows[1].error
     best = sipp.prune_to(net, data(), torch.rand(100, 6), epsilon=1.0, method="squares", floor=0.1)
     assert best.pruned is not None and best.pruned.method == "squares"
 
@@ -94,7 +94,7 @@ def test_negative_scores_are_an_order(net: nn.Module) -> None:
     found = sipp.prune(
         net, None, keep=0.5, method=lambda task: {n: w.abs() - 5.0 for n, w in task.parameters().items()}
     )
-    expected = sipp.prune(net, None, keep=0.5, method="wt")
+    expected = sipp.prune(net, None, keep=0.5, method="magnitude")
     assert all(map(torch.equal, masks(found), masks(expected))) and found.method == "own score"
 
 
@@ -123,8 +123,8 @@ def test_what_a_score_may_not_do(score: Any, error: type[Exception], words: str,
 
 @pytest.mark.parametrize(
     "options",
-    [{"name": "wt"}, {"name": "given"}, {"name": "a b"}, {"name": "../x"}, {"name": 3}, {"score": 3}, {"cut": "hybrid"},
-     {"needs": ["gpu"]}, {"needs": 3}, {"about": "a\nb"}],
+    [{"name": "magnitude"}, {"name": "given"}, {"name": "a b"}, {"name": "../x"}, {"name": 3}, {"score": 3},
+     {"cut": "hybrid"}, {"needs": ["gpu"]}, {"needs": 3}, {"about": "a\nb"}],
 )  # fmt: skip
 def test_what_cannot_be_registered(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

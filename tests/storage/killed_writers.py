@@ -75,7 +75,7 @@ def main(place: Path) -> dict[str, int]:
     os.fsync = lambda descriptor: None  # nobody cuts the power here, and disks are slow
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
-    old, new, third = (sipp.prune(net, None, keep=keep, method="wt") for keep in (0.9, 0.5, 0.3))
+    old, new, third = (sipp.prune(net, None, keep=keep, method="magnitude") for keep in (0.9, 0.5, 0.3))
     old_hash, new_hash = model_hash(old.model), model_hash(new.model)
     done: dict[str, int] = {}
 

@@ -30,4 +30,4 @@ def network() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def with_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> sipp.Pruned:
     """The record of a pruning that ended with this network and these masks."""
-    return replace(sipp.prune(nn.Linear(4, 2), None, keep=0.5, method="wt"), model=net, masks=dict(masks))
+    return replace(sipp.prune(nn.Linear(4, 2), None, keep=0.5, method="magnitude"), model=net, masks=dict(masks))

@@ -33,7 +33,7 @@ def dense() -> Scaled:
 
 @pytest.fixture(scope="module")
 def pruned(dense: Scaled) -> sipp.Pruned:
-    return sipp.prune(dense, None, keep=0.5, method="wt")
+    return sipp.prune(dense, None, keep=0.5, method="magnitude")
 
 
 def with_scale(model: nn.Module, scale: float) -> Scaled:

@@ -53,7 +53,7 @@ WRITERS: dict[str, Callable[[nn.Module, Path], object]] = {
     "save": lambda net, path: sipp.save(net, path),
     "save int8": lambda net, path: sipp.save(net, path, values="int8"),
     "save lossless": lambda net, path: sipp.save(net, path, values="lossless"),
-    "save_folder": lambda net, path: sipp.save_folder(sipp.prune(net, None, keep=0.5, method="wt"), path),
+    "save_folder": lambda net, path: sipp.save_folder(sipp.prune(net, None, keep=0.5, method="magnitude"), path),
     "safetensors": lambda net, path: export(net, path, to="safetensors"),
     "pt": lambda net, path: export(net, path, to="pt"),
     "pt2": lambda net, path: export(net, path, to="pt2", example=secret(2, 8)),

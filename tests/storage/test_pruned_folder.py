@@ -59,7 +59,7 @@ def test_a_certificate_says_what_was_dense(
 ) -> None:
     record, _ = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
     assert record.identity.dense_hash == model_hash(dense) and record.identity.certificate == certificate
-    other = sipp.prune(dense, None, keep=0.2, method="wt")
+    other = sipp.prune(dense, None, keep=0.2, method="magnitude")
     with pytest.raises(OptionError, match="another network"):
         sipp.save_folder(other, tmp_path / "other", certificate=certificate)  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()
@@ -69,8 +69,8 @@ def test_a_folder_of_sipp_is_replaced_and_other_weights_stay(
     dense: nn.Module, pruned: sipp.Pruned, tmp_path: Path
 ) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "net")
-    sipp.save_folder(sipp.prune(dense, None, keep=0.25, method="wt"), folder)
-    assert read_pruned(folder)[0].pruned.method == "wt"
+    sipp.save_folder(sipp.prune(dense, None, keep=0.25, method="magnitude"), folder)
+    assert read_pruned(folder)[0].pruned.method == "magnitude"
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("three years")

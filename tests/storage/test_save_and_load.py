@@ -130,7 +130,7 @@ def test_weights_of_one_byte(path: Path, dtype: torch.dtype, values: str) -> Non
 
 
 def test_a_pattern_is_named(path: Path) -> None:
-    pruned = sipp.prune(mlp(), None, pattern="2:4", method="wt")
+    pruned = sipp.prune(mlp(), None, pattern="2:4", method="magnitude")
     sipp.save(pruned, path)
     found = sipp.inspect(path)
     assert found.statements is not None and found.statements.pattern == "2:4"
@@ -190,7 +190,7 @@ def test_lossless_codes_exponents(path: Path) -> None:
 
 @pytest.mark.parametrize("values", LOSSY)
 def test_rounding_is_reported_and_rounding_twice_is_rounding_once(path: Path, values: str) -> None:
-    pruned = sipp.prune(mlp(), None, keep=0.3, method="wt")
+    pruned = sipp.prune(mlp(), None, keep=0.3, method="magnitude")
     saved = sipp.save(pruned, path, values=values)  # type: ignore[arg-type]
     net = sipp.load(path, into=mlp())
     for one in saved.tensors:
@@ -283,7 +283,7 @@ def test_a_certificate_of_another_network_is_refused(path: Path) -> None:
     dense = mlp()
     certificate = sipp.certify(dense, mlp(1), torch.rand(100, 30))
     with pytest.raises(OptionError, match="another network"):
-        sipp.save(sipp.prune(dense, None, keep=0.5, method="wt"), path, certificate=certificate)
+        sipp.save(sipp.prune(dense, None, keep=0.5, method="magnitude"), path, certificate=certificate)
     assert not path.exists()
 
 

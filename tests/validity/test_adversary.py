@@ -124,7 +124,7 @@ def inputs(n: int, seed: int) -> Tensor:
 
 
 def pruned_by(model: nn.Module, seed: int, **options: Any) -> Pruned:
-    method: Method = ("sipp-det", "wt", "sipp-hybrid")[seed % 3]  # type: ignore[assignment]
+    method: Method = ("sipp-det", "magnitude", "sipp-hybrid")[seed % 3]  # type: ignore[assignment]
     options |= {"method": method, "draws": "fixed", "confidence": CONFIDENCE}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -68,7 +68,7 @@ def false_walks(n_runs: int) -> list[bool]:
 
     The first level keeps everything: dense outputs are computed there, and may be looked up at the second.
     """
-    options: dict[str, Any] = {"max_accuracy_drop": 0.1, "levels": (1.0, 0.67), "method": "wt"}
+    options: dict[str, Any] = {"max_accuracy_drop": 0.1, "levels": (1.0, 0.67), "method": "magnitude"}
     return [prune_to(Voter(), iter([torch.zeros(1, 2)]), Loader(seed), **options).keep < 1 for seed in range(n_runs)]
 
 

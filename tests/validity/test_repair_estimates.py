@@ -29,7 +29,7 @@ def ratios(n: int, steps: int, n_seeds: int = N_SEEDS, *, by_those_that_chose: b
     found = []
     for seed in range(n_seeds):
         dense, x, fresh = net(seed), torch.randn(n, 20), torch.randn(1000, 20)
-        pruned = sipp.prune(dense, None, keep=0.4, method="wt", progress=False)
+        pruned = sipp.prune(dense, None, keep=0.4, method="magnitude", progress=False)
         fixed = sipp.repair(dense, pruned, x, steps=steps, progress=False)
         assert fixed.repair is not None
         told = fixed.repair.output_validation if by_those_that_chose else fixed.repair.output_after
@@ -58,5 +58,5 @@ def test_copies_judge_nothing() -> None:
     """400 points, 40 of them different: the validation points were fitted too."""
     torch.manual_seed(0)
     dense, x = net(0), torch.randn(40, 20)[torch.randint(0, 40, (400,))]
-    done = sipp.repair(dense, sipp.prune(dense, None, keep=0.4, method="wt"), x, progress=False).repair
+    done = sipp.repair(dense, sipp.prune(dense, None, keep=0.4, method="magnitude"), x, progress=False).repair
     assert done is not None and done.output_after is None and done.n_test == 0

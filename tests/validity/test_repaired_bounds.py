@@ -25,7 +25,7 @@ def n_false() -> int:
 
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(50, 6, bias=False))
-        pruned = sipp.prune(net, draw(48), keep=0.5, method="wt", bound="sound", repair=True)
+        pruned = sipp.prune(net, draw(48), keep=0.5, method="magnitude", bound="sound", repair=True)
         assert pruned.bound.epsilon is not None and pruned.bound.coverage is not None
         x = draw(2000)
         with torch.no_grad():

@@ -79,9 +79,9 @@ def test_the_test_points_choose_nothing() -> None:
 
 
 def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
-    found = sipp.compare(net(), points(), keeps=(0.9, 0.8, 0.7, 0.02), methods=("wt", "random"))
+    found = sipp.compare(net(), points(), keeps=(0.9, 0.8, 0.7, 0.02), methods=("magnitude", "random"))
     text = str(found)
-    assert text.count("wt ") >= 2 and text.count("0.9:") == 1 and text.count("0.02:") == 1
+    assert text.count("magnitude ") >= 2 and text.count("0.9:") == 1 and text.count("0.02:") == 1
     for keep in found.keeps:
         column = [row.error for row in found.rows if row.keep == keep]
         assert found.best(keep).error == min(column)
@@ -95,14 +95,14 @@ def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
 
 
 def test_where_nothing_is_of_use_the_sentence_says_so() -> None:
-    found = sipp.compare(net(), points(), keeps=(0.02,), methods=("wt",))
+    found = sipp.compare(net(), points(), keeps=(0.02,), methods=("magnitude",))
     assert found.sentence.startswith("None of these is usable") and "repair" in found.sentence
     fixed = replace(found, rows=tuple(replace(row, is_repaired=True) for row in found.rows))
     assert ", repair or" not in fixed.sentence
 
 
 def test_the_words_round_against_the_winner() -> None:
-    found = sipp.compare(net(), [(points(), labels(points()))], keeps=(0.9,), methods=("wt",))
+    found = sipp.compare(net(), [(points(), labels(points()))], keeps=(0.9,), methods=("magnitude",))
     row = replace(found.rows[0], error=0.12341, same=0.97999, accuracy=0.91999)
     text = replace(found, rows=(row,), dense_accuracy=0.92001).sentence
     assert "12.4 %" in text and "97.9 %" in text and "91.9 % (dense: 92.1 %)" in text
@@ -110,7 +110,7 @@ def test_the_words_round_against_the_winner() -> None:
 
 def test_methods_that_points_cannot_tell_apart_are_named() -> None:
     x = points()
-    twice = sipp.compare(net(), x, keeps=(0.9,), methods=("wt", "random"))
+    twice = sipp.compare(net(), x, keeps=(0.9,), methods=("magnitude", "random"))
     twin = replace(twice.rows[0], method="lamp")
     assert "On these inputs, lamp cannot be told apart from it." in replace(twice, rows=(twice.rows[0], twin)).sentence
     assert "do not tell" not in twice.sentence
@@ -131,9 +131,9 @@ class Pair(nn.Module):
 
 def test_the_output_is_chosen_as_for_a_certificate() -> None:
     with pytest.raises(ModelError, match="output="):
-        sipp.compare(Pair(), points(), keeps=(0.5,), methods=("wt",))
-    scores = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("wt",), output="logits").rows[0]
-    other = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("wt",), output="map").rows[0]
+        sipp.compare(Pair(), points(), keeps=(0.5,), methods=("magnitude",))
+    scores = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("magnitude",), output="logits").rows[0]
+    other = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("magnitude",), output="map").rows[0]
     assert scores.same is not None and other.same is None and scores.error != other.error
 
 
@@ -165,7 +165,7 @@ def test_an_output_that_is_not_finite_is_infinitely_off() -> None:
 def test_a_label_outside_the_classes_gives_no_accuracy_and_says_so() -> None:
     x = points()
     with pytest.warns(UserWarning, match="accuracy is not compared: labels are outside the output's classes"):
-        found = sipp.compare(net(), [(x, labels(x) + 1)], keeps=(0.5,), methods=("wt",), progress=False)
+        found = sipp.compare(net(), [(x, labels(x) + 1)], keeps=(0.5,), methods=("magnitude",), progress=False)
     assert found.dense_accuracy is None and found.rows[0].accuracy is None
 
 
@@ -173,7 +173,7 @@ def test_an_output_without_classes_is_compared_without_a_word_about_labels() -> 
     x = points()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = sipp.compare(nn.Linear(8, 1), [(x, x.sum(1))], keeps=(0.5,), methods=("wt",), progress=False)
+        found = sipp.compare(nn.Linear(8, 1), [(x, x.sum(1))], keeps=(0.5,), methods=("magnitude",), progress=False)
     assert found.dense_accuracy is None and found.rows[0].same is None
 
 
@@ -193,7 +193,7 @@ def test_wrong_options_are_refused(options: dict[str, object]) -> None:
 
 def test_too_few_points_to_hold_some_back() -> None:
     with pytest.raises(DataError, match="too few inputs"):
-        sipp.compare(net(), points(3), keeps=(0.5,), methods=("wt",))
+        sipp.compare(net(), points(3), keeps=(0.5,), methods=("magnitude",))
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -67,7 +67,7 @@ def test_values_help_and_repair_goes_on_from_there(method: str) -> None:
     def error(model: nn.Module) -> float:
         return float((model(new) - net(new)).norm() / net(new).norm())
 
-    bare = error(sipp.prune(net, points(), keep=0.4, method="wt", progress=False).model)
+    bare = error(sipp.prune(net, points(), keep=0.4, method="magnitude", progress=False).model)
     fitted = sipp.prune(net, points(), keep=0.4, method=method, progress=False)
     repaired = sipp.prune(net, points(), keep=0.4, method=method, repair=True, progress=False)
     assert error(repaired.model) < error(fitted.model) < bare
@@ -92,10 +92,10 @@ def test_before_repair_is_what_the_method_found_without_the_points_that_judge(
 
 
 def test_compare_shows_them_with_and_without_repair() -> None:
-    found = sipp.compare(network(), points(), keeps=(0.4,), methods=("wt", *FITTED), repair=True, progress=False)
+    found = sipp.compare(network(), points(), keeps=(0.4,), methods=("magnitude", *FITTED), repair=True, progress=False)
     errors = {(row.method, row.is_repaired): row.error for row in found.rows}
     assert len(errors) == 6
-    assert all(errors[method, True] < errors[method, False] < errors["wt", False] for method in FITTED)
+    assert all(errors[method, True] < errors[method, False] < errors["magnitude", False] for method in FITTED)
 
 
 @pytest.mark.parametrize("method", FITTED)

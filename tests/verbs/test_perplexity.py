@@ -16,7 +16,7 @@ from sipp.errors import DataError, ModelError
 def talkers() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 11))
-    return dense, sipp.prune(dense, None, keep=0.5, method="wt").model
+    return dense, sipp.prune(dense, None, keep=0.5, method="magnitude").model
 
 
 def test_it_is_the_mean_over_all_predicted_tokens_of_windows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sipp.errors import DataError, OptionError
 from sipp.results.options import Method
 
 SIPP_METHODS = ["sipp-det", "sipp-rand", "sipp-hybrid", "sipp-simple"]
-METHODS = [*SIPP_METHODS, "wt", "snip", "random"]
+METHODS = [*SIPP_METHODS, "magnitude", "snip", "random"]
 
 
 def small_net(seed: int = 0) -> nn.Module:
@@ -314,13 +314,13 @@ def test_methods_that_need_data_or_labels_say_so() -> None:
         sipp.prune(small_net(), None, keep=0.5)
     with pytest.raises(DataError, match="labels"):
         sipp.prune(small_net(), [inputs for inputs, _ in batches()], keep=0.5, method="snip")
-    assert sipp.prune(small_net(), None, keep=0.5, method="wt").kept > 0
+    assert sipp.prune(small_net(), None, keep=0.5, method="magnitude").kept > 0
 
 
 def test_dead_rows_and_layers_are_warned_of_and_shown() -> None:
     model = nn.Sequential(nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 2))
     with pytest.warns(UserWarning, match="lost all") as caught:
-        pruned = sipp.prune(model, torch.randn(30, 20), budget=3, method="wt")
+        pruned = sipp.prune(model, torch.randn(30, 20), budget=3, method="magnitude")
     n_dead = sum(layer.dead_rows for layer in pruned.layers)
     assert n_dead == sum(int((~mask.any(1)).sum()) for mask in pruned.masks.values()) > 0
     assert f"{n_dead} rows lost all their weights" in str(pruned)
@@ -333,7 +333,7 @@ def test_a_cause_is_warned_of_once_however_many_layers_it_meets() -> None:
         for i in range(3):
             model[i].weight.mul_(1e-3)
     with pytest.warns(UserWarning, match="lost all") as caught:
-        pruned = sipp.prune(model, None, keep=0.02, method="wt")
+        pruned = sipp.prune(model, None, keep=0.02, method="magnitude")
     whole, rows = sorted((str(warning.message) for warning in caught), key=lambda text: "rows" in text)
     assert "3 layers lost all their weights" in whole and all(f"{i}.weight" in whole for i in range(3))
     for layer in pruned.layers[3:]:
@@ -377,7 +377,7 @@ def test_what_a_holdout_or_a_sound_bound_needs_is_asked_for() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     calibration, holdout = torch.rand(20, 3), torch.rand(10, 3)
     with pytest.raises(OptionError, match="holdout"):
-        sipp.prune(model, None, keep=0.9, method="wt", holdout=holdout)
+        sipp.prune(model, None, keep=0.9, method="magnitude", holdout=holdout)
     with pytest.raises(OptionError, match="twice"):
         sipp.prune(model, iter([calibration]), keep=0.9, bound="sound")
 
@@ -403,9 +403,9 @@ def test_a_weight_tied_to_an_embedding_is_left_alone_with_a_word() -> None:
 
 
 CALLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
-    "prune": lambda model, x: sipp.prune(model, x, keep=0.5, method="wt"),
-    "prune_to": lambda model, x: sipp.prune_to(model, x[:60], x[60:], epsilon=0.5, method="wt"),
-    "compare": lambda model, x: sipp.compare(model, x, keeps=(0.5,), methods=("wt",)),
+    "prune": lambda model, x: sipp.prune(model, x, keep=0.5, method="magnitude"),
+    "prune_to": lambda model, x: sipp.prune_to(model, x[:60], x[60:], epsilon=0.5, method="magnitude"),
+    "compare": lambda model, x: sipp.compare(model, x, keeps=(0.5,), methods=("magnitude",)),
     "sensitivity": lambda model, x: sipp.sensitivity(model, x),
     "assess": lambda model, x: sipp.assess(model, {"body.weight": torch.eye(6).bool()}, x),
     "assess with a holdout": lambda model, x: sipp.assess(model, copy.deepcopy(model), x[:60], holdout=x[60:]),
@@ -416,7 +416,7 @@ def test_frozen_weights_are_named_at_the_callers_line() -> None:
     model = small_net()
     model.get_parameter("0.weight").requires_grad_(False)
     with pytest.warns(UserWarning, match=r"1 of 3 prunable weights are frozen") as told:
-        sipp.prune(model, None, keep=0.5, method="wt")
+        sipp.prune(model, None, keep=0.5, method="magnitude")
     assert [one.filename for one in told] == [__file__]
 
 
@@ -429,7 +429,7 @@ def test_the_word_about_an_embedding_comes_once_and_at_the_callers_line(verb: st
     assert [one.filename for one in told if "tied to an embedding" in str(one.message)] == [__file__]
 
 
-@pytest.mark.parametrize("method", ["wt", "snip", "sipp-det"])
+@pytest.mark.parametrize("method", ["magnitude", "snip", "sipp-det"])
 def test_without_statements_the_same_weights_are_kept_and_less_is_said(method: str) -> None:
     full = sipp.prune(small_net(), batches(), keep=0.5, method=method)
     bare = sipp.prune(small_net(), batches(), keep=0.5, method=method, statements=False)

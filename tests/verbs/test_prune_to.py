@@ -58,7 +58,7 @@ def test_the_last_passing_level_is_returned_and_the_walk_stops_at_the_first_fail
 
 
 def test_a_network_that_was_changed_since_is_not_called_certified() -> None:
-    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3, method="wt")
+    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3, method="magnitude")
     assert (
         "certified at keep" in str(best) and "95 % confidence" in str(best) and "95 % confidence" in best._repr_html_()
     )
@@ -70,7 +70,7 @@ def test_a_network_that_was_changed_since_is_not_called_certified() -> None:
 
 def test_the_verdict_claims_no_more_than_was_asked_for() -> None:
     """Rounded to two digits it would say "all but 4.00%" and "confidence 100.00%"."""
-    asked = {"confidence": 0.99996, "method": "wt", "levels": (1.0,)}
+    asked = {"confidence": 0.99996, "method": "magnitude", "levels": (1.0,)}
     best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3000004, delta=0.04004, **asked)
     words = "relative output error <= 0.3000004 for all but 4.004 % of inputs, confidence 99.996 %"
     assert best.certificate is not None and best.verdict.endswith(words)
@@ -80,13 +80,15 @@ def test_the_verdict_claims_no_more_than_was_asked_for() -> None:
 
 def test_the_result_is_what_prune_gives_at_that_level() -> None:
     model, data = net(), points(100, 1)
-    for method in ("wt", "sipp-det", "sipp-rand", "sipp-hybrid"):
+    for method in ("magnitude", "sipp-det", "sipp-rand", "sipp-hybrid"):
         best = prune_to(model, data, points(300, 2), epsilon=1.5, method=method, seed=3)
         again = sipp.prune(model, data, budget=best.pruned.budget, method=method, seed=3)
         assert all(torch.equal(a, b) for a, b in zip(best.model.parameters(), again.model.parameters()))
 
 
-@pytest.mark.parametrize("method", ["wt", "wanda", "erk", "obs", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"])
+@pytest.mark.parametrize(
+    "method", ["magnitude", "wanda", "erk", "obs", "sipp-blend", "sipp-det", "sipp-rand", "sipp-hybrid"]
+)
 def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
     ranking = rank(task_of(net(), points(100, 1)), PruneOptions(method=method))
     prepared = prepare_rows(ranking, many_budgets=True)
@@ -103,7 +105,9 @@ def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
 
 def test_the_start_comes_from_the_calibration_data_alone() -> None:
     model = net()
-    starts = {prune_to(model, points(200, 1), points(300, seed), epsilon=0.5, method="wt").start for seed in (2, 3, 4)}
+    starts = {
+        prune_to(model, points(200, 1), points(300, seed), epsilon=0.5, method="magnitude").start for seed in (2, 3, 4)
+    }
     assert len(starts) == 1 and starts.pop() > 0
     one_shot = prune_to(model, iter([points(200, 1)]), points(300, 2), epsilon=0.5, method="sipp-det")
     assert one_shot.start == 0 and one_shot.certificate.calibration_checked  # the record knows what was read
@@ -126,7 +130,7 @@ def axis_net() -> nn.Module:
 def test_one_violation_more_than_allowed_fails_its_level() -> None:
     allowed = k_allowed(100, 0.1, 0.05)
     holdout = axis_points({0: allowed, 1: 1, 7: 99 - allowed}, 2)
-    options = {"epsilon": 0.5, "delta": 0.1, "method": "wt", "levels": (1.0, 0.875, 0.75)}
+    options = {"epsilon": 0.5, "delta": 0.1, "method": "magnitude", "levels": (1.0, 0.875, 0.75)}
     best = prune_to(axis_net(), axis_points({7: 100}, 1), holdout, **options)
     assert [(level.count, level.passed) for level in best.path] == [(0, True), (allowed, True), (allowed + 1, False)]
     assert best.keep == 0.875 and best.certificate is not None and best.certificate.violations == allowed
@@ -135,7 +139,7 @@ def test_one_violation_more_than_allowed_fails_its_level() -> None:
 def test_the_walk_starts_three_levels_before_the_sparsest_that_passes_on_the_calibration_data() -> None:
     levels = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
     data, holdout = axis_points({5: 50, 7: 50}, 1), axis_points({7: 100}, 2)  # without axis 5 half of the data is wrong
-    best = prune_to(axis_net(), data, holdout, epsilon=0.5, method="wt", levels=levels)
+    best = prune_to(axis_net(), data, holdout, epsilon=0.5, method="magnitude", levels=levels)
     assert best.start == levels.index(0.375) - 3 and [level.keep for level in best.path] == list(levels[best.start :])
 
 
@@ -144,7 +148,7 @@ def test_more_calibration_points_than_the_holdout_has_prove_no_more_than_it_can(
     levels = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
     data = axis_points({2: 18, 7: 582}, 1)[torch.randperm(600, generator=torch.Generator().manual_seed(0))]
     small, large = axis_points({2: 3, 7: 97}, 2), axis_points({2: 18, 7: 582}, 4)
-    options = {"epsilon": 0.5, "method": "wt", "levels": levels}
+    options = {"epsilon": 0.5, "method": "magnitude", "levels": levels}
     assert prune_to(axis_net(), data, small, **options).keep == 0.75  # axes 0 and 1 are gone, axis 2 is not
     assert prune_to(axis_net(), data, large, **options).start > levels.index(0.75)
 
@@ -159,7 +163,7 @@ def test_no_level_passes() -> None:
 
 def test_a_holdout_too_small_is_refused_with_the_number_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["sipp.verbs.prune_to"], "_LevelTests")  # no level is tried for it
-    best = prune_to(net(), points(50, 1), points(58, 2), epsilon=0.5, method="wt")
+    best = prune_to(net(), points(50, 1), points(58, 2), epsilon=0.5, method="magnitude")
     assert best.pruned is None and "needs n >= 59" in best.verdict and best.path == ()
 
 
@@ -207,7 +211,7 @@ def test_data_that_has_labels_in_part_is_named_and_counted_whole() -> None:
     partly = [(points(100, 1), labels), points(300, 2)]
     for role, data, holdout in (("calibration", partly, points(60, 3)), ("holdout", points(60, 3), partly)):
         with pytest.raises(DataError, match=f"100 of 400 {role} inputs have labels"):
-            prune_to(net(), data, holdout, max_accuracy_drop=0.2, method="wt")
+            prune_to(net(), data, holdout, max_accuracy_drop=0.2, method="magnitude")
 
 
 @pytest.mark.parametrize("goal", [{"max_accuracy_drop": 0.1}, {"epsilon": 0.5}])
@@ -215,8 +219,8 @@ def test_a_shuffling_loader_gives_the_result_of_a_list(goal: dict) -> None:
     x, y = points(510, 2), torch.arange(510) % 4
     shuffling = {"batch_size": 50, "shuffle": True}
     data, holdout = DataLoader(points(100, 1), **shuffling), DataLoader(TensorDataset(x, y), **shuffling)
-    fixed = prune_to(net(), points(100, 1), [(x, y)], method="wt", **goal)
-    moving = prune_to(net(), data, holdout, method="wt", **goal)
+    fixed = prune_to(net(), points(100, 1), [(x, y)], method="magnitude", **goal)
+    moving = prune_to(net(), data, holdout, method="magnitude", **goal)
     assert moving.path == fixed.path and moving.keep == fixed.keep < 1
     assert moving.certificate.data_hash == fixed.certificate.data_hash
 
@@ -227,7 +231,7 @@ def test_dense_outputs_are_computed_again_only_where_they_do_not_fit(monkeypatch
     for most in (0, 1 << 20):
         monkeypatch.setattr("sipp.verbs.prune_to.OUTPUT_BYTES", most)
         calls.clear()
-        found = prune_to(model, points(100, 1), points(300, 2), epsilon=0.5, method="wt")
+        found = prune_to(model, points(100, 1), points(300, 2), epsilon=0.5, method="magnitude")
         paths.append((found.path, len(calls)))
     (path, n_without), (same, n_with) = paths
     assert path == same and n_with < n_without
@@ -241,7 +245,7 @@ def test_an_iterator_as_holdout_is_refused() -> None:
 def test_nan_in_a_pruned_output_counts_as_a_violation() -> None:
     holdout = points(200, 2)
     holdout[:20] = float("nan")  # 10 % of the points cannot be certified at delta = 5 %
-    best = prune_to(net(), points(50, 1), holdout, epsilon=10.0, levels=(0.9, 0.5), method="wt")
+    best = prune_to(net(), points(50, 1), holdout, epsilon=10.0, levels=(0.9, 0.5), method="magnitude")
     assert best.pruned is None and best.path[0].count >= 20
 
 
@@ -267,14 +271,14 @@ N_HOLDOUT = 46  # one violation is allowed at delta = 0.1; a true rate of 0.101 
 def share_of_false_certificates(n_runs: int) -> float:
     """How often a level is certified whose true violation rate is above delta.
 
-    Weights fall from first to last, so `wt` drops the last first: every level violates on 10.1 % of inputs or more.
+    Weights fall from first to last, so the last go first: every level violates on 10.1 % of inputs or more.
     """
     model = OnlyAbove([0.0, 0.0, 0.101])
     false = 0
     for run in range(n_runs):
         holdout = torch.rand(N_HOLDOUT, 1, generator=torch.Generator().manual_seed(run))
         best = prune_to(
-            model, iter([holdout[:1]]), [holdout], epsilon=0.0, delta=0.1, levels=(0.75, 0.5, 0.25), method="wt"
+            model, iter([holdout[:1]]), [holdout], epsilon=0.0, delta=0.1, levels=(0.75, 0.5, 0.25), method="magnitude"
         )
         false += best.pruned is not None
     return false / n_runs
@@ -337,7 +341,7 @@ class PaddedOtherwise:
 
 
 def test_padding_may_change_from_pass_to_pass() -> None:
-    whole = prune_to(Talker(), PaddedOtherwise(100, 1), PaddedOtherwise(200, 2), epsilon=0.3, method="wt")
+    whole = prune_to(Talker(), PaddedOtherwise(100, 1), PaddedOtherwise(200, 2), epsilon=0.3, method="magnitude")
     assert whole.certificate is not None and whole.keep < 1 and whole.certificate.n == 200
     with torch.no_grad():
         ids = PaddedOtherwise(200, 2).ids

@@ -49,7 +49,7 @@ def test_a_search_is_compared_with_the_network_it_was_given() -> None:
     )
     assert fixed.repair is not None
     assert fixed.repair.output_before == pytest.approx(error_on_test_points(model, sampled.model, parts), rel=1e-6)
-    polished = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="wt"), points(2000, 3), steps=200)
+    polished = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="magnitude"), points(2000, 3), steps=200)
     again = sipp.repair(model, polished, data, moves_mask=True)
     assert again.repair is not None and all(layer.error_before is None for layer in again.repair.layers)
     assert again.repair.output_before == pytest.approx(error_on_test_points(model, polished.model, parts), rel=1e-6)
@@ -59,11 +59,11 @@ def test_a_search_is_compared_with_the_network_it_was_given() -> None:
         torch.equal(value, polished.model.state_dict()[name]) for name, value in worse.model.state_dict().items()
     )
     assert all(torch.equal(mask, polished.masks[name]) for name, mask in worse.masks.items())
-    plain = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="wt"), data, moves_mask=True)
+    plain = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="magnitude"), data, moves_mask=True)
     assert plain.repair is not None and all(layer.error_before is not None for layer in plain.repair.layers)
 
 
-@pytest.mark.parametrize("method", ["sipp-blend", "wt", "wanda", "sipp-hybrid"])
+@pytest.mark.parametrize("method", ["sipp-blend", "magnitude", "wanda", "sipp-hybrid"])
 def test_mask_and_weights_are_found_together(method: str) -> None:
     model = net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -163,19 +163,19 @@ def test_a_level_that_was_undone_chooses_for_no_other(monkeypatch: pytest.Monkey
         return replace(fixed, record=replace(fixed.record, undone=undone))
 
     monkeypatch.setattr(walking, "apply_repairs", undone_at_first)
-    sipp.prune_to(net(), points(200), points(300, 5), epsilon=0.3, method="wt", repair=True, progress=False)
+    sipp.prune_to(net(), points(200), points(300, 5), epsilon=0.3, method="magnitude", repair=True, progress=False)
     assert feedbacks[:2] == [None, None] and len(feedbacks) > 2 and None not in feedbacks[2:]
 
 
 def test_compare_shows_what_prune_gives() -> None:
-    found = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair=True, progress=False)
-    refit = sipp.compare(net(), points(), keeps=(0.3,), methods=("wt",), repair="refit", progress=False)
+    found = sipp.compare(net(), points(), keeps=(0.3,), methods=("magnitude",), repair=True, progress=False)
+    refit = sipp.compare(net(), points(), keeps=(0.3,), methods=("magnitude",), repair="refit", progress=False)
     assert found.rows[0].error == refit.rows[0].error and found.rows[1].error < refit.rows[1].error
 
 
 def test_repair_changes_the_mask_only_with_moves_mask() -> None:
     model = net()
-    pruned = sipp.prune(model, points(), keep=0.3, method="wt", progress=False)
+    pruned = sipp.prune(model, points(), keep=0.3, method="magnitude", progress=False)
     stays, moves = (
         sipp.repair(model, pruned, points(), moves_mask=moves, steps=20, progress=False) for moves in (False, True)
     )
@@ -201,9 +201,9 @@ def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, mon
         repair_network, "repair_network", lambda *given: (met.append(given[3].chunk_bytes), own(*given))[1]
     )
     options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
-    sipp.prune(net(), points(), keep=0.5, method="wt", **options)
-    sipp.compare(net(), points(), keeps=(0.5,), methods=("wt",), **options)
-    sipp.prune_to(net(), points(), points(100, 5), epsilon=0.9, method="wt", levels=(0.9,), **options)
+    sipp.prune(net(), points(), keep=0.5, method="magnitude", **options)
+    sipp.compare(net(), points(), keeps=(0.5,), methods=("magnitude",), **options)
+    sipp.prune_to(net(), points(), points(100, 5), epsilon=0.9, method="magnitude", levels=(0.9,), **options)
     assert len(met) >= 3 and set(met) == {12_345}
 
 
@@ -273,4 +273,4 @@ def test_a_comparison_begins_a_repair_as_prune_does(monkeypatch: pytest.MonkeyPa
 
 def test_a_repair_without_data_is_told_that_it_needs_some() -> None:
     with pytest.raises(OptionError, match="a repair needs data"):
-        sipp.prune(nn.Sequential(nn.Linear(8, 8)), None, keep=0.5, method="wt", repair=True)
+        sipp.prune(nn.Sequential(nn.Linear(8, 8)), None, keep=0.5, method="magnitude", repair=True)

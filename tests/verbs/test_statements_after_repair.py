@@ -30,13 +30,13 @@ def error(dense: nn.Module, pruned: nn.Module, x: Tensor) -> float:
 def test_a_repaired_network_is_nearer_with_the_same_mask_and_statements_of_its_own() -> None:
     model, data, new = trained(), points(400, 1), points(300, 2)
     before = copy.deepcopy(model.state_dict())
-    raw = sipp.prune(model, data, keep=0.4, method="wt")
-    fixed = sipp.prune(model, data, keep=0.4, method="wt", repair="refit")
+    raw = sipp.prune(model, data, keep=0.4, method="magnitude")
+    fixed = sipp.prune(model, data, keep=0.4, method="magnitude", repair="refit")
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert error(model, fixed.model, new) < 0.5 * error(model, raw.model, new)
     for name, mask in raw.masks.items():
         assert torch.equal(fixed.masks[name], mask) and bool((fixed.model.get_parameter(name)[~mask] == 0).all())
-    assert fixed.repair is not None and raw.repair is None and fixed.kept == raw.kept and fixed.method == "wt"
+    assert fixed.repair is not None and raw.repair is None and fixed.kept == raw.kept and fixed.method == "magnitude"
     judged = sipp.assess(model, fixed.model, data)  # T17 says the same, whoever asks
     assert [layer.eps for layer in fixed.layers] == pytest.approx([layer.eps for layer in judged.layers])
     assert fixed.guarantee is not None and fixed.measured is not None
@@ -62,7 +62,7 @@ def test_rows_and_layers_say_that_biases_changed_beside_them() -> None:
 
 def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -> None:
     model, data, holdout = trained(), points(400, 1), points(500, 3)
-    options = {"epsilon": 0.2, "delta": 0.05, "method": "wt", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
+    options = {"epsilon": 0.2, "delta": 0.05, "method": "magnitude", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
     raw = sipp.prune_to(model, data, holdout, **options)
     fixed = sipp.prune_to(model, data, holdout, repair=True, **options)
     assert fixed.keep < raw.keep and fixed.certificate is not None and fixed.certificate.epsilon == 0.2
@@ -78,14 +78,14 @@ def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -
 def test_what_repair_cannot_read_again_is_refused_before_the_work() -> None:
     for data in (None, iter([points(50, 1)])):
         with pytest.raises(OptionError, match="repair"):
-            sipp.prune(trained(), data, keep=0.5, method="wt", repair=True)
+            sipp.prune(trained(), data, keep=0.5, method="magnitude", repair=True)
     with pytest.raises(OptionError, match="repair"):
-        sipp.prune_to(trained(), iter([points(50, 1)]), points(100, 2), epsilon=0.5, method="wt", repair=True)
+        sipp.prune_to(trained(), iter([points(50, 1)]), points(100, 2), epsilon=0.5, method="magnitude", repair=True)
 
 
 def test_repair_and_a_sound_statement_speak_of_the_same_network() -> None:
     fixed = sipp.prune(
-        trained(), points(200, 1), keep=0.9, method="wt", repair=True, bound="sound", holdout=points(90, 5)
+        trained(), points(200, 1), keep=0.9, method="magnitude", repair=True, bound="sound", holdout=points(90, 5)
     )
     assert fixed.bound.mode == "sound" and fixed.bound.epsilon is not None
     with torch.no_grad():

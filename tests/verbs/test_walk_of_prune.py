@@ -59,7 +59,7 @@ def test_prune_enters_files_in_the_documented_order() -> None:
 def test_prune_enters_no_more_files_than_documented() -> None:
     said = re.search(r"enters (\d+) files with `sipp-det`, (\d+) with the default method, (\d+) with repair", DRAWN)
     assert said is not None
-    options: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "wt", "repair": True}]
+    options: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "magnitude", "repair": True}]
     assert all(len(entered(**given)) <= int(number) for given, number in zip(options, said.groups()))
 
 

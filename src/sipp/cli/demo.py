@@ -21,7 +21,7 @@ from sipp.storage.outputs import check_file
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short
-METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det", "sipp-rand", "wt", "snip", "random", "lamp")
+METHODS = ("sipp-blend", "sipp-hybrid", "sipp-det", "sipp-rand", "magnitude", "snip", "random", "lamp")
 SETTINGS = (  # more methods, fewer levels and epochs: the whole demo stays under a minute on two cores
     f"prune.methods=[{', '.join(METHODS)}]",
     "prune.alpha=0.4",

@@ -1,7 +1,7 @@
 """Arms of an experiment: a method, optionally with its own reduction over patches (T3). Imports no torch.
 
-The label of an arm is the same in recipes, records and on the page: "wt", "sipp-det", "sipp-det mean". So one run can
-compare both reductions of a method on the same dense network.
+The label of an arm is the same in recipes, records and on the page: "magnitude", "sipp-det", "sipp-det mean". So one
+run can compare both reductions of a method on the same dense network.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def masks_from_zeros(
         >>> import sipp, torch
         >>> from sipp.integrations.masks import masks_from_zeros
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(net, None, keep=0.25, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.25, method="magnitude")
         >>> masks = masks_from_zeros(pruned.model)
         >>> all(torch.equal(mask, masks[name]) for name, mask in pruned.masks.items())
         True

@@ -105,7 +105,7 @@ def hold(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(net, None, keep=0.25, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.25, method="magnitude")
         >>> optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1, momentum=0.9)
         >>> held = sipp.hold(pruned.model, pruned.masks, optimizer=optimizer)
         >>> held.n_kept, held.n_weights
@@ -150,7 +150,7 @@ def release(model: nn.Module) -> None:
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(net, None, keep=0.25, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.25, method="magnitude")
         >>> _ = sipp.hold(pruned.model, pruned.masks)
         >>> sipp.release(pruned.model)
         >>> list(pruned.model.state_dict()) == list(net.state_dict())

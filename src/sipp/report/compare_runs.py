@@ -91,7 +91,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
 
 
 def _kept_words(kept: float, method: str, products: float | None) -> str:
-    """'10 % (wt)', with the share of multiply-adds that are left if it is known."""
+    """'10 % (magnitude)', with the share of multiply-adds that are left if it is known."""
     return f"{number(kept, 'share')} ({method}{'' if products is None else f', multiply-adds {100 * products:.2g} %'})"
 
 

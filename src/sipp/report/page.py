@@ -35,7 +35,7 @@ def page(
     Example:
         >>> import sipp, tempfile, torch
         >>> net = torch.nn.Linear(100, 100).eval()
-        >>> pruned = sipp.prune(net, None, keep=0.5, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.5, method="magnitude")
         >>> certificate = sipp.certify(net, pruned.model, torch.rand(100, 100))
         >>> sipp.page(pruned, certificate, path=tempfile.mkdtemp() + "/page.html").name
         'page.html'

@@ -32,7 +32,7 @@ STYLES: dict[str, Style] = {
     "sipp-det": Style("#bc3700", "#ff8a54", "square"),
     "sipp-rand": Style("#00875f", "#2bd19b", "diamond"),
     "sipp-simple": Style("#7e2281", "#cb7cca", "up", (7, 3)),
-    "wt": Style("#b38704", "#f2d04b", "down", (4, 3)),
+    "magnitude": Style("#b38704", "#f2d04b", "down", (4, 3)),
     "snip": Style("#389acf", "#b5e3ff", "cross", (2, 3)),
     "random": Style("#565a5c", "#989a9b", "plus", (8, 3, 2, 3)),
     "lamp": Style("#700407", "#c7273e", "up", (1, 2)),

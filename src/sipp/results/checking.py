@@ -192,13 +192,13 @@ RECORDS = {
 }
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
-    **dict.fromkeys(("magnitude", "l1", "global_magnitude", "threshold"), "wt"),
+    **dict.fromkeys(("l1", "global_magnitude", "threshold"), "magnitude"),
     **dict.fromkeys(("sipp", "default", "auto"), "sipp-blend"),
     "uniform": "random",
     "sensitivity": "sipp-det",
 }
 
-OF_ONE_LAYER = {"l1_unstructured": "wt", "random_unstructured": "random"}  # of torch.nn.utils.prune
+OF_ONE_LAYER = {"l1_unstructured": "magnitude", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
 def explain_unknown_options(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

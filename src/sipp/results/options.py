@@ -221,7 +221,7 @@ class PruneOptions:
     delta: Annotated[float, _guarantee("Theory: the allowed failure probability.")] = DELTA
     bound: Annotated[Mode, _guarantee("Theory: the paper's bound, or a sound bound from operator norms.")] = "paper"
     statements: Annotated[
-        bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (wt, wanda, ...).")
+        bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
     ] = True
     repair: Annotated[
         RepairChoice, _repair("Find the mask and the weights together, without labels or training.", prune_to=True)

@@ -61,7 +61,7 @@ def export(
     Example:
         >>> import sipp, tempfile, torch
         >>> from sipp.runtime.exporting import export
-        >>> pruned = sipp.prune(torch.nn.Linear(8, 4), None, keep=0.5, method="wt")
+        >>> pruned = sipp.prune(torch.nn.Linear(8, 4), None, keep=0.5, method="magnitude")
         >>> made = export(pruned.model, tempfile.mkdtemp() + "/net.pt2", to="pt2", example=torch.rand(2, 8))
         >>> bool((torch.export.load(made.path).module()(torch.ones(5, 8)) == pruned.model(torch.ones(5, 8))).all())
         True

@@ -134,7 +134,7 @@ def sparse(model: NetworkLike, example: Any) -> Sparse:
     Example:
         >>> import torch, sipp
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-        >>> pruned = sipp.prune(model, None, keep=0.05, method="wt")
+        >>> pruned = sipp.prune(model, None, keep=0.05, method="magnitude")
         >>> fast = sipp.sparse(pruned.model, torch.zeros(32, 64))
         >>> fast(torch.randn(32, 64)).shape
         torch.Size([32, 10])

@@ -1,4 +1,4 @@
-"""Scores that others prune by: magnitude (WT), SNIP, random."""
+"""Scores that others prune by: magnitude, SNIP, random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sipp.scoring.gradients import batch_loss, with_gradients
 from sipp.scoring.task import ScoringTask
 
 
-def wt(task: ScoringTask) -> dict[str, Tensor]:
+def magnitude(task: ScoringTask) -> dict[str, Tensor]:
     """The magnitude of every prunable weight, {parameter name: tensor of its shape}; data is not looked at."""
     return {name: parameter.detach().to(SCORE_DTYPE).abs() for name, parameter in task.parameters().items()}
 

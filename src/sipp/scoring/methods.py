@@ -85,8 +85,8 @@ METHODS: tuple[MethodInfo, ...] = (
                SENSITIVITY, POINTS, "sampled"),
     MethodInfo("sipp-simple", "keeps the most sensitive weights, with the simple bound's constants",
                SENSITIVITY, POINTS),
-    MethodInfo("wt", "keeps the largest magnitudes (weight thresholding)",
-               "baselines:wt"),
+    MethodInfo("magnitude", "keeps the largest magnitudes",
+               "baselines:magnitude"),
     MethodInfo("snip", "keeps the largest weight x gradient of the loss, in magnitude",
                "baselines:snip", LABELS),
     MethodInfo("random", "keeps weights at random",
@@ -104,9 +104,9 @@ METHODS: tuple[MethodInfo, ...] = (
     MethodInfo("obs", "keeps the weights whose removal the rest of the row can least compensate",
                "obs:obs", POINTS, "layer"),
     MethodInfo("sparsegpt", "prunes column by column; the weights to the right make up for what was removed",
-               "baselines:wt", POINTS, "layer", fitting="sparsegpt"),
+               "baselines:magnitude", POINTS, "layer", fitting="sparsegpt"),
     MethodInfo("alps", "finds mask and weights of each layer together, by alternating directions",
-               "baselines:wt", POINTS, "layer", fitting="alps"),
+               "baselines:magnitude", POINTS, "layer", fitting="alps"),
 )  # fmt: skip
 
 NAMES: tuple[str, ...] = tuple(row.name for row in METHODS)

@@ -57,7 +57,7 @@ def certify(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="magnitude")
         >>> certificate = sipp.certify(net, pruned, torch.rand(500, 8), delta=0.05, confidence=0.95)
         >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
         ('certified', 500, True)
@@ -102,7 +102,7 @@ def certify_accuracy(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="magnitude")
         >>> holdout = [(torch.rand(500, 8), torch.randint(0, 4, (500,)))]
         >>> certificate = sipp.certify_accuracy(net, pruned, holdout, confidence=0.95)
         >>> certificate.mode, 0 < certificate.drop_upper < 0.2

@@ -44,7 +44,7 @@ from sipp.scoring.methods import method_of, repairs_of
 from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
 KEEPS = (0.5, 0.3, 0.1)
-USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "wt", "lamp", "wanda", "random")
+USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda", "random")
 LABELLED: tuple[str, ...] = ("snip",)  # compared too if the data has labels
 
 
@@ -76,9 +76,9 @@ def compare(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> comparison = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("wt", "random"))
+        >>> comparison = sipp.compare(net, torch.rand(200, 8), keeps=(0.8, 0.5), methods=("magnitude", "random"))
         >>> comparison.best(0.8).method, comparison.n_test, len(comparison.rows)
-        ('wt', 50, 4)
+        ('magnitude', 50, 4)
     """
     check_repair(repair)
     check_flag("progress", progress)

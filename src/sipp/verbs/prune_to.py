@@ -108,7 +108,7 @@ def prune_to(
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> best = sipp.prune_to(net, torch.rand(200, 8), torch.rand(500, 8), epsilon=0.5, method="wt")
+        >>> best = sipp.prune_to(net, torch.rand(200, 8), torch.rand(500, 8), epsilon=0.5, method="magnitude")
         >>> best.certificate.verdict, best.keep < 1, best.certificate.epsilon
         ('certified', True, 0.5)
     """

@@ -60,7 +60,7 @@ def repair(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> points = torch.rand(200, 8)
-        >>> fixed = sipp.repair(net, sipp.prune(net, points, keep=0.5, method="wt"), points)
+        >>> fixed = sipp.repair(net, sipp.prune(net, points, keep=0.5, method="magnitude"), points)
         >>> fixed.repair.output_after < fixed.repair.output_before
         True
     """

@@ -44,7 +44,7 @@ def save(
     Example:
         >>> import sipp, tempfile, torch
         >>> net = torch.nn.Linear(100, 100)
-        >>> pruned = sipp.prune(net, None, keep=0.1, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.1, method="magnitude")
         >>> path = tempfile.mkdtemp() + "/net.sipp.safetensors"
         >>> sipp.save(pruned, path).n_bytes < 0.18 * 4 * 100 * 100
         True

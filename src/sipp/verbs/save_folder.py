@@ -27,7 +27,7 @@ def save_folder(
 
     Example:
         >>> import sipp, tempfile, torch
-        >>> pruned = sipp.prune(torch.nn.Linear(8, 4), None, keep=0.5, method="wt")
+        >>> pruned = sipp.prune(torch.nn.Linear(8, 4), None, keep=0.5, method="magnitude")
         >>> folder = sipp.save_folder(pruned, tempfile.mkdtemp() + "/net")
         >>> sorted(path.name for path in folder.iterdir())
         ['model.safetensors', 'report.json']

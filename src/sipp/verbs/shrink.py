@@ -50,7 +50,7 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-        >>> pruned = sipp.prune(net, None, keep=0.02, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.02, method="magnitude")
         >>> small = sipp.shrink(pruned, torch.rand(4, 64))
         >>> small.n_parameters < 0.9 * small.n_parameters_before
         True

@@ -287,7 +287,7 @@ def test_a_result_written_into_another_tensor_has_no_bound_of_nothing() -> None:
 
     torch.manual_seed(0)
     dense = IntoBuffer().double()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     x = torch.rand(4, 6, dtype=torch.float64)
     bound = sipp.sound_bound(dense, pruned, x)
     assert bound.absolute_B is None and "writes its result into another tensor" in bound.reason
@@ -304,6 +304,6 @@ def test_values_that_leave_torch_have_no_bound_of_nothing() -> None:
 
     torch.manual_seed(0)
     dense = ByNumpy().double()
-    pruned = sipp.prune(dense, None, keep=0.5, method="wt")
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     bound = sipp.sound_bound(dense, pruned, torch.rand(4, 6, dtype=torch.float64))
     assert bound.absolute_B is None and "moves further" in bound.reason

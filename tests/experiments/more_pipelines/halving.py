@@ -61,8 +61,8 @@ def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, A
         )
     kept = sum(layer.kept for layer in layers)
     facts = PrunedFacts(
-        layers=tuple(layers), guarantee=None, bound=no_bound("a method of the tests", None), method="wt", budget=kept,
-        kept=kept, seed=0,
+        layers=tuple(layers), guarantee=None, bound=no_bound("a method of the tests", None), method="magnitude",
+        budget=kept, kept=kept, seed=0,
     )  # fmt: skip
     return masks, to_json({"pruned": facts, "path": [{"after_step": step, "keep": facts.keep}]})
 

@@ -122,9 +122,9 @@ def test_magnitude_leaves_the_classifier_of_resnet20_nothing_at_fan_out_initiali
         pruned = sipp.prune(net, images, keep=0.05, method=method, reduce=reduce, scoring=scoring, progress=False)
         return int(pruned.masks["linear.weight"].sum())
 
-    assert left_in_classifier("fan-out", "wt") == 0
+    assert left_in_classifier("fan-out", "magnitude") == 0
     assert left_in_classifier("fan-out", "sipp-det", "mean") > 100
-    assert left_in_classifier("he", "wt") > 100  # so it is the initialisation
+    assert left_in_classifier("he", "magnitude") > 100  # so it is the initialisation
 
 
 def test_cifar_resnet_names() -> None:

@@ -47,7 +47,7 @@ from sipp.storage.files import temporary_path
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
-TWO = "prune.methods=[sipp-hybrid, wt]"
+TWO = "prune.methods=[sipp-hybrid, magnitude]"
 ITERATIVE, AT_INIT = small("digits-iterative", TWO), small("digits-at-init", TWO)
 
 app = typer.Typer()
@@ -205,9 +205,23 @@ def began_order(recipe: Recipe, n_workers: int) -> list[list[str]]:
 
 
 def test_stages_start_when_their_parents_are_done() -> None:
-    assert began_order(ITERATIVE, 2) == [["dense"], ["sipp-hybrid.01", "wt.01"], ["sipp-hybrid.02", "wt.02"]]
-    assert began_order(AT_INIT, 2) == [["dense", "sipp-hybrid.01"], ["sipp-hybrid.02", "wt.01"], ["wt.02"]]
-    alone = [["dense"], ["sipp-hybrid.01"], ["wt.01"], ["sipp-hybrid.02"], ["wt.02"]]  # chains end together
+    assert began_order(ITERATIVE, 2) == [
+        ["dense"],
+        ["sipp-hybrid.01", "magnitude.01"],
+        ["sipp-hybrid.02", "magnitude.02"],
+    ]
+    assert began_order(AT_INIT, 2) == [
+        ["dense", "sipp-hybrid.01"],
+        ["sipp-hybrid.02", "magnitude.01"],
+        ["magnitude.02"],
+    ]
+    alone = [
+        ["dense"],
+        ["sipp-hybrid.01"],
+        ["magnitude.01"],
+        ["sipp-hybrid.02"],
+        ["magnitude.02"],
+    ]  # chains end together
     assert began_order(ITERATIVE, 1) == alone
 
 
@@ -344,17 +358,17 @@ def test_as_many_stages_as_the_machine_has_room_for_are_under_way(
 
 
 def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, events = swept(job, {"seed0.wt.01": None}, monkeypatch)
-    assert events[-1].startswith("DataError: seed0.wt.01: the process died 3 times") and "stop" in events
-    assert "seed0.wt.01" not in made and "seed0.wt.02" not in events
+    made, events = swept(job, {"seed0.magnitude.01": None}, monkeypatch)
+    assert events[-1].startswith("DataError: seed0.magnitude.01: the process died 3 times") and "stop" in events
+    assert "seed0.magnitude.01" not in made and "seed0.magnitude.02" not in events
 
 
 def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
     job: RunOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, events = swept(job, {"seed0.wt.01": StageOutcome(error=ModelError("training diverged"))}, monkeypatch)
-    assert "stop" in events and events[-1] == "ModelError: seed0.wt.01: training diverged"
-    assert "seed0.wt.01" not in made and len(set(made)) == len(made)
+    made, events = swept(job, {"seed0.magnitude.01": StageOutcome(error=ModelError("training diverged"))}, monkeypatch)
+    assert "stop" in events and events[-1] == "ModelError: seed0.magnitude.01: training diverged"
+    assert "seed0.magnitude.01" not in made and len(set(made)) == len(made)
 
 
 def test_what_ends_while_all_stop_is_not_lost(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +376,7 @@ def test_what_ends_while_all_stop_is_not_lost(job: RunOnRay, monkeypatch: pytest
     made, events = swept(job, {}, monkeypatch, lambda: next(polls))
     assert events[-1].startswith("Interrupted") and "stop" in events
     begun = [one for one in events if one.startswith("seed0")]
-    assert made == begun == ["seed0.dense", "seed0.sipp-hybrid.01", "seed0.wt.01"]
+    assert made == begun == ["seed0.dense", "seed0.sipp-hybrid.01", "seed0.magnitude.01"]
     # a signal counts more than the error of a process that it killed
     script: dict[str, StageOutcome | None] = {"seed0.dense": None}
     assert swept(job, script, monkeypatch, lambda: signal.SIGINT)[1][-1].startswith("Interrupted")

@@ -167,7 +167,7 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "prune: {alpha: 0.5, keeps: [0.5]}", ("prune", "either alpha and levels, or keeps")),
         (GOOD + "prune: {keeps: [0.2, 0.5]}", ("prune", "keeps must decrease")),
         (GOOD + "prune: {methods: [sipp-det, sipp-det max]}", ("twice",)),
-        (GOOD + "prune: {methods: [wt mean]}", ("prune.methods.0", "uses no sensitivities")),
+        (GOOD + "prune: {methods: [magnitude mean]}", ("prune.methods.0", "uses no sensitivities")),
         (GOOD + "prune: {methods: [sipp-blend mean]}", ("prune.methods.0", "tries both")),
         (GOOD + "prune: {methods: [sipp-det median]}", ("prune.methods.0", "max, mean")),
         (GOOD + "init: xavier", ("init",)),
@@ -178,7 +178,7 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "net: resnet2", ("resnet20",)),
         (GOOD + "net: resnet20", ("(3, 32, 32)",)),
         (GOOD + "prune: {alpha: 1.0}", ("prune.alpha",)),
-        (GOOD + "prune: {methods: [wt, wt]}", ("twice",)),
+        (GOOD + "prune: {methods: [magnitude, magnitude]}", ("twice",)),
         (GOOD + "prune: {methods: [sip]}", ("prune.methods.0",)),
         (GOOD + "seed: 1\nseed: 2", ("'seed' is given twice", "line 3")),
         (GOOD + "train: !!python/object/apply:os.system [echo]", ("tag", "line 2")),
@@ -232,8 +232,10 @@ def test_any_text_is_plain_or_an_option_error(text: str) -> None:
 
 def test_settings_and_hash() -> None:
     plain = load_recipe("digits-iterative")
-    changed = load_recipe("digits-iterative", settings=("train.epochs=7", "prune.methods=[wt]", "train.rate=1.0e-2"))
-    assert (changed.train.epochs, changed.prune.methods, changed.train.rate) == (7, ("wt",), 0.01)
+    changed = load_recipe(
+        "digits-iterative", settings=("train.epochs=7", "prune.methods=[magnitude]", "train.rate=1.0e-2")
+    )
+    assert (changed.train.epochs, changed.prune.methods, changed.train.rate) == (7, ("magnitude",), 0.01)
     config = config_of(plain)
     reordered = json.loads(json.dumps(dict(reversed(config.items()))))
     assert config_hash(reordered) == config_hash(config) != config_hash(config_of(changed))

@@ -66,10 +66,10 @@ def test_published_counts(name: str, millions: float) -> None:
 
 
 def test_a_run_records_and_shows_them(tmp_path: Path) -> None:
-    done = run(small("digits-iterative", "prune.methods=[wt]"), out=tmp_path, device="cpu")
+    done = run(small("digits-iterative", "prune.methods=[magnitude]"), out=tmp_path, device="cpu")
     sides = {"0.weight": 64, "3.weight": 64, "7.weight": 16, "12.weight": 1}  # uses of each weight
     for record in done.records:
-        stage = "seed0.dense" if record["method"] is None else f"seed0.wt.{record['level']:02}"
+        stage = "seed0.dense" if record["method"] is None else f"seed0.magnitude.{record['level']:02}"
         tensors = final(done.folder, stage)
         by_hand = sum(n * int(torch.count_nonzero(tensors[f"model.{name}"])) for name, n in sides.items())
         assert record["multiply_adds"] == by_hand

@@ -27,7 +27,7 @@ SMALL = (
 
 
 def small(name: str, *settings: str) -> Recipe:
-    return load_recipe(name, settings=(*SMALL, "prune.methods=[wt]", *settings))
+    return load_recipe(name, settings=(*SMALL, "prune.methods=[magnitude]", *settings))
 
 
 def taken(done: FinishedRun) -> set[str]:
@@ -40,7 +40,9 @@ def keys(recipe: Recipe) -> dict[str, str]:
 
 def test_a_networks_key_depends_on_every_setting_but_the_lists() -> None:
     old = keys(small("digits-iterative"))
-    more = keys(small("digits-iterative", "prune.methods=[lamp, wt]", "repetitions=2", "prune.keeps=[0.5, 0.2, 0.1]"))
+    more = keys(
+        small("digits-iterative", "prune.methods=[lamp, magnitude]", "repetitions=2", "prune.keeps=[0.5, 0.2, 0.1]")
+    )
     assert old == keys(small("digits-iterative", "train.eval_every=7"))
     assert old.items() <= more.items() and len(set(more.values())) == len(more)
     for setting in ("seed=1", "train.rate=0.2", "init=pytorch", "data.split_seed=1", "n_threads=2"):
@@ -60,20 +62,26 @@ def test_a_networks_key_depends_on_every_setting_but_the_lists() -> None:
         new = keys(small("digits-iterative", setting))
         assert {name for name in old if old[name] == new[name]} == {"seed0.dense"}, setting
     lower = keys(small("digits-iterative", "prune.keeps=[0.5, 0.1]"))
-    assert {name for name in old if old[name] == lower[name]} == {"seed0.dense", "seed0.wt.01"}
+    assert {name for name in old if old[name] == lower[name]} == {"seed0.dense", "seed0.magnitude.01"}
     ladder = keys(small("digits-iterative", "prune.alpha=0.5", "prune.levels=3"))  # one share for all levels
     assert len(set(ladder.values())) == len(ladder) == 4
     one, other = (
-        keys(small("digits-iterative", "prune.methods=[sipp-det, wt]", f"prune.reduce={r}")) for r in ("max", "mean")
+        keys(small("digits-iterative", "prune.methods=[sipp-det, magnitude]", f"prune.reduce={r}"))
+        for r in ("max", "mean")
     )
-    assert one["seed0.wt.02"] == other["seed0.wt.02"] and one["seed0.sipp-det.01"] != other["seed0.sipp-det.01"]
+    assert (
+        one["seed0.magnitude.02"] == other["seed0.magnitude.02"]
+        and one["seed0.sipp-det.01"] != other["seed0.sipp-det.01"]
+    )
 
 
 def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
     first = run(small("digits-iterative"), out=tmp_path, device="cpu")
     assert first.n_made == 3 and taken(first) == set()
-    again = run(small("digits-iterative", "prune.methods=[lamp, wt]", "repetitions=2"), out=tmp_path, device="cpu")
-    assert taken(again) == {"seed0.dense", "seed0.wt.01", "seed0.wt.02"}
+    again = run(
+        small("digits-iterative", "prune.methods=[lamp, magnitude]", "repetitions=2"), out=tmp_path, device="cpu"
+    )
+    assert taken(again) == {"seed0.dense", "seed0.magnitude.01", "seed0.magnitude.02"}
     assert again.n_made == 10 - 3 and again.folder != first.folder
     gradual = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path, device="cpu")
     assert taken(gradual) == {"seed0.dense"} and gradual.n_made == 1
@@ -83,7 +91,7 @@ def test_a_run_trains_only_what_is_new(tmp_path: Path) -> None:
         again.folder.name,
     }  # trained there, or copied
     alone = run(small("digits-gradual", "prune.keeps=[0.2]"), out=tmp_path / "alone", device="cpu")
-    for stage in ("seed0.dense", "seed0.wt.01"):
+    for stage in ("seed0.dense", "seed0.magnitude.01"):
         assert equal(final(gradual.folder, stage), final(alone.folder, stage))
     assert read_run(again.folder).notes == () and len(read_run(again.folder).origins) == 1
 
@@ -97,14 +105,14 @@ def test_other_code_is_taken_only_where_that_is_accepted(tmp_path: Path, monkeyp
     lamp = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[lamp]")
     refused = run(lamp, out=tmp_path, device="cpu")
     assert taken(refused) == set() and refused.n_made == 2
-    both = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[wt, erk]")
+    both = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[magnitude, erk]")
     done = run(both, out=tmp_path, device="cpu", accept_changes=True)
-    assert taken(done) == {"seed0.dense", "seed0.wt.01"} and done.records[1][TAKEN_FROM] == first.folder.name
+    assert taken(done) == {"seed0.dense", "seed0.magnitude.01"} and done.records[1][TAKEN_FROM] == first.folder.name
     assert [one.code for one in read_run(done.folder).origins][-1] == "another"
     assert len(read_run(done.folder).origins) == 2
-    hurt = first.folder / "seed0.wt.01" / "final.safetensors"
+    hurt = first.folder / "seed0.magnitude.01" / "final.safetensors"
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\xff")
-    (done.folder / "seed0.wt.01" / "final.safetensors").unlink()
+    (done.folder / "seed0.magnitude.01" / "final.safetensors").unlink()
     with pytest.warns(UserWarning, match="SHA-256"):
         assert run(both, out=tmp_path, device="cpu", accept_changes=True).n_made == 1
 
@@ -114,5 +122,5 @@ def test_a_network_of_other_data_is_never_taken(tmp_path: Path) -> None:
     manifest = read_json(first.folder / store.MANIFEST)
     manifest["origins"][0]["data"] = "other"
     write_json(first.folder / store.MANIFEST, manifest)
-    more = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[wt, lamp]")
+    more = small("digits-at-init", "prune.keeps=[0.2]", "prune.methods=[magnitude, lamp]")
     assert taken(run(more, out=tmp_path, device="cpu", accept_changes=True)) == set()

@@ -33,7 +33,7 @@ def test_the_panels_are_the_papers() -> None:
 
 
 def test_common_values_and_settings_reach_every_recipe() -> None:
-    arms = ("sipp-det mean", "sipp-det max", "sipp-rand", "sipp-hybrid", "wt")
+    arms = ("sipp-det mean", "sipp-det max", "sipp-rand", "sipp-hybrid", "magnitude")
     for form in ("short", "full"):
         for recipe in load_study("paper-variants", form=form, settings=("repetitions=2", "seed=5")).recipes:  # type: ignore[arg-type]
             assert (recipe.prune.methods, recipe.seeds) == (arms, (5, 6))

@@ -88,7 +88,7 @@ def sound_bound(dense: nn.Module, pruned: NetworkLike, inputs: Inputs) -> GraphB
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        >>> pruned = sipp.prune(net, None, keep=0.9, method="wt")
+        >>> pruned = sipp.prune(net, None, keep=0.9, method="magnitude")
         >>> x = torch.rand(3, 8)
         >>> bound = sipp.sound_bound(net, pruned, x)
         >>> error = (pruned.model(x) - net(x)).norm(dim=1).double()
