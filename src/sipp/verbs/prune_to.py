@@ -44,7 +44,6 @@ from sipp.results.numerics import budget_of, integers
 from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
-    Floor,
     Method,
     PruneOptions,
     Reduce,
@@ -89,7 +88,6 @@ def prune_to(
     levels: Sequence[float] | None = None,
     seed: int = 0,
     reduce: Reduce | None = None,
-    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
@@ -113,7 +111,7 @@ def prune_to(
         ('certified', True, 0.5)
     """
     options = PruneOptions(
-        method=method, confidence=confidence, seed=seed, reduce=reduce, floor=floor, include=include, exclude=exclude,
+        method=method, confidence=confidence, seed=seed, reduce=reduce, include=include, exclude=exclude,
         repair=repair, scoring=scoring,
     )  # fmt: skip
     return prune_to_with(
