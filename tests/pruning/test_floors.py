@@ -178,10 +178,7 @@ def test_no_row_of_the_digits_network_dies_at_two_per_cent(method: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_default_method_has_a_floor_of_its_own() -> None:
     data = torch.rand(60, 30, generator=torch.Generator().manual_seed(0))
-    own, given, off = (
-        sipp.prune(net(), data, keep=0.05, floor=floor)
-        for floor in (None, 0.1, 0)
-    )
+    own, given, off = (sipp.prune(net(), data, keep=0.05, floor=floor) for floor in (None, 0.1, 0))
     assert all(torch.equal(own.masks[name], mask) for name, mask in given.masks.items())
     assert not any(layer.dead_rows for layer in own.layers) and any(layer.dead_rows for layer in off.layers)
 

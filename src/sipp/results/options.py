@@ -45,7 +45,7 @@ Selector = str | type | Sequence[str | type]  # names of weights or modules with
 DEFAULT_METHOD = "sipp-blend"
 DELTA = 1e-16  # failure probability of T4
 CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
-HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
+SHARE = 0.05  # of inputs that a certificate may leave out (T14)
 
 
 def method_name(method: Method) -> str:

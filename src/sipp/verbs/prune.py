@@ -85,8 +85,7 @@ def prune(
     measured on inputs holds for all but a share of new inputs, with the given `confidence`; for the network, that
     share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
     quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
-    need them. `delta` is the probability that the theory's inequality fails (T4), not a share of inputs as in
-    `certify`.
+    need them. `delta` is the probability that the theory's inequality fails (T4).
 
     All options: docs/api.md, "Shared options" and "sipp.prune".
 

@@ -82,7 +82,7 @@ def prune_to(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float | None = None,
+    share: float | None = None,
     confidence: float = CONFIDENCE,
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
@@ -97,10 +97,9 @@ def prune_to(
 ) -> PrunedTo:
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
-    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given;
-    it is a share of inputs, not a probability of failure as in `prune`. With `repair`, the repaired networks are
-    certified.
+    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, or that the accuracy falls by at most
+    `max_accuracy_drop`; both with the given confidence. `share` goes with `epsilon` only, and is 0.05 if not given.
+    With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -115,7 +114,7 @@ def prune_to(
         repair=repair, scoring=scoring,
     )  # fmt: skip
     return prune_to_with(
-        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, delta=delta,
+        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, share=share,
         levels=levels, output=output, progress=progress,
     )  # fmt: skip
 
@@ -129,14 +128,14 @@ def prune_to_with(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float | None = None,
+    share: float | None = None,
     levels: Sequence[float] | None = None,
     output: Output = None,
     progress: bool = True,
 ) -> PrunedTo:
     """`prune_to` with the options of pruning in one record, as the command line uses it."""
     _check_options(options)
-    tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
+    tolerance = tolerance_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
