@@ -12,23 +12,12 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
 import sipp
+from sipp.integrations.hugging_face import HoldMasks
 from sipp.runtime.exporting import export
-
-
-class HoldMasks(TrainerCallback):
-    def __init__(self, masks):
-        self.masks = masks
-
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        sipp.hold(model, self.masks, optimizer=getattr(optimizer, "optimizer", optimizer))
-
-    def on_train_end(self, args, state, control, model=None, **kwargs):
-        sipp.release(model)
 
 
 def batches_of(path, tokenizer):
@@ -61,9 +50,7 @@ print(sipp.certify(model, pruned.model, first, output="logits", calibration=cali
 
 options = TrainingArguments("out", max_steps=10, report_to=[], save_strategy="no", disable_tqdm=True)
 data = points_of(calibration)
-trainer = Trainer(
-    pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned.masks)], processing_class=tokenizer
-)
+trainer = Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned)], processing_class=tokenizer)
 trainer.train()
 
 certificate = sipp.certify_accuracy(model, pruned.model.eval(), second, output="logits")

@@ -30,7 +30,7 @@ from sipp.experiments.seeds import step_seed
 from sipp.experiments.training.distill import Teacher, distilled_losses
 from sipp.experiments.training.feed import NO_LABEL, Feed, eval_batches, n_steps, train_batches
 from sipp.experiments.training.step import Forward, Step, learning_rate, logits_of, make_step, resolve_step
-from sipp.pruning.masking import hold
+from sipp.pruning.masking import hold_masks
 from sipp.results.accuracy import Accuracy
 from sipp.results.run_records import EpochRow
 
@@ -81,7 +81,7 @@ def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
 
     Masks may only shrink: bringing a weight back is an error.
     """
-    hold(state.model, masks, optimizer=state.optimizer)
+    hold_masks(state.model, masks, optimizer=state.optimizer)
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 
