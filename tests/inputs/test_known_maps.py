@@ -16,10 +16,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.experiments.nets.registry import build, net_spec
 from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 from sipp.inputs.layers.registry import _REGISTRY
 from sipp.pruning.masking import hold_masks
+from sipp_lab.nets.registry import build, net_spec
 
 SLIGHTLY = 1.01
 
