@@ -17,7 +17,6 @@ from transformers import (
 
 import sipp
 from sipp.integrations.hugging_face import HoldMasks
-from sipp.runtime.exporting import export
 
 
 def batches_of(path, tokenizer):
@@ -58,7 +57,7 @@ print(certificate.sentence)
 assessed = sipp.assess(model, pruned.model, calibration)
 sipp.save_folder(assessed, "assessed", certificate=certificate)
 print(sipp.page(assessed, certificate, path="page.html"))
-print(export(pruned.model, "sparse", to="hf"))
+print(sipp.export(pruned, "sparse"))
 tokenizer.save_pretrained("sparse")
 again = AutoModelForSequenceClassification.from_pretrained("sparse")
 n_nonzero = sum(int(again.get_parameter(name).count_nonzero()) for name in pruned.masks)

@@ -19,7 +19,6 @@ import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.pruning.masking import hold_masks
 from sipp.results.shrunk import Shrunk
-from sipp.runtime.exporting import export
 from sipp_lab.nets import build
 
 N_NETWORKS, AT_ONCE = 24, 8
@@ -383,8 +382,8 @@ def test_onnx_of_a_smaller_network(tmp_path) -> None:
     pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
     net, x = conv_net(padding=1, is_dead_at=0.5), torch.randn(2, 3, 8, 8)
-    made = export(sipp.shrink(net, x), tmp_path / "small.onnx", to="onnx", example=x)
-    assert made.off_by <= TOLERANCE and made.n_points is None
+    made = sipp.export(sipp.shrink(net, x), tmp_path / "small.onnx", x)
+    assert made.off_by <= TOLERANCE and made.n_inputs is None
 
 
 def test_the_certificate_is_carried_and_holds() -> None:
