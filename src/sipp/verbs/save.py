@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -52,6 +53,16 @@ def save(
         >>> torch.equal(same.weight, pruned.model.weight)
         True
     """
+    target = check_path("path", path, "net.sipp.safetensors")
+    content, contents = content_of(pruned, target, values=values, certificate=certificate)
+    write_atomic(target, content)
+    return contents
+
+
+def content_of(
+    pruned: NetworkLike, target: Path, *, values: Precision = "fp32", certificate: AnyCertificate | None = None
+) -> tuple[bytes, SavedFile]:
+    """The bytes of the file that `save` writes, and what is in it."""
     certificate = certificate_of(pruned, certificate)
     network = pruned_or_module(pruned)
     model = network.model if isinstance(network, Pruned) else network
@@ -60,7 +71,6 @@ def save(
             f"a {type(model).__name__} cannot be saved",
             fix="pass what sipp.prune or sipp.prune_to returned, or an nn.Module",
         )
-    target = check_path("path", path, "net.sipp.safetensors")
     check_choice("values", values, get_args(Precision))
     check_certificate(certificate)
     if masked := masked_by_torch(model):
@@ -94,9 +104,7 @@ def save(
     is_about_stored = contents.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
         raise OptionError("the certificate is about another network than the one to save; certify this one")
-    content, contents = file_content(contents, data)
-    write_atomic(target, content)
-    return contents
+    return file_content(contents, data)
 
 
 def _warn_of_negative_zeros(model: nn.Module) -> None:
