@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.measures import point_ratios
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.transforms import normalise
-from sipp.experiments.nets import build
 from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.results.binomial import upper_limit
 from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.transforms import normalise
+from sipp_lab.nets import build
 
 METHODS: tuple[str, ...] = ("magnitude", "sipp-det", "sipp-hybrid")
 PARTS = ("calibration", "holdout", "fresh")

@@ -31,12 +31,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.digits import load_digits
-from sipp.experiments.data.imageset import ImageSet
-from sipp.experiments.data.transforms import draw_shifts, normalise, shift
-from sipp.experiments.nets import build
 from sipp.results.shrunk import Shrunk
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.digits import load_digits
+from sipp_lab.data.imageset import ImageSet
+from sipp_lab.data.transforms import draw_shifts, normalise, shift
+from sipp_lab.nets import build
 
 KEEPS = (0.05, 0.02)
 Network = Callable[[Tensor], Tensor]

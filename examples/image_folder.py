@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 import sipp
-from sipp.experiments.nets import build
+from sipp_lab.nets import build
 
 
 class Images(Dataset):

@@ -11,8 +11,8 @@ from commandline import files_in, refused, run
 from safetensors.torch import load_file
 
 import sipp
-from sipp.experiments.data.digits import load_digits
-from sipp.experiments.nets import build
+from sipp_lab.data.digits import load_digits
+from sipp_lab.nets import build
 
 
 @pytest.fixture

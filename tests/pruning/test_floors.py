@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.experiments.nets import build
 from sipp.pruning.cutting import cut, dead_rows
 from sipp.pruning.largest_scores import largest, largest_above_floor, minimum_of_layers
 from sipp.pruning.ranking import rank
 from sipp.results.options import PruneOptions
 from sipp.scoring.methods import NAMES
 from sipp.scoring.task import task_of
+from sipp_lab.nets import build
 
 OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
 

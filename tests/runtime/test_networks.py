@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.experiments.nets import build
 from sipp.runtime import chunks, cpu_network, cpu_plan, examples, steps
+from sipp_lab.nets import build
 
 
 def small():

@@ -10,12 +10,12 @@ from torch import nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.experiments.arms import arm_of
 from sipp.repairing.data_split import error_on_test_points, split_data
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.results.options import RepairChoice
 from sipp.scoring.methods import METHODS
+from sipp_lab.arms import arm_of
 from tests.oracles.sparsegpt import sparsegpt
 
 FITTED = ("sparsegpt", "alps")

@@ -21,7 +21,6 @@ from sipp.cli.model_option import load_model, norm_stats_lines, norm_stats_of, w
 from sipp.cli.output import Answer
 from sipp.cli.prune_checks import check
 from sipp.errors import OptionError
-from sipp.experiments.nets import NETS
 from sipp.inputs.data import HELD_BACK_SHARE
 from sipp.results.binomial import holdout_needed
 from sipp.results.certificate import AnyCertificate, Certificate
@@ -42,6 +41,7 @@ from sipp.storage.pruned_folder import write_pruned
 from sipp.storage.small_file import with_stored_values
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
+from sipp_lab.nets import NETS
 
 SEE_BELOW = "see the certificate below."
 HOLDOUT_USED = "; but the holdout was used, so take other inputs for your next claim"
