@@ -139,7 +139,7 @@ def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> I
         file = f"{name}-{keep}.pt"
         if given.trained is not None:
             net.load_state_dict(torch.load(given.trained / file, weights_only=True))
-        pruned = sipp.prune(net.eval(), points, keep=keep, method=given.method, floor="off", progress=False)
+        pruned = sipp.prune(net.eval(), points, keep=keep, method=given.method, floor=0, progress=False)
         words = ""
         if given.epochs:
             net = pruned.model

@@ -135,7 +135,7 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
     """The options with those that this one needs, and without those that it excludes."""
     if one.command == "prune" and one.label in ("--budget", "--epsilon", "--max-accuracy-drop"):
         options = {key: value for key, value in options.items() if key not in ("--keep", "--method")}
-    if one.command == "prune" and one.label in ("--confidence", "--holdout-delta", "--output"):
+    if one.command == "prune" and one.label in ("--confidence", "--share", "--output"):
         options["--holdout"] = folder / "holdout.npy"
     if one.command == "prune" and one.label in (
         "--delta",

@@ -56,7 +56,7 @@ def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
     """A certificate; of one that is not certified, 30 of 400 points were too far off."""
     digest = hashlib.sha256(str(epsilon).encode()).hexdigest()
     found = Certificate(
-        fixed="delta", epsilon=float(epsilon), delta=0.05, confidence=0.95,
+        fixed="share", epsilon=float(epsilon), share=0.05, confidence=0.95,
         violations=12 if verdict == "certified" else 30, n=400, n_duplicates=0, data_hash=digest, dense_hash=digest,
         pruned_hash=digest, dtype="float32", output=None, calibration_checked=True,
     )  # fmt: skip

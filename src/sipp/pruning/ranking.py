@@ -146,10 +146,9 @@ def _scores_to_cut(
 
 
 def floor_of(options: PruneOptions) -> float | None:
-    """The floor under rows and layers: the option, or the method's default."""
-    if options.floor == "method":
-        return method_of(options.method).floor
-    return None if isinstance(options.floor, str) else float(options.floor)
+    """The floor under rows and layers: the option, or the method's default; None if there is none."""
+    floor = method_of(options.method).floor if options.floor is None else float(options.floor)
+    return floor or None
 
 
 def _with_selection_points(

@@ -36,7 +36,7 @@ Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values
 Draws = Literal["until", "fixed"]  # of a sampled row (T8)
 Allocation = Literal["layers", "paper"]  # of the budget of sampled rows (T10)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
-Floor = float | Literal["method", "off"]  # under rows and layers: a share of an even cut
+Floor = float | None  # under rows and layers: a share of an even cut; 0 is none, None the default of the method
 ChunkBytes = int | Literal["auto"]
 NPoints = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
@@ -45,7 +45,7 @@ Selector = str | type | Sequence[str | type]  # names of weights or modules with
 DEFAULT_METHOD = "sipp-blend"
 DELTA = 1e-16  # failure probability of T4
 CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
-HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
+SHARE = 0.05  # of inputs that a certificate may leave out (T14)
 
 
 def method_name(method: Method) -> str:
@@ -73,26 +73,13 @@ def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
     return ["joint" if isinstance(repair, bool) else repair]
 
 
-def check_floor(floor: Any) -> Floor:
-    """The floor, if it is "method", "off" or a share from 0 to below 1."""
-    if isinstance(floor, str):
-        check_choice("floor", floor, ("method", "off"))
-    elif check_number("floor", floor, least=0) >= 1:
+def check_floor(floor: Any) -> None:
+    """Raises unless the floor is None or a share from 0 to below 1."""
+    if floor is not None and check_number("floor", floor, least=0) >= 1:
         raise OptionError(
             f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer",
             option="floor",
         )
-    checked: Floor = floor
-    return checked
-
-
-def parse_floor(text: str) -> Floor:
-    """The floor from its text on the command line: a share, or a word."""
-    try:
-        share = float(text)
-    except ValueError:
-        return check_floor(text)
-    return check_floor(share)
 
 
 def _is_word(value: Any, word: str) -> bool:
@@ -176,8 +163,8 @@ class PruneOptions:
 
     Example:
         >>> from sipp.results.options import PruneOptions
-        >>> PruneOptions(keep=0.15).floor
-        'method'
+        >>> PruneOptions(keep=0.15).method
+        'sipp-blend'
     """
 
     keep: Annotated[float | None, _goal("Share of the prunable weights to keep, in (0, 1].")] = None
@@ -197,11 +184,10 @@ class PruneOptions:
     floor: Annotated[
         Floor,
         _goal(
-            "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
-            prune_to=True,
-            parse=parse_floor,
+            "Every row keeps a weight, and every layer this share of an even cut; 0: no floor. Default: 0.1 for "
+            "sipp-blend, 0 for other methods.",
         ),
-    ] = "method"
+    ] = None
     reduce: Annotated[
         Reduce | None,
         _goal(

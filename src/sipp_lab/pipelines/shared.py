@@ -35,8 +35,8 @@ from sipp_lab.seeds import prune_seed
 from sipp_lab.training.feed import eval_batches
 from sipp_lab.training.loop import evaluate
 
-# Of the certificates in a record (T14). A recipe's delta is for the theory, far smaller than a holdout can certify.
-CERTIFICATE_DELTA = 0.05
+# Of the certificates in a record (T14).
+CERTIFICATE_SHARE = 0.05
 CERTIFICATE_CONFIDENCE = 0.95
 
 
@@ -131,7 +131,7 @@ def _certificate(context: RunContext, ranking: Ranking, pruned: Pruned) -> Value
             ranking.model,
             pruned.model,
             eval_batches(context.feed, splits.holdout),
-            delta=CERTIFICATE_DELTA,
+            share=CERTIFICATE_SHARE,
             confidence=CERTIFICATE_CONFIDENCE,
             calibration=eval_batches(context.feed, splits.calibration),
             progress=False,  # a run has its own display
