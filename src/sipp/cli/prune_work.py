@@ -76,7 +76,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
         with naming_option(f"--model {request.model}", "see sipp prune --help"):
             n = sample_size(
                 model, example, options.delta, method=options.method, include=options.include,
-                exclude=options.exclude, constants=options.constants,
+                exclude=options.exclude, k_constant=options.k_constant,
             )  # fmt: skip
         # a blend holds back a share of the points, and n must be left
         return math.ceil(n / (1 - HELD_BACK_SHARE)) if method_of(options.method).is_blend else n

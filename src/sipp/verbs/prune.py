@@ -24,11 +24,12 @@ from sipp.results.display import listed
 from sipp.results.network_hash import tensors_hash
 from sipp.results.numerics import device_of
 from sipp.results.options import (
+    C_CONSTANT,
     CONFIDENCE,
     DEFAULT_METHOD,
     DELTA,
+    K_CONSTANT,
     Allocation,
-    Constants,
     Draws,
     Floor,
     Method,
@@ -70,7 +71,8 @@ def prune(
     repair: RepairChoice = False,
     blocks: str | None = None,
     scoring: Scoring = Scoring(),
-    constants: Constants = Constants(),
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Pruned:
     """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
@@ -98,7 +100,8 @@ def prune(
     options = PruneOptions(
         keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
         draws=draws, allocation=allocation, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
-        statements=statements, repair=repair, blocks=blocks, scoring=scoring, constants=constants,
+        statements=statements, c_constant=c_constant, k_constant=k_constant, repair=repair, blocks=blocks,
+        scoring=scoring,
     )  # fmt: skip
     return prune_with(model, data, options, holdout=holdout, progress=progress)
 

@@ -20,7 +20,7 @@ from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
 from sipp.results.jsonio import to_json
-from sipp.results.options import Constants, NormStats, PruneOptions, Scoring, repairs_asked
+from sipp.results.options import NormStats, PruneOptions, Scoring, repairs_asked
 from sipp.results.pruned import Pruned, PrunedFacts
 from sipp.results.ranking import Ranking, to_rows
 from sipp.scoring.task import task_of
@@ -71,7 +71,8 @@ def rank_for(context: RunContext, stage: Stage, network: Network, *, norm_stats:
         draws=spec.draws,
         allocation=spec.allocation,
         reduce=arm.reduce or spec.reduce,
-        constants=Constants(c_constant=spec.c_constant, k_constant=spec.k_constant),
+        c_constant=spec.c_constant,
+        k_constant=spec.k_constant,
     )
     model = module_of(context, network)
     batches = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
