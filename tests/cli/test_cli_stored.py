@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.cli.stored_networks import built_in, stored_network
+from sipp.files import read_json
 from sipp.report import read_results, render
 from sipp.report.summary import claim_of
 from sipp.results.bench import Bench
 from sipp.results.jsonio import from_json
 from sipp.results.network_hash import model_hash
 from sipp.runtime import steps
-from sipp.storage.files import read_json
 from sipp.verbs.certify import certify_accuracy
 from sipp_lab.nets import build
 

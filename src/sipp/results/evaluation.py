@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sipp.results.accuracy import Accuracy
 from sipp.results.display import counted, percent_up
 from sipp.results.sheet import Sheet, shown
+from sipp.results.text_scores import TextScores
 
 KIND = "evaluation"
 
@@ -70,3 +71,6 @@ def _facts(measured: Evaluation) -> list[tuple[str, str]]:
         words = ", ".join(f"{error:.4g} {name}" for name, error in errors)
         facts.append(("epsilon", f"{words} (how far the output moved, relative to its norm)"))
     return facts
+
+
+Measured = Evaluation | TextScores  # what `sipp eval` writes

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
+from sipp.files import new_folder, write_atomic
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.results.checking import check_choice, check_path, check_size
 from sipp.results.network_hash import raw_bytes
@@ -29,7 +30,6 @@ from sipp.runtime.exported import TRACED, Exported, Target
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.programs import write_onnx, write_program
 from sipp.storage.block_by_block.sharded_weights import companion_files
-from sipp.storage.files import new_folder, write_atomic
 from sipp.storage.tensors import in_own_memory, tensors_to_bytes
 
 Values = Literal["same", "bf16", "fp16"]

@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def bench(pruned: NetworkLike, example: Any, *, repeats: int = REPEATS) -> Bench
     n_points = next((len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()), 1)
     runs = []
     for n in sorted({1, n_points}):
-        call: Call = pytree.tree_map(lambda x: x[:n] if isinstance(x, Tensor) and x.dim() else x, (args, kwargs))
+        call: Call = pytree.tree_map(partial(_first, n), (args, kwargs))
         fast = sparse(model, call[0] if call[0] else call[1])
         runs.append(_time_calls(model, fast, call, n, repeats))
     contents = content_of(pruned, Path("network"))[1]
@@ -115,6 +116,10 @@ def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_points: int, repea
         n_points=n_points, dense_ms=dense_ms, sparse_ms=sparse_ms, faster=speed_of(*taken),
         runs_dense=fast.latest.is_dense, off_by=gap,
     )  # fmt: skip
+
+
+def _first(n: int, value: Any) -> Any:
+    return value[:n] if isinstance(value, Tensor) and value.dim() else value
 
 
 def alternate(*functions: Callable[[], object], repeats: int) -> list[list[float]]:

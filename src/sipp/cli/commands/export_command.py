@@ -9,11 +9,12 @@ import typer
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import StoredOptions
+from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
 from sipp.results.jsonio import to_json
 
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
+TRACED = ("pt2", "onnx")  # need an example
 
 
 def export(
@@ -26,7 +27,8 @@ def export(
             "Hugging Face folder (hf)."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="New file; with hf, new folder. Nothing is replaced.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File; with hf, a new folder.")],
+    force: Force = False,
     values: Annotated[
         Literal["same", "bf16", "fp16"],
         typer.Option(help="With hf and small: the precision of the weights.", metavar="FORMAT"),
@@ -35,32 +37,34 @@ def export(
         str | None, typer.Option(help="With hf: size of the largest file of weights, such as 5GB.")
     ] = None,
 ) -> Answer:
-    """Export a pruned network for other programs; the result is read back and compared."""
-    from sipp.cli.hugging_face_models import own_tokenizer
-    from sipp.cli.out_option import check_new
-    from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
-    from sipp.results.saved_file import SavedFile
-    from sipp.runtime.exported import TRACED, Exported
-    from sipp.runtime.exporting import export as export_network
+    """Export a pruned network for other programs; the result is read back and compared.
 
-    written: Exported | SavedFile
-    for name in ("data", "normalise", "size"):
-        if (value := getattr(stored, name)) is not None and to not in TRACED:
-            raise CommandError(f"--to {to} needs no example", where=f"--{name} {value}", fix="leave it out")
+    For example: sipp export sparse --model my.py:net --to small --out small.safetensors
+    """
+    from sipp.cli.hugging_face_models import own_tokenizer
+    from sipp.cli.out_option import check_out
+    from sipp.cli.stored_option import example_for, stored_network
+
+    if stored.data is not None and to not in TRACED:
+        raise CommandError(f"--to {to} needs no example", where=f"--data {stored.data}", fix="leave it out")
     if to == "small" and shard is not None:
         raise CommandError("--to small writes a single file", where=f"--shard {shard}", fix="leave it out")
-    check_new(out)
-    network = stored_network(stored.file, stored.model)
+    if to == "hf" and force:
+        raise CommandError(
+            "a Hugging Face folder is never replaced", where="--force", fix="leave it out, and give a new folder"
+        )
+    check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data}, is_folder=to == "hf")
+    network = stored_network(stored)
     example = example_for(network, stored, N_POINTS)[0] if to in TRACED else None
     with naming_option(f"FILE {stored.file}, --to {to}", "see sipp export --help"):
         if to == "small":
-            written = save_small(network, out, values)
+            precision = "fp32" if values == "same" else values
+            written: object = sipp.save(network.model, out, values=precision, certificate=network.certificate)
         else:
             chosen = {} if shard is None else {"shard": shard}
             tokenizer = own_tokenizer(network.name) if to == "hf" else None
-            written = export_network(
+            written = sipp.export(
                 network.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
             )
-    record = to_json(written) if isinstance(written, Exported) else contents_record(written, network.name)
     about = {"kind": "export", "sipp": sipp.__version__, "network": network.name, "to": to}
-    return Answer([str(written)], record | about)
+    return Answer([str(written)], to_json(written) | about)
