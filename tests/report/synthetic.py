@@ -139,12 +139,14 @@ def big_run(
             for level in range(1, n_levels + 1):
                 keep = 0.85**level
                 top1 = 0.93 - 0.002 * (1 + rank) / keep ** (0.55 + 0.12 * rank) * rng.uniform(0.7, 1.3)
-                layers = []
+                layers, left, room = [], round(keep * sum(sizes)), sum(sizes)
                 for index, size in enumerate(sizes):
                     share = min(1.0, keep * (2.5 - 2 * index / n_layers) * rng.uniform(0.8, 1.2))
                     dead = int(max(0, rank - 1) * (0.1 / keep) * rng.random())
                     eps = 3 * (1 - share) * rng.uniform(1, 20) if method.startswith("sipp") else None
-                    kept = int(share * size)
+                    room -= size  # of the layers that come, which must take what is left, and no more
+                    kept = min(size, left, max(int(share * size), left - room))
+                    left -= kept
                     layers.append(
                         layer(f"layers.{index // 2}.conv{index % 2 + 1}.weight", size, kept, eps=eps, dead=dead)
                     )

@@ -205,7 +205,7 @@ def test_sentences_say_the_numbers_and_never_more():
     assert "at least 59 distinct ones are needed" in few
     assert str(certificate()).splitlines()[0] == "certified"
     sheet = str(certificate())
-    assert certificate().sentence in " ".join(sheet.split()) and certificate().data_hash in sheet
+    assert certificate().sentence in " ".join(sheet.split()) and certificate().data_hash[:12] in sheet
     assert max(map(len, sheet.splitlines())) <= 120
 
 

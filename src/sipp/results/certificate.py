@@ -284,9 +284,9 @@ def _sheet(
         ("confidence", percent(cert.confidence)),
         ("inputs", f"{cert.n:,}" + (f" and {cert.n_duplicates:,} copies" if cert.n_duplicates else "")),
         ("output", f"{compared}, {cert.dtype}"),
-        ("hash of inputs", cert.data_hash),
-        ("of dense", cert.dense_hash),
-        ("of pruned", cert.pruned_hash),
+        ("hash of inputs", cert.data_hash[:12]),
+        ("of dense", cert.dense_hash[:12]),
+        ("of pruned", cert.pruned_hash[:12]),
     ]
     return Sheet(cert.headline, tuple(facts), (Table(("inputs", "number", "share"), rows, bars=("share",)),))
 
