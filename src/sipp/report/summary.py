@@ -159,7 +159,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
         command = f"sipp bench {stored} --data {at.inputs} --out {at.folder}/bench.json"
         steps.append(("See how small and fast it is:", command, "sipp.bench(pruned, example)"))
     if len(steps) < 2:
-        command = f"sipp export {stored} --to small --out small.safetensors"
+        command = f"sipp export {stored} --out small.safetensors"
         fast = "fast = sipp.sparse(pruned, example)"
         steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
         steps.append(("Run it faster on a CPU, in Python:", fast, fast))

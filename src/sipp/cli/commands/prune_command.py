@@ -336,7 +336,7 @@ def _write(
         if not request.is_one_file:
             sipp.save_folder(pruned, request.out, about=values)
             n_bytes = (request.out / WEIGHTS_NAME).stat().st_size
-            small = f"sipp export {request.out} --model {request.model} --to small --out small{FILE_SUFFIX}"
+            small = f"sipp export {request.out} --model {request.model} --out small{FILE_SUFFIX}"
             lines = [
                 labelled_line("written", f"{request.out} ({bytes_in_words(n_bytes)})"),
                 labelled_line("", f"zeros are stored too, so this is not smaller; {small} makes a small file"),

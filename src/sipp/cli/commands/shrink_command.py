@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
 from sipp.results.jsonio import to_json
 
-KIND_OF: dict[str, Literal["pt", "pt2", "onnx"]] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
+KINDS = (".pt", ".onnx")
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 
@@ -24,9 +24,7 @@ def shrink(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", help="File: NAME.pt2 or NAME.onnx (a program), NAME.pt (the module, by torch.save)."
-        ),
+        typer.Option("--out", "-o", help="NAME.pt (the module, by torch.save), or NAME.onnx."),
     ],
     force: Force = False,
 ) -> Answer:
@@ -37,10 +35,9 @@ def shrink(
     from sipp.cli.out_option import check_out, write_out
     from sipp.cli.stored_option import example_for, stored_network
 
-    kind = KIND_OF.get(out.suffix)
-    if kind is None:
+    if out.suffix not in KINDS:
         raise CommandError(
-            f"{out.name} ends in none of {', '.join(KIND_OF)}",
+            f"{out.name} ends in none of {', '.join(KINDS)}",
             where=f"--out {out}",
             fix="the ending chooses the format",
         )
@@ -52,10 +49,10 @@ def shrink(
         certificate = network.certificate
         if certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)
-        if kind == "pt":
+        if out.suffix == ".pt":
             write_out(out, _module_bytes(small.model))
         else:
-            sipp.export(small, out, to=kind, example=example)
+            sipp.export(small, out, example)
     values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **to_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
@@ -69,6 +66,6 @@ def _module_bytes(model: Any) -> bytes:
     except Exception as error:  # user classes may raise anything
         raise sipp.errors.ModelError(
             f"torch.save cannot write its {type(model).__name__} ({type(error).__name__}: {error})",
-            fix="give a name that ends in .pt2 or .onnx",
+            fix="give a name that ends in .onnx",
         ) from error
     return content.getvalue()
