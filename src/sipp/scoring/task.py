@@ -22,7 +22,6 @@ from sipp.results.checking import check_number, check_record, check_share
 from sipp.results.numerics import device_of
 from sipp.results.options import DEFAULT_METHOD, DELTA, K_CONSTANT, Method, Scoring, Selector
 from sipp.results.ranking import Weight
-from sipp.scoring.methods import method_of
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 
@@ -128,15 +127,14 @@ def sample_size(
     example: Any,
     delta: float = DELTA,
     *,
-    method: Method = DEFAULT_METHOD,
     include: Selector | None = None,
     exclude: Selector | None = None,
     k_constant: float = K_CONSTANT,
 ) -> int:
     """Returns how many calibration inputs the theory asks for at failure probability `delta`.
 
-    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. `method` is the
-    one you will prune with: `sipp-simple` needs a few more inputs.
+    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. The
+    method `sipp-simple` needs a few more.
 
     Example:
         >>> import sipp, torch
@@ -144,9 +142,7 @@ def sample_size(
         125
     """
     check_number("k_constant", k_constant, above=0)
-    return _points_for(
-        task_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, k_constant
-    )
+    return _points_for(task_of(model, [example], include=include, exclude=exclude), delta, DEFAULT_METHOD, k_constant)
 
 
 def _points_for(task: ScoringTask, delta: float, method: str, k_constant: float) -> int:
