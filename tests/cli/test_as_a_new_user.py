@@ -164,7 +164,7 @@ def test_a_page_is_replaced_only_when_asked_in_python_as_in_the_shell(here: Path
 
 
 @pytest.mark.parametrize(
-    "option, value, word",
+    ("option", "value", "word"),
     [
         ("structured", True, "sipp.shrink"),
         ("ignored_layers", ["head"], "exclude="),
