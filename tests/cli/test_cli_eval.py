@@ -168,7 +168,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path, tmp_path: Path) -> None:
-    model = ["--model", f"hf:{hf}", "--output", "logits"]
+    model = ["--model", f"hf:{hf}", "--part", "logits"]
     words = ["--data", hf / "sentences.txt", "--keep", 0.6, "--method", "magnitude", "--out", tmp_path / "net"]
     done = run("prune", *model[:2], *words)
     assert done.returncode == 0 and "sentences of sentences.txt" in done.stdout, done.stderr
@@ -259,7 +259,7 @@ def test_a_folder_with_a_fault(fault: str, hf: Path, tmp_path: Path) -> None:
     change(broken)
     before = files_in(broken)
     net = ["--model", f"hf:{broken}", "--data", broken / "sentences.txt"]
-    for command in (["prune", *net, "--keep", 0.5, "--out", tmp_path / "out"], ["compare", *net, "--output", "logits"]):
+    for command in (["prune", *net, "--keep", 0.5, "--out", tmp_path / "out"], ["compare", *net, "--part", "logits"]):
         done = run(*command)
         assert done.returncode == 2 and done.stdout == "" and words in three_lines(done.stderr)[0], done.stderr
     assert files_in(broken) == before and not (tmp_path / "out").exists()
@@ -280,7 +280,7 @@ def test_a_stored_network_of_a_folder_is_timed_and_exported(hf: Path, tmp_path: 
     file = tmp_path / "net.safetensors"
     done = run("prune", *net, "--method", "magnitude", "--keep", 0.5, "--out", file, "--values", "bf16")
     assert done.returncode == 0, done.stderr
-    done = run("bench", file, *net, *text, "--batch", 2, "--repeats", 5)
+    done = run("bench", file, *net, *text, "--batch-size", 2)
     assert done.returncode == 0 and "; not certified; 2 inputs per call" in " ".join(done.stdout.split()), done.stderr
     assert run("export", file, *net, "--to", "hf", "--out", tmp_path / "out").returncode == 0
 

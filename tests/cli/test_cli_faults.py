@@ -157,7 +157,7 @@ def test_the_command_of_the_fault_tests_works_without_a_fault(tmp_path: Path) ->
     [
         (["--epsilon", 0.1], "exclude each other"),
         (["--budget", 5], "exclude each other"),
-        (["--output", "x"], "--output applies only together with --holdout or --epsilon"),
+        (["--part", "x"], "--output applies only together with --holdout or --epsilon"),
         (["--holdout-points", 9], "--holdout-points applies only together"),
     ],
 )

@@ -45,7 +45,7 @@ def commands(base: Path) -> dict[str, list[object]]:
         "pattern": ["prune", *net, *weights, *data, *new, "--pattern", "2:4", "--out", out],
         "values": ["prune", *net, *weights, *data, *new, "--keep", 0.5, "--values", "int8", "--out", f"{out}.{ST}"],
         "inspect": ["inspect", file],
-        "bench": ["bench", file, *net, *data, "--repeats", 5, "--batch", 1, "--out", base / "bench.json"],
+        "bench": ["bench", file, *net, *data, "--batch-size", 1, "--out", base / "bench.json"],
         "export": ["export", file, *net, *data, "--to", "onnx", "--out", base / "out.onnx"],
     }  # fmt: skip
 

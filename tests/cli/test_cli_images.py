@@ -82,7 +82,7 @@ def commands(folder: Path, out: Path) -> dict[str, list[object]]:
         "compare": [*NET, *data, "--holdout", folder / "new.npy", "--keeps", 0.5, "--methods", "magnitude"],
         "certify": [*NET, *both, "--holdout", folder / "new.npy", "--calibration", folder / "data.npy"],
         "eval": [*NET, *both, *data],
-        "bench": [file, *NET, *data, "--repeats", 5, "--batch", 1],
+        "bench": [file, *NET, *data, "--batch-size", 1],
         "export": [file, *NET, *data, "--to", "onnx", "--out", out / "net.onnx"],
     }  # fmt: skip
 

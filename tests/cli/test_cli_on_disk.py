@@ -25,7 +25,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prune(folder: Path, out: Path, *more: object) -> Done:
     words = ["--data", folder / "text.txt", "--length", 16, "--points", 12, "--out", out]
-    return run("prune-on-disk", "--model", f"hf:{folder}", *words, *more)
+    return run("prune", "--on-disk", "--model", f"hf:{folder}", *words, *more)
 
 
 def logits(folder: Path) -> torch.Tensor:

@@ -106,7 +106,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},
-        "bench": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--batch": 1, "--repeats": 5},
+        "bench": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--batch-size": 1, },
     }
 
 
@@ -135,7 +135,7 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
     """The options with those that this one needs, and without those that it excludes."""
     if one.command == "prune" and one.label in ("--budget", "--epsilon", "--max-accuracy-drop"):
         options = {key: value for key, value in options.items() if key not in ("--keep", "--method")}
-    if one.command == "prune" and one.label in ("--confidence", "--share", "--output"):
+    if one.command == "prune" and one.label in ("--confidence", "--share", "--part"):
         options["--holdout"] = folder / "holdout.npy"
     if one.command == "prune" and one.label in (
         "--delta",

@@ -163,10 +163,10 @@ def test_include_and_exclude_choose_layers(data: Path) -> None:
 
 def test_named_inputs_and_a_part_of_the_output(data: Path, tmp_path: Path) -> None:
     words = ["--epsilon", 0.5, "--method", "magnitude", "--out", tmp_path / "out"]
-    record = prune("cli_zoo:Named", data / "sides.safetensors", *words, "--output", "sum")
+    record = prune("cli_zoo:Named", data / "sides.safetensors", *words, "--part", "sum")
     assert record["certificate"]["output"] == "sum"  # type: ignore[index]
     refused = run("prune", "--model", "cli_zoo:Named", "--data", data / "sides.safetensors", *words, "--force")
-    assert refused.returncode == 2 and "--output" in three_lines(refused.stderr)[2]
+    assert refused.returncode == 2 and "--part" in three_lines(refused.stderr)[2]
 
 
 def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_every_command_takes_a_folder_that_a_program_saved(folder: Path, tmp_pat
     assert run("eval", *words, "--data", folder / "holdout.npy").returncode == 0
     out = saved / "certificate.json"
     assert run("certify", *words, "--holdout", folder / "holdout.npy", "--out", out).returncode == 0
-    bench = ["bench", saved, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--repeats", 5, "--batch", 1]
+    bench = ["bench", saved, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch-size", 1]
     timed = run(*bench)
     assert timed.returncode == 0 and ", sipp export --to small makes the file)" in " ".join(timed.stdout.split())
     found = json.loads(run("report", saved, "--out", tmp_path / "page.html", "--json").stdout)
@@ -247,7 +247,7 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     words = ["bench", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy"]
     threads = torch.get_num_threads()
     record = tmp_path / "bench.json"
-    done = run(*words, "--batch", 20, "--threads", 1, "--repeats", 5, "--out", record)
+    done = run(*words, "--batch-size", 20, "--out", record)
     assert done.returncode == 0, done.stderr
     found = from_json(Bench, read_json(record), record)
     assert found.line in " ".join(done.stdout.split())
@@ -264,9 +264,9 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
     assert len(found.steps) == 2 and found.pruned_hash == contents.certificate.pruned_hash
-    refused(run(*words, "--repeats", 5, "--out", record), "--out", "exists")
+    refused(run(*words, "--out", record), "--out", "exists")
     refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
-    found_json = json.loads(run(*words, "--batch", 1, "--repeats", 5, "--json").stdout)
+    found_json = json.loads(run(*words, "--batch-size", 1, "--json").stdout)
     assert found_json["kind"] == "file bench" and [one["n_points"] for one in found_json["runs"]] == [1]
 
 
@@ -294,7 +294,7 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     monkeypatch.setattr(steps, "race", lambda fast, dense: ([2.0], [1.0]))  # and all together lose
     net = tmp_path / "net"
     assert prune(folder, "--out", net).returncode == 0
-    words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 5]
+    words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch-size", 4]
     done = run(*words, "--out", net / "bench.json")
     assert "4 inputs per call, 1 thread: run by torch: nothing gained" in " ".join(done.stdout.split())
     found = from_json(Bench, read_json(net / "bench.json"), net / "bench.json")
@@ -306,7 +306,7 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
 
 
 def test_without_a_certificate_nothing_is_certified(folder: Path) -> None:
-    done = run("bench", folder / "digits.sipp.safetensors", "--batch", 2, "--repeats", 5)
+    done = run("bench", folder / "digits.sipp.safetensors", "--batch-size", 2)
     assert done.returncode == 0 and "; not certified; 2 inputs per call" in " ".join(done.stdout.split()), done.stderr
 
 
@@ -314,7 +314,7 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     net = tmp_path / "net"
     assert prune(folder, "--out", net).returncode == 0
     assert "Size and speed" not in render(read_results([net]))
-    words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch", 4, "--repeats", 5]
+    words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch-size", 4]
     done = run(*words, "--out", net / "bench.json")
     assert done.returncode == 0, done.stderr
     page = render(read_results([net]))

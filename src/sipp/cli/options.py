@@ -279,12 +279,18 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputOptions:
+class ReadingOptions:
     """How inputs are read: the options of every command that runs a network."""
 
     normalise: Normalise = None
     size: Size = None
     length: Length = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions(ReadingOptions):
+    """The same, for commands that run a network on all of them."""
+
     batch_size: BatchSize = None
 
 
@@ -302,7 +308,7 @@ class StoredOptions:
     data: Annotated[
         str | None, option(f"Inputs; default: noise for a built-in network. Otherwise {KINDS}.", MODEL_PANEL)
     ] = None
-    inputs: InputOptions
+    reading: ReadingOptions
 
 
 def load_code(paths: list[Path] | None) -> None:

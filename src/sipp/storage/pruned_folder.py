@@ -52,6 +52,10 @@ def read_pruned(folder: Path) -> Report:
     It is checked by its checksum, and by the hash of the network beside it.
     """
     copy, path = folder / RECORD_NAME, folder / WEIGHTS_NAME
+    if not path.exists() and not copy.exists():
+        raise DataError(
+            f"holds no pruned network ({RECORD_NAME})", where=folder, fix="give a folder of sipp prune or save_folder"
+        )
     if not path.exists():
         return replace(read_report(read_json(copy), copy), note=NO_NETWORK)
     tensors, metadata = read_tensors(path)

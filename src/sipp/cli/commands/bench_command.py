@@ -19,7 +19,7 @@ def bench(
         Path | None, option("File for the record; in the network's folder, it appears on the page.", OUTPUT_PANEL)
     ] = None,
     force: Force = False,
-    batch: Annotated[
+    batch_size: Annotated[
         int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
     ] = N_POINTS,
 ) -> Answer:
@@ -36,7 +36,7 @@ def bench(
 
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
-    example, points = example_for(network, stored, batch)
+    example, points = example_for(network, stored, batch_size)
     with naming_option(f"FILE {stored.file}", "see sipp bench --help"):
         measured = sipp.bench(network.model, example)
     record = {"kind": KIND, "sipp": sipp.__version__, **to_json(measured)}

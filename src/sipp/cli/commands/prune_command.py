@@ -253,6 +253,12 @@ def _read_inputs(request: PruneRequest, reader: Reader) -> tuple[Points | None, 
     calibration = None
     holdout = None if request.holdout is None else reader.holdout(request.holdout, None)
     needs_both = request.has_tolerance and holdout is None
+    if holdout is not None and request.holdout == request.data and not holdout.source.has_holdout:  # before the work
+        raise CommandError(
+            "it is --data too, and a certificate needs inputs that the pruning has not seen",
+            where=holdout.source.where,
+            fix="give other inputs",
+        )
     if request.data is None:
         if request.has_tolerance:
             raise OptionError("certifying a tolerance needs data", fix="give --data")
