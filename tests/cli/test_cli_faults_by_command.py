@@ -46,7 +46,7 @@ def commands(base: Path) -> dict[str, list[object]]:
         "values": ["prune", *net, *weights, *data, *new, "--keep", 0.5, "--values", "int8", "--out", f"{out}.{ST}"],
         "inspect": ["inspect", file],
         "bench": ["bench", file, *net, *data, "--batch-size", 1, "--out", base / "bench.json"],
-        "export": ["export", file, *net, *data, "--to", "onnx", "--out", base / "out.onnx"],
+        "export": ["export", file, *net, *data, "--out", base / "out.onnx"],
     }  # fmt: skip
 
 
@@ -201,7 +201,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("prune --model cli_zoo:mlp --data random:8x6 --pattern 2:four --out out", "is not a pattern", "--pattern 2:four"),
     ("prune --model cli_zoo:mlp --data random:8x6 --pattern 2:4 --method sipp-rand --out out", "draws", "--model"),
     ("prune --model cli_zoo:mlp --data random:8x6 --keep 0.5 --values fp8 --out o.safetensors", "fp8", "sipp prune"),
-    ("compare --model cli_zoo:mlp --data random:8x6 --keeps 0.5,x", "'x' is not a share", "--keeps"),
+    ("compare --model cli_zoo:mlp --data random:8x6 --keeps 0.5,x", "is not a list of numbers", "--keeps"),
     ("compare --model cli_zoo:mlp --data random:8x6 --methods magnitude,magic", "magic", "--methods"),
     ("compare --model cli_zoo:mlp --data random:8x6 --methods snip --keeps 0.5", "labels", "--model"),
     ("compare --model cli_zoo:mlp --data random:1x6 --keeps 0.5", "too few inputs", "--model"),
@@ -209,11 +209,11 @@ WRONG: list[tuple[str, str, str]] = [
     ("compare --model cli_zoo:transposed --data random:8x6", "ConvTranspose2d", "--model"),
     ("eval --model cli_zoo:mlp --dense absent --pruned absent --data random:8x6", "absent", "--dense"),
     ("inspect absent", "is not a file", "FILE absent"),
-    ("inspect .", "is a folder", "FILE ."),
+    ("inspect .", "holds no pruned network", "FILE ."),
     ("bench absent", "is not a file", "FILE absent"),
     ("bench . --model cli_zoo:mlp", "report.json", "FILE ."),
-    ("export absent --to hf --out x", "is not a file", "FILE absent"),
-    ("export . --to hf --out x --model cli_zoo:mlp", "report.json", "FILE ."),
+    ("export absent --out x", "is not a file", "FILE absent"),
+    ("export . --out x --model cli_zoo:mlp", "report.json", "FILE ."),
     ("study no-such-study", "no-such-study", "sipp study"),
     ("study ../../etc/passwd", "passwd", "sipp study"),
     ("study paper-fully-connected --set nothing=1 --dry-run", "nothing", "sipp study"),

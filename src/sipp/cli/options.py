@@ -116,6 +116,12 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
+def names_of(kind: type) -> list[str]:
+    """The fields of a record that are options."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [field.name for field in fields(kind) if get_origin(hints[field.name]) is Annotated]
+
+
 def option_name(name: str, default: Any) -> str:
     return f"no_{name}" if default is True else name
 

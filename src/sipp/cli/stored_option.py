@@ -17,6 +17,7 @@ from sipp.cli.language_text import is_language_model, is_text, length_of
 from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
 from sipp.results.certificate import AnyCertificate
+from sipp.results.saved_file import SavedFile
 from sipp.results.stored import Report
 from sipp_lab.nets import NETS
 
@@ -30,6 +31,7 @@ class StoredNetwork:
 
     name: str  # as for --model
     model: nn.Module
+    contents: SavedFile | Report
     certificate: AnyCertificate | None
 
 
@@ -53,7 +55,7 @@ def stored_network(asked: StoredOptions) -> StoredNetwork:
             fix="say it: --model my.py:function, or the name of a built-in network",
         )
     name = asked.model or recorded
-    return StoredNetwork(name, load_model(name, asked.file, option="FILE"), certificate)
+    return StoredNetwork(name, load_model(name, asked.file, option="FILE"), contents, certificate)
 
 
 def example_for(network: StoredNetwork, asked: StoredOptions, n_points: int) -> tuple[Any, Points]:

@@ -9,6 +9,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
+from sipp.results.checking import check_keep
 from sipp.results.display import labelled_line
 from sipp.results.jsonio import to_json
 
@@ -77,10 +78,13 @@ def compare(
 
 
 def _parse_keeps(keeps: str) -> list[float]:
-    """Parses a comma-separated list of shares; `compare` checks them."""
+    """Parses a comma-separated list of shares."""
+    fix = "give numbers: 0.5,0.3,0.1"
     try:
-        return [float(text) for text in keeps.split(",")]
+        shares = [float(text) for text in keeps.split(",")]
     except ValueError as error:
-        raise CommandError(
-            f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
-        ) from error
+        raise CommandError(f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix=fix) from error
+    with naming_option(f"--keeps {keeps:.60}", fix):
+        for share in shares:
+            check_keep(share)
+    return shares
