@@ -60,7 +60,6 @@ def test_compare_measures_on_a_given_holdout(data: Path) -> None:
         (["--keeps", "0.5,,1"], "--keeps"),
         (["--keeps", "0.5,2"], "--keeps"),
         (["--methods", "magnitude,nope"], "--methods"),
-        (["--holdout-points", 3], "--holdout-points"),
         (["--holdout", "random:9x6"], "--holdout"),
     ],
 )

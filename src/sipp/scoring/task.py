@@ -55,7 +55,10 @@ class ScoringTask:
     def points(self) -> Data:
         """As many points of the data as were asked for."""
         if self.data is None:
-            raise DataError("there is no data", fix="give a tensor of inputs, a Dataset or an iterable of batches")
+            raise DataError(
+                "the method needs data, and there is none",
+                fix="give a tensor of inputs, a Dataset or an iterable of batches (in the shell: --data)",
+            )
         return self.data.with_points(self.n_points)
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
