@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternating timings, peak memory, data like a network's, one table, one file of figures."""
+"""What the benchmarks share: alternating timings, peak memory, data like a network's, a table, a file of figures."""
 
 from __future__ import annotations
 

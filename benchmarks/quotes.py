@@ -27,7 +27,10 @@ ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "benchmarks" / "figures"
 KEYS = ("command", "commit", "machine", "work", "values")
 # a number, its unit and the end of what is bold, then the comment
-QUOTE = re.compile(r"(?P<number>\d[\d,]*(?:\.\d+)?)(?P<unit>[^\d\n|<]{0,24})<!-- (?P<file>[\w-]+): (?P<place>[^>]+) -->")
+QUOTE = re.compile(
+    r"(?P<number>\d[\d,]*(?:\.\d+)?)(?P<unit>[^\d\n|<]{0,24})"
+    r"<!-- (?P<file>[\w-]+): (?P<place>[^>]+) -->"
+)
 
 
 @dataclass(frozen=True)
