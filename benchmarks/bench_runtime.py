@@ -17,7 +17,7 @@ from common import alternate, clock_for
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.nets import build
+from sipp_lab.nets import build
 
 
 class LastState(nn.Module):

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.experiments.data.digits import load_digits
-from sipp.experiments.data.splits import split_images
-from sipp.experiments.nets import build
+from sipp_lab.data.digits import load_digits
+from sipp_lab.data.splits import split_images
+from sipp_lab.nets import build
 
 digits = load_digits()
 splits = split_images(digits, n_calibration=200, n_holdout=400, seed=0)

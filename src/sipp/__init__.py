@@ -22,7 +22,6 @@ from sipp import errors as errors
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Constants": "sipp.results.options",
     "Pruned": "sipp.results.pruned",
     "Scoring": "sipp.results.options",
     "assess": "sipp.verbs.assess",

@@ -7,7 +7,6 @@ from sipp.inputs.text import text as text
 from sipp.pruning.masking import hold as hold
 from sipp.pruning.masking import release as release
 from sipp.report.page import page as page
-from sipp.results.options import Constants as Constants
 from sipp.results.options import Scoring as Scoring
 from sipp.results.pruned import Pruned as Pruned
 from sipp.runtime.sparse_network import sparse as sparse

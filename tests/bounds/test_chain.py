@@ -102,7 +102,7 @@ def test_modules_with_a_changed_forward_are_no_chain(make: Callable[[], nn.Modul
 @pytest.mark.parametrize("make", [hooked, pre_hooked, patched, patched_whole])
 def test_no_network_bound_is_met_for_modules_with_a_changed_forward(make: Callable[[], nn.Module]) -> None:
     """On the code before, T12 was "met" for these (and T13 for the patched ones) with the error far beyond it."""
-    options = {"keep": 0.5, "method": "sipp-det", "delta": 0.1, "constants": sipp.Constants(c_constant=1e6)}
+    options = {"keep": 0.5, "method": "sipp-det", "delta": 0.1, "c_constant": 1e6}
     for bound in ("paper", "sound"):
         pruned = sipp.prune(make(), POINTS, bound=bound, **options)
         assert not pruned.bound.met and pruned.bound.reason

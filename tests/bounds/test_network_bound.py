@@ -115,7 +115,7 @@ def test_the_true_error_never_exceeds_a_met_bound() -> None:
             delta=DELTA,
             draws="fixed",
             seed=trial,
-            constants=sipp.Constants(c_constant=LARGE_C),
+            c_constant=LARGE_C,
         )
         assert pruned.bound.met, pruned.bound.reason
         fresh = torch.rand(500, 6, generator=generator) - 0.2 * (trial % 3)
@@ -227,9 +227,7 @@ def test_convolution_bound_is_reported_but_never_met() -> None:
     with torch.no_grad():
         model[0].bias.fill_(1.0)  # no filter that is never above 0: its weights would refute T4's assumption
     points = torch.rand(300, 1, 6, 6)
-    pruned = sipp.prune(
-        model, points, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=LARGE_C)
-    )
+    pruned = sipp.prune(model, points, keep=0.5, method="sipp-det", delta=0.1, c_constant=LARGE_C)
     assert pruned.bound.epsilon is not None and pruned.bound.epsilon > 0
     assert not pruned.bound.met and "convolution" in pruned.bound.reason
     assert pruned.guarantee.met  # rows and layers do not rest on the formula for the network
@@ -238,7 +236,7 @@ def test_convolution_bound_is_reported_but_never_met() -> None:
 def test_until_draws_are_not_claimed_to_meet_t6() -> None:
     model = mlp([40, 30, 4], seed=3, between=nn.Tanh)
     points = torch.rand(400, 40, generator=torch.Generator().manual_seed(0))
-    options = {"keep": 0.5, "method": "sipp-rand", "delta": 0.1, "constants": sipp.Constants(c_constant=LARGE_C)}
+    options = {"keep": 0.5, "method": "sipp-rand", "delta": 0.1, "c_constant": LARGE_C}
     until = sipp.prune(model, points, **options)
     fixed = sipp.prune(model, points, draws="fixed", **options)
     assert sum(layer.strategies["rand"] for layer in until.layers) > 0

@@ -16,8 +16,8 @@ import sipp
 from sipp.cli.data_option import INPUTS, Reader
 from sipp.cli.options import InputOptions
 from sipp.cli.stored_networks import stored_network
-from sipp.experiments.data.transforms import normalise
-from sipp.experiments.nets import NETS, build, n_classes_in
+from sipp_lab.data.transforms import normalise
+from sipp_lab.nets import NETS, build, n_classes_in
 
 NET = ["--model", "cli_zoo:small_conv"]
 HALF = (0.5, 0.5, 0.5)

@@ -16,9 +16,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.experiments.nets.registry import build, net_spec
 from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 from sipp.inputs.layers.registry import _REGISTRY
+from sipp_lab.nets.registry import build, net_spec
 
 SLIGHTLY = 1.01
 

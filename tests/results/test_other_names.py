@@ -36,7 +36,6 @@ def points(seed: int, n: int = 300) -> Tensor:
         ({"density": 0.2}, "density=0.2 is keep=0.2"),
         ({"amount": 20}, "give keep=, the share of weights to keep, not the share to remove"),
         ({"keep": 0.5, "loss": len}, r"write scoring=sipp.Scoring\(loss=...\)"),
-        ({"keep": 0.5, "c_constant": 2.0}, r"write constants=sipp.Constants\(c_constant=...\)"),
         ({"epsilon": 0.1}, r"sipp.prune_to\(model, data, holdout, epsilon=...\)"),
     ],
 )

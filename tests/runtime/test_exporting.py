@@ -10,10 +10,10 @@ from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.experiments.nets import build
-from sipp.experiments.nets.registry import NETS
 from sipp.runtime.exported import Target
 from sipp.runtime.exporting import export
+from sipp_lab.nets import build
+from sipp_lab.nets.registry import NETS
 
 
 def pruned(name: str) -> nn.Module:

@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.experiments.nets import build
 from sipp.runtime import chunks, cpu_network, cpu_plan, examples, steps
+from sipp_lab.nets import build
 
 
 def small():
@@ -241,7 +241,7 @@ def test_what_is_not_known_is_left_to_torch_and_listed(never_dense):
     given, wanted = fast(x=x, scale=scale), net(x, scale=scale)
     assert is_close(given["out"], wanted["out"]) and is_close(given["sums"][0], wanted["sums"][0])
     assert given["sums"][1] == 3
-    assert "left to torch:  conv1d, cumsum" in str(fast)
+    assert "left to torch:   conv1d, cumsum" in str(fast)
 
 
 def test_dense_where_dense_is_faster(always_dense):
@@ -366,7 +366,7 @@ def test_what_cannot_be_traced_is_left_to_torch(never_dense, name, capfd):
             found, wanted = found.first, wanted.first
         assert is_close(found, wanted) and not found.requires_grad
         assert fast.latest.is_dense and fast.latest.how.startswith("torch runs all of it: torch.export cannot trace it")
-    assert "cannot trace it" in str(fast) and "left to torch:  everything" in str(fast)
+    assert "cannot trace it" in str(fast) and "left to torch:   everything" in str(fast)
     assert capfd.readouterr().err == ""
 
 

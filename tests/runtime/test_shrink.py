@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.experiments.nets import build
 from sipp.results.shrunk import Shrunk
 from sipp.runtime.exporting import export
+from sipp_lab.nets import build
 
 N_NETWORKS, AT_ONCE = 24, 8
 TOLERANCE = 1e-4  # of the largest output, in float32

@@ -188,7 +188,7 @@ def chain_events(seeds: range, factor: float = 1.0) -> int:
     events = 0
     for seed in seeds:
         model = made(chain, seed)
-        pruned = pruned_by(model, seed, constants=sipp.Constants(c_constant=1e5), delta=0.05)
+        pruned = pruned_by(model, seed, c_constant=1e5, delta=0.05)
         assert pruned.bound.met and pruned.measured.epsilon is not None, pruned.bound.reason
         errors = relative_errors(model, pruned.model, inputs(N_FRESH, 1000 + seed))
         claims = (
@@ -259,7 +259,5 @@ def test_a_bound_at_a_point_that_is_too_strong_is_broken() -> None:
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_exactly_is_never_met(name: str) -> None:
     for bound in ("paper", "sound"):
-        pruned = pruned_by(
-            made(UNREADABLE[name], 0), 0, bound=bound, constants=sipp.Constants(c_constant=1e5), delta=0.05
-        )
+        pruned = pruned_by(made(UNREADABLE[name], 0), 0, bound=bound, c_constant=1e5, delta=0.05)
         assert not pruned.bound.met and pruned.bound.reason and pruned.measured.epsilon is None

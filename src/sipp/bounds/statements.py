@@ -166,21 +166,21 @@ def row_guarantee(
     ranking: Ranking, scores: Sensitivities, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]
 ) -> Guarantee:
     """Checks the conditions of T4 for the scores of a ranking; `reasons` are further causes why they fail."""
-    delta, constants = ranking.options.delta, ranking.options.constants
+    options = ranking.options
     is_used = [weight_FK != 0 for weight_FK in dense]
     n_never_above = 0
     if scores.reduce == "max":
         for layer, used_FK in zip(scores.layers, is_used):
-            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / constants.c_constant)).sum())
+            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / options.c_constant)).sum())
     conditions = Guarantee(
-        delta=delta,
+        delta=options.delta,
         n=scores.n_distinct,
         n_needed=calibration_needed(
-            scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=constants.k_constant
+            scores.n_outputs, scores.max_fan_in, options.delta, factor=factor, k_constant=options.k_constant
         ),
         unit="batches" if scores.batch_dependent else "inputs",
-        c_constant=constants.c_constant,
-        k_constant=constants.k_constant,
+        c_constant=options.c_constant,
+        k_constant=options.k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
         n_never_above=n_never_above,
@@ -195,7 +195,7 @@ def row_guarantee(
     elif conditions.contradicted:
         causes.insert(
             0,
-            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / constants.c_constant:.3g} of "
+            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / options.c_constant:.3g} of "
             f"its row's sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n:,} {unit}",
         )
     if n < conditions.n_needed:

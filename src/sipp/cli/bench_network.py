@@ -23,7 +23,6 @@ from sipp.cli.data_option import normalisation_lines
 from sipp.cli.errors import UNEXPECTED, CommandError, naming_option
 from sipp.cli.options import StoredOptions
 from sipp.cli.stored_networks import StoredNetwork, example_for, stored_network
-from sipp.experiments.training.setup import threads
 from sipp.native import pytree
 from sipp.report.summary import claim_of
 from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep
@@ -32,6 +31,7 @@ from sipp.results.network_hash import model_hash
 from sipp.results.speed import speed_of
 from sipp.runtime.examples import call_of, output_difference
 from sipp.runtime.sparse_network import Sparse
+from sipp_lab.training.setup import threads
 
 AGREEMENT = 1e-4  # relative to the largest output
 LEAST_SECONDS = 0.01  # shorter calls are repeated to take at least this long

@@ -79,7 +79,7 @@ def _certify(
             )  # fmt: skip
         else:
             cert = sipp.certify(
-                *networks, fresh.batches, delta=request.delta, confidence=request.confidence, epsilon=request.epsilon,
+                *networks, fresh.batches, share=request.share, confidence=request.confidence, epsilon=request.epsilon,
                 measure=request.measure, output=request.output, calibration=calibration,
             )  # fmt: skip
             ok = cert.verdict == "certified"

@@ -21,11 +21,11 @@ from sipp.cli.language_text import is_language_model, is_text, sentences, sequen
 from sipp.cli.normalise_option import USUAL, Normalisation, normalisation_of
 from sipp.cli.options import DEFAULT_ROOT, KINDS, InputOptions
 from sipp.errors import DataError, OptionError
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.digits import load_digits
-from sipp.experiments.data.imagefolder import SIDE, SUFFIXES, FolderIndex, folder_batches, index_folders
-from sipp.experiments.data.imageset import ImageSet
-from sipp.experiments.nets import NETS
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.digits import load_digits
+from sipp_lab.data.imagefolder import SIDE, SUFFIXES, FolderIndex, folder_batches, index_folders
+from sipp_lab.data.imageset import ImageSet
+from sipp_lab.nets import NETS
 
 Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "text", "random"]

@@ -11,13 +11,13 @@ from rich import box
 from rich.table import Table
 
 from sipp.errors import DeadRowsWarning
-from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.training.signals import Interrupted
 from sipp.extras import needed_for
 from sipp.progress import progress_bar
 from sipp.report import read_results, write_page
 from sipp.storage.outputs import check_file
+from sipp_lab.recipes import Recipe, load_recipe
+from sipp_lab.runs.run_recipe import run
+from sipp_lab.training.signals import Interrupted
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short

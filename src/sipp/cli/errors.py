@@ -41,7 +41,7 @@ _NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # impossible file 
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 # Python arguments with an option of the same name: "keep=0.5" in a message becomes "--keep 0.5".
-OWN = ("output", "epsilon", "max_accuracy_drop", "holdout_delta")  # of the command line only
+OWN = ("output", "epsilon", "max_accuracy_drop", "share")  # of the command line only
 SAME_NAME = {*OWN, *(field.name for field in fields(PruneOptions))}
 
 

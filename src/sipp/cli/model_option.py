@@ -15,15 +15,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import ModelError, OptionError
-from sipp.experiments.nets import NETS, build, n_classes_in
-from sipp.experiments.own_code import call_user_code, import_named
-from sipp.experiments.training.setup import Device, device_named
 from sipp.pruning.torch_masks import masked_values
 from sipp.results.display import labelled_line, listed
 from sipp.results.options import NormStats
 from sipp.storage.block_by_block.sharded_weights import INDEX, sharded_weights
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.verbs.load import load
+from sipp_lab.nets import NETS, build, n_classes_in
+from sipp_lab.own_code import call_user_code, import_named
+from sipp_lab.training.setup import Device, device_named
 
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints store the state_dict
 PREFIXES = ("model.", "module.", "_orig_mod.")  # from runs, DistributedDataParallel and torch.compile

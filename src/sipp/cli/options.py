@@ -314,7 +314,7 @@ class InputOptions:
 def load_code(paths: list[Path] | None) -> None:
     """Registers the methods in the user's own files."""
     if paths:
-        from sipp.experiments.own_code import load_scores
+        from sipp_lab.own_code import load_scores
 
         for path in paths:
             load_scores(path)

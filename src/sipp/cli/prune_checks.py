@@ -60,10 +60,10 @@ def _refuse_ignored(request: PruneRequest, goal: str) -> None:
     one_file = f"give --out NAME{FILE_SUFFIX}, or leave it out"
     rows = [  # option, typed value, whether it has an effect, why not, what to do
         ("--output", request.output, certifies, *only_certificates),
-        ("--holdout-delta", request.holdout_delta, certifies, *only_certificates),
+        ("--share", request.share, certifies, *only_certificates),
         ("--holdout-points", request.holdout_points, certifies, *only_certificates),
         (
-            "--holdout-delta", request.holdout_delta, request.max_accuracy_drop is None,
+            "--share", request.share, request.max_accuracy_drop is None,
             "is for --epsilon; an accuracy drop leaves no inputs out",
             "leave it out, or give --epsilon instead of --max-accuracy-drop",
         ),

@@ -21,7 +21,6 @@ from sipp.cli.model_option import load_model, norm_stats_lines, norm_stats_of, w
 from sipp.cli.output import Answer
 from sipp.cli.prune_checks import check
 from sipp.errors import OptionError
-from sipp.experiments.nets import NETS
 from sipp.inputs.data import HELD_BACK_SHARE
 from sipp.results.binomial import holdout_needed
 from sipp.results.certificate import AnyCertificate, Certificate
@@ -42,6 +41,7 @@ from sipp.storage.pruned_folder import write_pruned
 from sipp.storage.small_file import with_stored_values
 from sipp.verbs.prune import prune_with
 from sipp.verbs.prune_to import prune_to_with
+from sipp_lab.nets import NETS
 
 SEE_BELOW = "see the certificate below."
 HOLDOUT_USED = "; but the holdout was used, so take other inputs for your next claim"
@@ -76,7 +76,7 @@ def points_for(request: PruneRequest, model: nn.Module) -> tuple[Points | None, 
         with naming_option(f"--model {request.model}", "see sipp prune --help"):
             n = sample_size(
                 model, example, options.delta, method=options.method, include=options.include,
-                exclude=options.exclude, constants=options.constants,
+                exclude=options.exclude, k_constant=options.k_constant,
             )  # fmt: skip
         # a blend holds back a share of the points, and n must be left
         return math.ceil(n / (1 - HELD_BACK_SHARE)) if method_of(options.method).is_blend else n
@@ -112,7 +112,7 @@ def check_enough(request: PruneRequest, holdout: Points) -> None:
         raise CommandError(
             f"not certified: it takes {needed} holdout inputs, and there are {holdout.n_points}; nothing was written",
             where=holdout.source.where + ("" if request.holdout else ", the half split off as holdout"),
-            fix=f"give {needed} inputs or more, or a larger --holdout-delta",
+            fix=f"give {needed} inputs or more, or a larger --share",
             code=NOT_CERTIFIED,
         )
 
@@ -146,7 +146,7 @@ def not_certified(request: PruneRequest, outcome: PruneOutcome) -> CommandError:
         verdict = "not certified: no level below the dense network passes"
         if outcome.pruned is None and outcome.pruned_to.path:  # no other was tried
             verdict = f"not certified: keep {outcome.pruned_to.path[0].keep:.2%}, the first level tested, does not pass"
-    loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --holdout-delta"
+    loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --share"
     assert outcome.holdout is not None  # without one nothing can fail
     return CommandError(
         f"{verdict}; nothing was written",
@@ -173,7 +173,7 @@ def prune_network(request: PruneRequest) -> PruneOutcome:
             assert calibration is not None and holdout is not None
             pruned_to = prune_to_with(
                 model, calibration.batches, holdout.batches, options, epsilon=request.epsilon,
-                max_accuracy_drop=request.max_accuracy_drop, delta=request.holdout_delta,
+                max_accuracy_drop=request.max_accuracy_drop, share=request.share,
                 output=request.output,
             )  # fmt: skip
             pruned, certificate = pruned_to.pruned, pruned_to.certificate
@@ -202,7 +202,7 @@ def _prune(
     if holdout is None:
         return pruned, stored, None
     certificate = sipp.certify(
-        model, stored, holdout.batches, delta=request.allowed_share, confidence=request.options.confidence,
+        model, stored, holdout.batches, share=request.allowed_share, confidence=request.options.confidence,
         output=request.output, calibration=None if calibration is None else calibration.batches,
     )  # fmt: skip
     return pruned, stored, certificate
@@ -215,7 +215,7 @@ def json_record(request: PruneRequest, outcome: PruneOutcome) -> dict[str, Any]:
         record = report_values(outcome.pruned)
     else:
         record = {"kind": "not certified", "sipp": sipp.__version__, "method": options.method, "keep": 1.0}
-    tolerance = {name: getattr(request, name) for name in ("epsilon", "max_accuracy_drop", "holdout_delta")}
+    tolerance = {name: getattr(request, name) for name in ("epsilon", "max_accuracy_drop", "share")}
     return record | {
         "asked": asked_values(options) | tolerance,
         "model": request.model,

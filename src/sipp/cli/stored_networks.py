@@ -18,7 +18,6 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import is_language_model, length_of
 from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
-from sipp.experiments.nets import NETS, build, n_classes_in
 from sipp.inputs.data import data_of
 from sipp.results.jsonio import to_json
 from sipp.results.network_hash import class_name
@@ -26,6 +25,7 @@ from sipp.results.saved_file import SavedFile
 from sipp.storage.outputs import WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.tensors import read_tensors
+from sipp_lab.nets import NETS, build, n_classes_in
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from sipp.experiments.runs.reading import Run
 from sipp.extras import needed_for
 from sipp.report import palette, series
 from sipp.report.compare_networks import by_dense_network, comparisons_of
@@ -23,6 +22,7 @@ from sipp.report.results import PrunedModel, Result
 from sipp.report.series import METRICS, Curve, Point
 from sipp.results.display import short_names
 from sipp.storage.files import make_folder, write_atomic
+from sipp_lab.runs.reading import Run
 
 FORMATS = ("pdf", "png")
 CREATOR = "sipp report"  # in their metadata

@@ -1,6 +1,6 @@
 """Reads results from folders: runs of `sipp run`, and pruned networks of `sipp prune`.
 
-`sipp.experiments.runs.reading` reads runs, `sipp.storage.pruned_folder` pruned networks. Errors name the file and
+`sipp_lab.runs.reading` reads runs, `sipp.storage.pruned_folder` pruned networks. Errors name the file and
 line; missing values are never guessed.
 """
 
@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.experiments.arms import SEPARATOR
-from sipp.experiments.runs.reading import Run, UnreadableFolder, read_run
-from sipp.experiments.runs.store import MANIFEST
 from sipp.results import bench, certificate, evaluation
 from sipp.results.bench import Bench
 from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, claims_on_one_holdout
@@ -27,6 +24,9 @@ from sipp.results.stored import Identity
 from sipp.storage import pruned_folder
 from sipp.storage.files import read_file, read_json
 from sipp.storage.outputs import RECORD_NAME
+from sipp_lab.arms import SEPARATOR
+from sipp_lab.runs.reading import Run, UnreadableFolder, read_run
+from sipp_lab.runs.store import MANIFEST
 
 MOST_BYTES = 1 << 24  # of a file beside a network
 DEPTH = 2  # of nested folders: results/STUDY/RUN

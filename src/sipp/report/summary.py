@@ -125,7 +125,7 @@ def claim_of(certificate: AnyCertificate) -> str:
         return f"On new inputs, the {what} falls by at most {points_up(certificate.drop_upper)} {sure}"
     if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return ""
-    share = percent(1 - certificate.delta)
+    share = percent(1 - certificate.share)
     if certificate.measure != "output":
         return f"For {share} of new sequences {claim_about_tokens(certificate)} {sure}"
     limit = percent_up(certificate.epsilon)

@@ -186,10 +186,7 @@ Result = TypeVar("Result")
 REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
 KEPT = ("density", "keep_ratio")
 SHARES = (*REMOVED, *KEPT)
-RECORDS = {
-    **dict.fromkeys(("loss", "n_points", "norm_stats", "kernel", "chunk_bytes"), ("scoring", "Scoring")),
-    **dict.fromkeys(("c_constant", "k_constant"), ("constants", "Constants")),
-}
+SCORING = ("loss", "n_points", "norm_stats", "kernel", "chunk_bytes")
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
     **dict.fromkeys(("l1", "global_magnitude", "threshold"), "magnitude"),
@@ -244,9 +241,8 @@ def _how_to_write(name: str, value: Any, known: Any) -> str:
             return f"give {keep}=, {what}"
         share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
         return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
-    record, kind = RECORDS.get(name, ("", ""))
-    if record in known:
-        return f"write {record}=sipp.{kind}({name}=...)"
+    if name in SCORING and "scoring" in known:
+        return f"write scoring=sipp.Scoring({name}=...)"
     if name in TOLERANCES and "method" in known:
         return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
     return ""

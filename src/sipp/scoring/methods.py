@@ -48,7 +48,7 @@ class MethodInfo:
     needs: frozenset[Need] = NOTHING
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, by default
-    floor: float | None = None  # under rows and layers, by default; None: rows may die
+    floor: float = 0.0  # under rows and layers, by default; 0: rows may lose all their weights
     fitting: PeerMethod | None = None  # after the cut, this search finds mask and weights again
 
     @property

@@ -27,7 +27,7 @@ from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.results.checking import check_flag, check_whole, explain_unknown_options
 from sipp.results.gradual import Gradual
 from sipp.results.numerics import budget_of
-from sipp.results.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
+from sipp.results.options import DEFAULT_METHOD, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.results.ranking import Ranking
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
@@ -63,7 +63,6 @@ def gradual(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
-    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     scoring: Scoring = Scoring(),
@@ -90,7 +89,7 @@ def gradual(
         (48, 192, 10)
     """
     _check_loop(train_step, data, steps, cuts, progress)
-    options = PruneOptions(method=method, floor=floor, seed=seed)
+    options = PruneOptions(method=method, seed=seed)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
     weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights

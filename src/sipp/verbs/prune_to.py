@@ -44,7 +44,6 @@ from sipp.results.numerics import budget_of, integers
 from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
-    Floor,
     Method,
     PruneOptions,
     Reduce,
@@ -83,13 +82,12 @@ def prune_to(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float | None = None,
+    share: float | None = None,
     confidence: float = CONFIDENCE,
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
     seed: int = 0,
     reduce: Reduce | None = None,
-    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
@@ -99,10 +97,9 @@ def prune_to(
 ) -> PrunedTo:
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
-    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given;
-    it is a share of inputs, not a probability of failure as in `prune`. With `repair`, the repaired networks are
-    certified.
+    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, or that the accuracy falls by at most
+    `max_accuracy_drop`; both with the given confidence. `share` goes with `epsilon` only, and is 0.05 if not given.
+    With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -113,11 +110,11 @@ def prune_to(
         ('certified', True, 0.5)
     """
     options = PruneOptions(
-        method=method, confidence=confidence, seed=seed, reduce=reduce, floor=floor, include=include, exclude=exclude,
+        method=method, confidence=confidence, seed=seed, reduce=reduce, include=include, exclude=exclude,
         repair=repair, scoring=scoring,
     )  # fmt: skip
     return prune_to_with(
-        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, delta=delta,
+        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, share=share,
         levels=levels, output=output, progress=progress,
     )  # fmt: skip
 
@@ -131,14 +128,14 @@ def prune_to_with(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float | None = None,
+    share: float | None = None,
     levels: Sequence[float] | None = None,
     output: Output = None,
     progress: bool = True,
 ) -> PrunedTo:
     """`prune_to` with the options of pruning in one record, as the command line uses it."""
     _check_options(options)
-    tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
+    tolerance = tolerance_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)

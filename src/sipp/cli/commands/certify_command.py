@@ -10,7 +10,7 @@ from sipp.cli import options as shared
 from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, option
 from sipp.cli.output import Answer
 from sipp.results.certificate import Measure
-from sipp.results.options import CONFIDENCE, HOLDOUT_DELTA
+from sipp.results.options import CONFIDENCE, SHARE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class CertifyRequest:
             GUARANTEE_PANEL,
         ),
     ] = "output"
-    delta: Annotated[float, option("Share of inputs that may be further off.", GUARANTEE_PANEL)] = HOLDOUT_DELTA
+    share: Annotated[float, option("Share of inputs that may be further off.", GUARANTEE_PANEL)] = SHARE
     confidence: shared.Confidence = CONFIDENCE
     points: shared.HoldoutPoints = None
     output: shared.OutputPart = None

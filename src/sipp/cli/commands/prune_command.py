@@ -10,7 +10,7 @@ from sipp.cli import options as shared
 from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option
 from sipp.cli.output import Answer
 from sipp.results.checking import check_drop, check_number, check_share
-from sipp.results.options import HOLDOUT_DELTA, Precision, PruneOptions
+from sipp.results.options import SHARE, Precision, PruneOptions
 from sipp.storage.outputs import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
 
 
@@ -33,10 +33,10 @@ class PruneRequest:
         ),
     ] = None
     holdout_points: shared.HoldoutPoints = None
-    holdout_delta: Annotated[
+    share: Annotated[
         float | None,
         option(
-            f"Share of inputs that may be further off than the certificate says. Default: {HOLDOUT_DELTA}.",
+            f"Share of inputs that may be further off than the certificate says. Default: {SHARE}.",
             GUARANTEE_PANEL,
         ),
     ] = None
@@ -74,7 +74,7 @@ class PruneRequest:
             check_number("epsilon", self.epsilon, least=0)
         if self.max_accuracy_drop is not None:
             check_drop("max_accuracy_drop", self.max_accuracy_drop)
-        check_share("holdout_delta", self.allowed_share)
+        check_share("share", self.allowed_share)
 
     @property
     def is_one_file(self) -> bool:
@@ -89,7 +89,7 @@ class PruneRequest:
     @property
     def allowed_share(self) -> float:
         """The share of inputs whose error may exceed the certified one."""
-        return HOLDOUT_DELTA if self.holdout_delta is None else self.holdout_delta
+        return SHARE if self.share is None else self.share
 
     @property
     def has_tolerance(self) -> bool:

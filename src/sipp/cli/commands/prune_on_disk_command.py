@@ -55,8 +55,8 @@ def prune_on_disk(request: OnDiskRequest) -> Answer:
     from sipp.cli.data_option import Reader
     from sipp.cli.hugging_face_models import PREFIX, folder_of, hf_model_without_weights
     from sipp.cli.language_text import N_SEQUENCES
-    from sipp.experiments.training.setup import device_named
     from sipp.storage.outputs import check_place, refuse_input
+    from sipp_lab.training.setup import device_named
 
     if not request.model.startswith(PREFIX):
         raise CommandError(

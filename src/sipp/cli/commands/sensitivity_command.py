@@ -8,10 +8,10 @@ from typing import Annotated
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
-from sipp.cli.options import OUTPUT_PANEL, PRUNE_PANEL, option
+from sipp.cli.options import OUTPUT_PANEL, PRUNE_PANEL, option, prune_option
 from sipp.cli.output import Answer
 from sipp.results.display import labelled_line
-from sipp.results.options import Constants, Reduce, Scoring
+from sipp.results.options import C_CONSTANT, K_CONSTANT, PruneOptions, Reduce, Scoring
 
 
 def sensitivity(
@@ -35,7 +35,8 @@ def sensitivity(
         Reduce,
         option("How to combine a weight's scores over positions: max, as the theory does, or mean.", PRUNE_PANEL),
     ] = "max",
-    constants: Constants,
+    c_constant: Annotated[float, prune_option("c_constant")] = C_CONSTANT,
+    k_constant: Annotated[float, prune_option("k_constant")] = K_CONSTANT,
     batchnorm: shared.BatchNorm = None,
     seed: shared.Seed = 0,
 ) -> Answer:
@@ -53,6 +54,8 @@ def sensitivity(
     if holdout is None and holdout_points is not None:
         raise CommandError("there is no holdout", where="--holdout-points", fix="give --holdout, or leave it out")
     check_new(out)
+    with naming_option("--c-constant, --k-constant", "leave it out"):
+        PruneOptions(c_constant=c_constant, k_constant=k_constant)
     network = load_model(model, weights, seed=seed, device=device)
     norm_stats = norm_stats_of(network, batchnorm)
     reader = Reader(network, model, inputs, seed)
@@ -62,7 +65,7 @@ def sensitivity(
         n_points = reader.n_calibration(
             source,
             points,
-            lambda example: sipp.sample_size(network, example, include=include, exclude=exclude, constants=constants),
+            lambda example: sipp.sample_size(network, example, include=include, exclude=exclude, k_constant=k_constant),
         )
         chosen = reader.draw(source, n_points)
         scoring = Scoring(norm_stats=norm_stats)
@@ -71,7 +74,7 @@ def sensitivity(
         )
         assumption = sipp.check_assumption(
             network, chosen.batches, None if test is None else test.batches, include=include, exclude=exclude,
-            seed=seed, scoring=scoring, constants=constants,
+            seed=seed, scoring=scoring, c_constant=c_constant, k_constant=k_constant,
         )  # fmt: skip
     with naming_option(f"--out {out}", "give another place"):
         write_atomic(out, tensors_to_bytes(scores))
