@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from sipp.inputs.blocks import find_blocks
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
+from sipp.inputs.trace import record
 from sipp.native.memory import give_back_freed
 from sipp.progress import fit_cost, progress_bar
 from sipp.pruning.cutting import Cut, cut_as_given
@@ -164,7 +165,7 @@ def _tasks_and_choice(
         chunk_bytes=chunk_bytes_on(options.chunk_bytes, device_of(dense)),
         start=start,
         residuals=() if options.method in PEERS else options.residuals,
-        blocks=find_blocks(dense, split.batches[0], options.blocks),
+        blocks=find_blocks(dense, record(dense, split.batches[0]), options.blocks),
     )
     candidates = candidates_for(options, task.weights, masks)
     layer_task = LayerTask(
