@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -33,7 +34,7 @@ VALUELESS = frozenset(
     )
 )
 # Functions that take a tensor's values into Python, where branches on them cannot be seen, and are no operations
-_TAKING = frozenset(("numpy", "__array__", "__dlpack__", "tolist"))
+_TAKING = frozenset(("numpy", "__array__", "__dlpack__", "tolist", "apply_", "map_", "map2_"))
 # Operations that write into a copy of their first argument, at places that they are given
 _INTO = frozenset(
     ("index_add", "index_put", "index_copy", "scatter", "scatter_add", "scatter_reduce", "masked_scatter")
@@ -330,9 +331,11 @@ class Recorder:
         def noted(leaf: Any) -> Any:
             if _is_tensor(leaf):
                 return Ref(self._number(leaf))
+            if isinstance(leaf, PackedSequence):  # it takes nothing but tensors
+                return self._with_refs(tuple(leaf))
             return leaf if leaf is None or isinstance(leaf, _PLAIN) else type(leaf)
 
-        return tree_map(noted, value)
+        return tree_map(noted, value, is_leaf=lambda one: isinstance(one, PackedSequence))
 
     # --- What torch executes ------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Upper bounds, in float64, on the Lipschitz constants of layers, pooling and activations (T13).
+"""Upper bounds, in float64, on the norms of layers and pooling as linear maps (T13).
 
 A bound here is on the linear MAP, not on the kernel tensor: the 3 x 3 all-ones kernel has Frobenius norm 3 but
 stretches some images almost ninefold. Every number comes from a full decomposition and is rounded up; power iteration
@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.errors import ModelError
-
 # Relative slack that turns a float64 decomposition (error about 1e-12 at worst) into an upper bound.
 ROUND_UP = 1.0 + 1e-9
 # The frequencies are taken in blocks of at most this many complex entries (64 MiB).
@@ -24,30 +22,11 @@ BLOCK_ENTRIES = 1 << 22
 # Above this many multiply-adds (about a minute on one core) only the windows are counted.
 MAX_TRANSFER_WORK = 1e11
 
-# Largest slope of each activation, rounded up.
-GELU_SLOPE = 1.1290  # exact form 1.128904.. at sqrt(2); tanh form 1.128993..
-SILU_SLOPE = 1.0999  # 1.099839..
-MISH_SLOPE = 1.0885  # 1.088498..
-SIGMOID_SLOPE = 0.25  # p (1 - p) at zero
-HARDSIGMOID_SLOPE = 0.1666667  # 1/6, as PyTorch stores it in float32 (0.16666667163..)
-HARDSWISH_SLOPE = 1.5000001  # (2x + 3) / 6 at x = 3, with the same 1/6
-SOFTMAX_NORM = 0.5  # diag(p) - p p' has row sums of magnitude 2 p (1 - p) (Gershgorin)
-
-SLOPES = {
-    **dict.fromkeys(("relu", "tanh", "hardtanh", "clamp", "clamp_min", "abs", "neg", "log_sigmoid_forward"), 1.0),
-    "sigmoid": SIGMOID_SLOPE,
-    "gelu": GELU_SLOPE,
-    "silu": SILU_SLOPE,
-    "mish": MISH_SLOPE,
-    "hardsigmoid": HARDSIGMOID_SLOPE,
-    "hardswish": HARDSWISH_SLOPE,
-}
-
 
 def linear_norm(weight_FK: Tensor) -> float:
     """The largest singular value of a matrix, rounded up."""
     weight_FK, scale = _normalised(weight_FK)
-    return _sigma(weight_FK) * scale * ROUND_UP if scale else 0.0
+    return _sigma(weight_FK) * scale * ROUND_UP if 0 < scale < math.inf else scale
 
 
 def conv_norm(
@@ -65,8 +44,8 @@ def conv_norm(
     worst group.
     """
     weight, scale = _normalised(weight)
-    if scale == 0.0:
-        return 0.0
+    if not 0 < scale < math.inf:
+        return scale
     kernel = weight.shape[2:]
     weight_GFCT = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
     cover = math.prod(
@@ -152,12 +131,13 @@ def _sigma(matrices: Tensor) -> float:
 
 
 def _normalised(weight: Tensor) -> tuple[Tensor, float]:
-    """The weight in float64 divided by its largest magnitude, and that magnitude: no square can over- or underflow."""
+    """The weight in float64 divided by its largest magnitude, and that magnitude (infinite with NaN in the weight).
+
+    No square of it can over- or underflow.
+    """
     weight = weight.detach().to(torch.float64)
-    if not bool(torch.isfinite(weight).all()):
-        raise ModelError("a weight holds NaN or infinity: it has no norm", fix="repair or reload the parameter")
     scale = float(weight.abs().max()) if weight.numel() else 0.0
-    return (weight / scale if scale > 0.0 else weight), scale
+    return weight / (scale or 1.0), math.inf if math.isnan(scale) else scale
 
 
 def _cover(kernel: int, stride: int, dilation: int, n_out: int) -> int:
