@@ -29,6 +29,7 @@ _MODULES = {
     "certify_accuracy": "sipp.verbs.certify",
     "check_assumption": "sipp.bounds.assumption",
     "compare": "sipp.verbs.compare",
+    "export": "sipp.runtime.exporting",
     "gradual": "sipp.verbs.gradual",
     "hold": "sipp.pruning.masking",
     "inspect": "sipp.verbs.inspect",

@@ -8,6 +8,7 @@ from sipp.pruning.masking import release as release
 from sipp.report.page import page as page
 from sipp.results.options import Scoring as Scoring
 from sipp.results.pruned import Pruned as Pruned
+from sipp.runtime.exporting import export as export
 from sipp.runtime.sparse_network import sparse as sparse
 from sipp.scoring.methods import register_method as register_method
 from sipp.scoring.sensitivities import sensitivity as sensitivity

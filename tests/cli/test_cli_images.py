@@ -83,7 +83,7 @@ def commands(folder: Path, out: Path) -> dict[str, list[object]]:
         "certify": [*NET, *both, "--holdout", folder / "new.npy", "--calibration", folder / "data.npy"],
         "eval": [*NET, *both, *data],
         "bench": [file, *NET, *data, "--repeats", 5, "--batch", 1],
-        "export": [file, *NET, *data, "--to", "pt2", "--out", out / "net.pt2"],
+        "export": [file, *NET, *data, "--to", "onnx", "--out", out / "net.onnx"],
     }  # fmt: skip
 
 

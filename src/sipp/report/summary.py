@@ -160,7 +160,7 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
     moved = shown_output_change(pruned)
     if lost > MUCH_LOST or (pruned.evaluation is None and moved is not None and moved[0] > MUCH_MOVED):
         if pruned.pruned.repair is not None:
-            hold = "sipp.hold(model, masks, optimizer=optimizer)"
+            hold = "sipp.hold(model, pruned, optimizer=optimizer)"
             suggest("Too much lost? Keep more weights, or retrain with the zeros held at zero:", hold, hold)
         else:
             again = "sipp.prune(model, data, keep=..., repair=True)"

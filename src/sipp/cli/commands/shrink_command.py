@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -16,8 +16,7 @@ from sipp.cli.options import StoredOptions
 from sipp.cli.output import Answer
 from sipp.results.jsonio import to_json
 
-Kind = Literal["pt", "pt2", "onnx"]
-KIND_OF: dict[str, Kind] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
+KINDS = (".pt", ".onnx")
 
 
 def shrink(
@@ -25,20 +24,16 @@ def shrink(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", help="New file: NAME.pt2 or NAME.onnx (a program), NAME.pt (the module, by torch.save)."
-        ),
+        typer.Option("--out", "-o", help="New file: NAME.pt (the module, by torch.save), or NAME.onnx."),
     ],
 ) -> Answer:
     """Remove dead channels for good: a smaller dense network with the same outputs."""
     from sipp.cli.out_option import check_new
     from sipp.cli.stored_networks import example_for, stored_network
-    from sipp.runtime.exporting import export
 
-    kind = KIND_OF.get(out.suffix)
-    if kind is None:
+    if out.suffix not in KINDS:
         raise CommandError(
-            f"{out.name} ends in none of {', '.join(KIND_OF)}",
+            f"{out.name} ends in none of {', '.join(KINDS)}",
             where=f"--out {out}",
             fix="the ending chooses the format",
         )
@@ -50,10 +45,10 @@ def shrink(
         certificate = network.contents.certificate
         if certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)
-        if kind == "pt":
+        if out.suffix == ".pt":
             _write_module(small.model, out)
         else:
-            export(small, out, to=kind, example=example)
+            sipp.export(small, out, example)
     values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **to_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
@@ -69,6 +64,6 @@ def _write_module(model: Any, path: Path) -> None:
     except Exception as error:  # user classes may raise anything
         raise sipp.errors.ModelError(
             f"torch.save cannot write its {type(model).__name__} ({type(error).__name__}: {error})",
-            fix="give a name that ends in .pt2 or .onnx",
+            fix="give a name that ends in .onnx",
         ) from error
     write_atomic(path, content.getvalue())
