@@ -9,16 +9,16 @@ import torch
 from cli_zoo import mlp
 from commandline import Done, files_in, refused, run
 from safetensors.torch import load_file, save_file
+from sipp.cli.stored_networks import built_in, stored_network
 
 import sipp
-from sipp.cli.stored_networks import built_in, stored_network
+from sipp.files import read_json
 from sipp.report import read_results, render
 from sipp.report.summary import claim_of
 from sipp.results.bench import Bench
 from sipp.results.jsonio import from_json
 from sipp.results.network_hash import model_hash
 from sipp.runtime import steps
-from sipp.storage.files import read_json
 from sipp.verbs.certify import certify_accuracy
 from sipp_lab.nets import build
 

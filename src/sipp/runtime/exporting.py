@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
+from sipp.files import new_folder
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
 from sipp.results.checking import check_choice, check_path, check_size
 from sipp.results.network_hash import raw_bytes
@@ -26,7 +27,6 @@ from sipp.runtime.exported import Exported
 from sipp.runtime.onnx_file import write_onnx
 from sipp.runtime.plain_copy import plain_copy
 from sipp.storage.block_by_block.sharded_weights import companion_files
-from sipp.storage.files import new_folder
 
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError
 from sipp.extras import needed_for
+from sipp.files import write_atomic
 from sipp.native import pytree
 from sipp.native.exporting import quiet_export
 from sipp.runtime.examples import Call, cloned, output_difference
 from sipp.runtime.exported import Exported
-from sipp.storage.files import write_atomic
 
 AGREEMENT = 1e-4  # relative to the largest value of an output
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 import sipp
-from sipp.cli.commands.export_command import N_POINTS
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import StoredOptions
+from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
 from sipp.results.jsonio import to_json
 
 KINDS = (".pt", ".onnx")
+N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 
 def shrink(
@@ -24,12 +24,16 @@ def shrink(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="New file: NAME.pt (the module, by torch.save), or NAME.onnx."),
+        typer.Option("--out", "-o", help="NAME.pt (the module, by torch.save), or NAME.onnx."),
     ],
+    force: Force = False,
 ) -> Answer:
-    """Remove dead channels for good: a smaller dense network with the same outputs."""
-    from sipp.cli.out_option import check_new
-    from sipp.cli.stored_networks import example_for, stored_network
+    """Remove dead channels for good: a smaller dense network with the same outputs.
+
+    For example: sipp shrink sparse --model my.py:net --data points.npz --out small.onnx
+    """
+    from sipp.cli.out_option import check_out, write_out
+    from sipp.cli.stored_option import example_for, stored_network
 
     if out.suffix not in KINDS:
         raise CommandError(
@@ -37,26 +41,24 @@ def shrink(
             where=f"--out {out}",
             fix="the ending chooses the format",
         )
-    check_new(out)
-    network = stored_network(stored.file, stored.model)
+    check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
+    network = stored_network(stored)
     example = example_for(network, stored, N_POINTS)[0]
     with naming_option(f"FILE {stored.file}", "see sipp shrink --help"):
         small = sipp.shrink(network.model, example)
-        certificate = network.contents.certificate
+        certificate = network.certificate
         if certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)
         if out.suffix == ".pt":
-            _write_module(small.model, out)
+            write_out(out, _module_bytes(small.model))
         else:
             sipp.export(small, out, example)
     values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **to_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
-def _write_module(model: Any, path: Path) -> None:
+def _module_bytes(model: Any) -> bytes:
     import torch
-
-    from sipp.storage.files import write_atomic
 
     content = io.BytesIO()
     try:
@@ -66,4 +68,4 @@ def _write_module(model: Any, path: Path) -> None:
             f"torch.save cannot write its {type(model).__name__} ({type(error).__name__}: {error})",
             fix="give a name that ends in .onnx",
         ) from error
-    write_atomic(path, content.getvalue())
+    return content.getvalue()
