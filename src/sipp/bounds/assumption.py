@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from sipp.inputs.capture import depends_on_batch
 from sipp.inputs.data import AnyData, Data, data_of, points_at
-from sipp.inputs.probing import Probes, runner
+from sipp.inputs.trace import Maps, read_uses
 from sipp.progress import Advance, progress_bar
 from sipp.results.assumption import Assumption, LayerAssumption, share_needed
 from sipp.results.batches import Batch, WeightUse
@@ -82,14 +82,14 @@ def check_assumption(
         held = data_of(holdout, role="holdout", device=device_of(task.model), seed=task.seed)
     counts = [data.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
-    checked: Probes = {}  # the network's layers are checked once, not for every draw
+    maps: Maps = {}  # the network is looked at once, not for every draw
     failures, pairs, n_held_out = Counter[str](), Counter[str](), 0
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
         draws = _draws(data, unit, advance)
-        sensitivity, n_above, n_calibration = _calibrated(task, draws, c_constant, checked)
+        sensitivity, n_above, n_calibration = _calibrated(task, draws, c_constant, maps)
         for draw in () if held is None else _draws(held, unit, advance):
             n_held_out += 1
-            for name, n_failures, n_pairs in _holdout_counts(task, draw, sensitivity, c_constant, checked):
+            for name, n_failures, n_pairs in _holdout_counts(task, draw, sensitivity, c_constant, maps):
                 failures[name] += n_failures
                 pairs[name] += n_pairs
     needed = share_needed(k_constant) * n_calibration
@@ -122,7 +122,7 @@ def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
             advance(1)
 
 
-def _ratios(task: ScoringTask, draw: Batch, checked: Probes) -> dict[str, Tensor]:
+def _ratios(task: ScoringTask, draw: Batch, maps: Maps) -> dict[str, Tensor]:
     """g_j(x) of T2 (F x K) for every weight that this draw reaches; all other ratios are 0."""
     reached: set[str] = set()
 
@@ -132,17 +132,17 @@ def _ratios(task: ScoringTask, draw: Batch, checked: Probes) -> dict[str, Tensor
             raise overflow_error(weight.name, "input", where=batch.where)
         reached.add(weight.name)
 
-    runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
+    read_uses(task.model, task.layers, draw, on_use, norm_stats=task.scoring.norm_stats)
     kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in task.layers)
     layers = tuple(replace(site, weights=weights) for site, weights in zip(task.layers, kept) if weights)
     if not layers:
         return {}
     here = replace(task, layers=layers).with_points(None, [(draw.kwargs or draw.args, None)])
-    return {layer.weight.name: layer.sensitivity_FK for layer in measure_sensitivities(here, checked=checked).layers}
+    return {layer.weight.name: layer.sensitivity_FK for layer in measure_sensitivities(here, maps=maps).layers}
 
 
 def _calibrated(
-    task: ScoringTask, draws: Iterable[Batch], c_constant: float, checked: Probes
+    task: ScoringTask, draws: Iterable[Batch], c_constant: float, maps: Maps
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """s_j (T3), the number of draws with g_j(x) > 1/C, both F x K by weight name, and the number of draws."""
     sensitivity: dict[str, Tensor] = {}
@@ -151,7 +151,7 @@ def _calibrated(
     fan_in = {weight.name: weight.fan_in for weight in task.weights}
     for draw in draws:
         n_draws += 1
-        for name, ratio_FK in _ratios(task, draw, checked).items():
+        for name, ratio_FK in _ratios(task, draw, maps).items():
             # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold, not more
             is_above_FK = ratio_FK > (1 + ratio_rounding(fan_in[name])) / c_constant
             sensitivity[name] = torch.maximum(sensitivity.get(name, ratio_FK), ratio_FK)
@@ -163,10 +163,10 @@ def _calibrated(
 
 
 def _holdout_counts(
-    task: ScoringTask, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, checked: Probes
+    task: ScoringTask, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, maps: Maps
 ) -> list[tuple[str, int, int]]:
     """For each use of a weight in one draw: its name, the pairs that break the ES inequality, and all pairs."""
-    ratios = _ratios(task, draw, checked)
+    ratios = _ratios(task, draw, maps)
     chunk_bytes = chunk_bytes_on(task.scoring.chunk_bytes, device_of(task.model))
     counts = []
 
@@ -180,7 +180,7 @@ def _holdout_counts(
         rows_FK = to_rows(weight, task.model.get_parameter(weight.name).detach()).to(BOUND_DTYPE)
         counts.append((weight.name, *_count(rows_FK, limit_FK, is_suspect_FK, use, chunk_bytes)))
 
-    runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
+    read_uses(task.model, task.layers, draw, on_use, norm_stats=task.scoring.norm_stats)
     return counts
 
 

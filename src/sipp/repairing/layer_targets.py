@@ -13,10 +13,9 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from sipp.errors import DataError, OptionError
-from sipp.inputs.data import points_at
+from sipp.inputs.data import first_and_last, points_at
 from sipp.inputs.layer_checks import every_tensor
 from sipp.inputs.patches import patches_of
-from sipp.inputs.probing import first_and_last
 from sipp.repairing.layer_usage import DenseOutputs, Targets, most_target_bytes
 from sipp.repairing.moments import WeightMoments
 from sipp.repairing.network_pair import NetworkPair, thinned
@@ -60,7 +59,7 @@ def find_residual_layers(pair: NetworkPair, residuals: Collection[str] | None) -
 
 def _of_few_points(pair: NetworkPair) -> NetworkPair:
     """The same networks with two points of the first batch; all of it if points are padded, or may lie elsewhere."""
-    is_padded = pair.usage.patch_orders[0] is not None
+    is_padded = pair.usage.maps[0] is not None
     if is_padded or not _lies_by_point(pair.dense.batches[0]):
         return pair
     dense, pruned = (

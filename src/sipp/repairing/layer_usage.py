@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.data import points_at
+from sipp.inputs.data import first_and_last, form_of, points_at
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.patches import n_patches_of, n_rows_of
-from sipp.inputs.probing import Orders, Probes, first_and_last, goes_by_form, is_new_form, probe, runner, signature_of
+from sipp.inputs.trace import Maps, ModelMap, map_for, read_uses
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.numerics import SCORE_DTYPE, for_device, same_tensor
 from sipp.results.ranking import Weight
@@ -45,7 +45,7 @@ class LayerUsage:
 
     groups: Groups  # in the order of execution
     n_uses: list[Counter[str]]  # by batch
-    patch_orders: list[Orders | None]  # by batch: of the patches of each use; None: as the layers report them
+    maps: list[ModelMap | None]  # by batch: says whose patches they are; None: as the layers report them
     target_bytes: dict[str, int]
     strides: dict[str, tuple[int, ...]]  # of the positions of convolutions, if they are subsampled
     is_static: list[bool]  # by batch: no control flow depends on values
@@ -65,31 +65,28 @@ def layer_usage(
     model: nn.Module,
     layers: Sequence[PrunableLayer],
     batches: Sequence[Batch],
-    forms: Probes,
+    forms: Maps,
 ) -> LayerUsage:
     """Runs the dense network on all batches, and checks each batch of a new form (see `runner`).
 
     Unless control flow depends on values, a few points stand for all batches of their form.
     """
     first_uses, by_form = _FirstUses(), dict[tuple[Any, ...], _Counts]()
-    n_uses, patch_orders, is_static = list[Counter[str]](), list[Orders | None](), list[bool]()
+    n_uses, maps, is_static = list[Counter[str]](), list[ModelMap | None](), list[bool]()
     n_bytes: Counter[str] = Counter()
     n_patches: Counter[str] = Counter()
     for batch in batches:
         is_padded = batch.real_BT is not None  # only padding makes it necessary to assign patches to points
-        known = None
-        if is_padded or is_new_form(batch, forms):
-            known = replace(probe(model, layers, batch, "running", forms), alone=None)  # logits may be larger than all
-            forms[signature_of(batch)] = known
-        patch_orders.append(known.orders if known is not None and is_padded else None)
-        is_static.append(goes_by_form(batch, forms))
-        counts = by_form.get(signature_of(batch))
+        known = map_for(model, layers, batch, forms)
+        maps.append(known if is_padded else None)
+        is_static.append(not known.depends_on_values)
+        counts = by_form.get(form_of(batch))
         if counts is None:
             stands_for_all = not is_padded and is_static[-1]
             few = points_at(batch, first_and_last(batch.n_points)) if stands_for_all else batch
-            counts = _count_uses(model, layers, few, patch_orders[-1], first_uses)
+            counts = _count_uses(model, layers, few, maps[-1], first_uses)
             if stands_for_all and counts.n_uses:
-                by_form[signature_of(batch)] = counts
+                by_form[form_of(batch)] = counts
         n_uses.append(counts.n_uses)
         n_bytes.update({name: n * batch.n_points // counts.n_points for name, n in counts.n_bytes.items()})
         n_patches.update({name: n * batch.n_points // counts.n_points for name, n in counts.n_patches.items()})
@@ -99,7 +96,7 @@ def layer_usage(
         for name, sizes in first_uses.positions.items()
     }
     target_bytes = {name: n_bytes[name] // math.prod(strides[name]) for name in strides}
-    return LayerUsage(tuple(map(tuple, first_uses.groups)), n_uses, patch_orders, target_bytes, strides, is_static)
+    return LayerUsage(tuple(map(tuple, first_uses.groups)), n_uses, maps, target_bytes, strides, is_static)
 
 
 @dataclass
@@ -134,7 +131,7 @@ class _FirstUses:
 
 
 def _count_uses(
-    model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch, orders: Orders | None, first_uses: _FirstUses
+    model: nn.Module, layers: Sequence[PrunableLayer], batch: Batch, found: ModelMap | None, first_uses: _FirstUses
 ) -> _Counts:
     """Counts the uses of all weights in one pass, and notes the first ones."""
     counts = _Counts(batch.n_points)
@@ -147,7 +144,7 @@ def _count_uses(
         counts.n_bytes[name] += n_bytes_each * n_rows_of(use, weight) * n_patches
         first_uses.note(name, use)
 
-    runner(model, layers, orders=orders)(batch, on_use)
+    read_uses(model, layers, batch, on_use, found)
     first_uses.windows.clear()
     return counts
 

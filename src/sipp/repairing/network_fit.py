@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sipp.inputs.blocks import Blocks
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.probing import Probes
 from sipp.inputs.restore import copy_of
+from sipp.inputs.trace import Maps
 from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.repairing.both_networks import BothNetworks
@@ -57,7 +57,7 @@ class NetworkTask:
     blocks: Blocks | None
     chunk_bytes: int
     allow_tf32: bool  # in passes and sums on a GPU; masks and values are always found exactly
-    forms: Probes = field(default_factory=Probes)  # of batches that were checked already
+    forms: Maps = field(default_factory=Maps)  # of batches that were checked already
     # by the weights of a pair: those that correct a residual stream, the same in every fit
     corrected: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
@@ -217,7 +217,7 @@ def _check_residuals(residuals: Collection[str] | None, masks: Masks, groups: Gr
             refuse_residual(name)
 
 
-def usage_of(dense: nn.Module, layers: tuple[PrunableLayer, ...], split: DataSplit, forms: Probes) -> LayerUsage:
+def usage_of(dense: nn.Module, layers: tuple[PrunableLayer, ...], split: DataSplit, forms: Maps) -> LayerUsage:
     """The usage of the dense network on all batches, found once; best before it is copied, as full passes take memory.
 
     `forms` are those of batches that were checked already.

@@ -18,8 +18,8 @@ from sipp.errors import DataError
 from sipp.inputs.capture import OnUse
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, split_windows
-from sipp.inputs.probing import runner
 from sipp.inputs.restore import StopForward
+from sipp.inputs.trace import read_uses
 from sipp.repairing.layer_usage import LayerUsage, Targets
 from sipp.repairing.moments import Moments, RowBlock, WeightMoments, gains_by_split, lie_far, squared
 from sipp.repairing.replaying import Replay, gives_zeros
@@ -267,7 +267,7 @@ class NetworkPair:
         wanted = [layer for layer in side.layers if any(weight.name in names for weight in layer.weights.values())]
         watched = reading_residual_inputs(modules, streams, stop_at_last) if modules else nullcontext()
         with suppress(StopForward), float32_products(allow_tf32=self.allow_tf32), watched:
-            runner(side.run, wanted, orders=self.usage.patch_orders[i])(batch, counted)
+            read_uses(side.run, wanted, batch, counted, self.usage.maps[i])
         return streams
 
     def chunks(self, weight: Weight, use: WeightUse) -> Iterator[Tensor]:
