@@ -11,10 +11,9 @@ from shorter import search_once
 from torch import Tensor, nn
 
 import sipp
-from sipp.inputs import trace
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.trace import Maps
+from sipp.inputs.probing import Probes
 from sipp.repairing import choosing, layer_targets, network_fit, network_pair, repair_network
 from sipp.repairing import layer_usage as usage_module
 from sipp.repairing.data_split import split_batches
@@ -268,12 +267,11 @@ def test_behind_its_last_weight_a_dense_block_is_kept_as_its_output(monkeypatch:
     assert paths and all(one == [(("", 0),)] for one in paths)
 
 
-def test_a_look_at_the_layers_keeps_no_large_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MOST_KEPT", 0)
-    net, forms = Model(2).eval(), Maps()
+def test_a_look_at_the_layers_keeps_no_outputs() -> None:
+    net, forms = Model(2).eval(), Probes()
     masks = {name: p != 0 for name, p in net.named_parameters() if p.ndim > 1}
     layer_usage(net, masked_layers(net, masks), split_batches(data_of(data("sequences")).batches()).batches, forms)
-    assert forms and all(one.output is None for one in forms.values())
+    assert forms and all(one.alone is None for one in forms.values())
 
 
 def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.rates import too_often
+from sound_bounds import sound_bound
 from torch import Tensor, nn
 
 import sipp
@@ -104,9 +105,9 @@ READABLE: dict[str, Callable[[], nn.Module]] = {
     "batch norm": with_batch_norm,
     "convolution": convolutional,
     "residual": Residual,
+    "hook": hooked,
 }
 UNREADABLE: dict[str, Callable[[], nn.Module]] = {
-    "hook": hooked,
     "patched": patched,
     "attention": Attentive,
     "functional dropout": always_dropping,
@@ -236,7 +237,7 @@ def largest_share_of_bound(name: str, seed: int, n_steps: int, factor: float = 1
     x = torch.randn(24, 6, generator=torch.Generator().manual_seed(seed)).double() * sizes
     worst = 0.0
     for _ in range(n_steps):
-        bound = sipp.sound_bound(model, pruned, x)
+        bound = sound_bound(model, pruned, x)
         assert bound.absolute_B is not None
         moved = (pruned(x) - model(x)).norm(dim=1).detach()
         worst = max(worst, float((moved / (factor * bound.absolute_B)).nan_to_num(0.0).max()))

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sipp.bounds.chain import chain_obstacle
-from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.inputs.data import AnyData, points_at
+from sipp.bounds.sound import sound_network_bound
+from sipp.inputs.data import AnyData
+from sipp.inputs.structure import why_no_chain
+from sipp.inputs.trace import record
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.results.bounds import MOST_SHARE, Coverage, Guarantee, Measured, NetworkBound, coverage, layer_bound, no_bound
@@ -39,7 +40,6 @@ from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
-N_EXAMPLES = 4  # points on which a model must be a chain
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
@@ -102,7 +102,7 @@ def _obstacle(ranking: Ranking, cut: Cut) -> str:
         return f"{cut.others[0]} changed too, and is not a pruned weight"
     assert ranking.sample is not None
     weights = {weight.name for weight in ranking.weights}
-    return chain_obstacle(ranking.model, weights, points_at(ranking.sample, slice(N_EXAMPLES)))
+    return why_no_chain(ranking.model, record(ranking.model, ranking.sample), weights)
 
 
 def _measured(

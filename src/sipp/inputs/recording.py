@@ -33,7 +33,7 @@ VALUELESS = frozenset(
     )
 )
 # Functions that take a tensor's values into Python, where branches on them cannot be seen, and are no operations
-_TAKING = frozenset(("numpy", "__array__", "__dlpack__", "tolist"))
+_TAKING = frozenset(("numpy", "__array__", "__dlpack__", "tolist", "apply_", "map_", "map2_"))
 # Operations that write into a copy of their first argument, at places that they are given
 _INTO = frozenset(
     ("index_add", "index_put", "index_copy", "scatter", "scatter_add", "scatter_reduce", "masked_scatter")
