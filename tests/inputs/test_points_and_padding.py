@@ -263,8 +263,10 @@ def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: 
             method="sipp-det",
             c_constant=1e4,
             bound=bound,
+            holdout=torch.rand(60, 5),
         )
-        assert words in pruned.guarantee.reason and words in pruned.measured.reason
+        assert words in pruned.guarantee.reason
+        assert pruned.measured is None if bound == "sound" else words in pruned.measured.reason
         assert not pruned.bound.met and words in pruned.bound.reason
 
 
