@@ -468,7 +468,7 @@ def _avg_pool(call: Call) -> float:
     return average_pool_norm(size, **windows, **rest)
 
 
-def _windows(call: Call) -> tuple[torch.Size, dict[str, Sequence[int]]]:
+def _windows(call: Call) -> tuple[torch.Size, dict[str, Any]]:
     """The spatial sizes of a pooling's input, and its kernel and stride (that of the kernel where none is given)."""
     kernel, size = call.options["kernel_size"], call.only().tensor.shape[2:]
     if len(size) != len(kernel):
