@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from sipp.inputs.capture import depends_on_batch
 from sipp.inputs.data import AnyData, Data, data_of, points_at
 from sipp.inputs.point_hashes import point_hashes
-from sipp.inputs.probing import Probes, runner
+from sipp.inputs.trace import Maps
 from sipp.progress import Advance, progress_bar
 from sipp.results.assumption import Assumption, LayerAssumption, share_needed
 from sipp.results.batches import Batch, WeightUse
@@ -82,11 +82,11 @@ def check_assumption(
     total = None if None in counts else sum(n for n in counts if n)
     sensitivity, n_above, keys = dict[str, Tensor](), dict[str, Tensor](), list[str]()
     failures, pairs, new_keys, quotients = Counter[str](), Counter[str](), list[str](), [0.0]
-    forms: Probes = {}  # the network is looked at once, not for every draw
+    maps: Maps = {}  # the network is looked at once, not for every draw
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
         for draw in _draws(task.points, unit, advance):
             keys.append("".join(point_hashes(draw)))
-            for weight, ratio_FK in _ratios(task, draw, forms):
+            for weight, ratio_FK in ratios_of(task, draw, maps):
                 # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
                 is_above_FK = ratio_FK > (1 + ratio_rounding(weight.fan_in)) / c_constant
                 sensitivity[weight.name] = torch.maximum(sensitivity.get(weight.name, ratio_FK), ratio_FK)
@@ -96,7 +96,7 @@ def check_assumption(
                 raise unreached_error(weight.name)
         for draw in () if held is None else _draws(held, unit, advance):
             new_keys.append("".join(point_hashes(draw)))
-            for weight, ratio_FK in _ratios(task, draw, forms):
+            for weight, ratio_FK in ratios_of(task, draw, maps):
                 seen_FK = sensitivity[weight.name].to(BOUND_DTYPE)
                 limit_FK = c_constant * seen_FK * (1 + 2 * ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
                 failures[weight.name] += int((ratio_FK > limit_FK).sum())
@@ -131,25 +131,6 @@ def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
         for i in range(batch.n_points):
             yield replace(points_at(batch, slice(i, i + 1)), where=f"{batch.where}, input {i}", labels=None)
             advance(1)
-
-
-def _ratios(task: ScoringTask, draw: Batch, forms: Probes) -> list[tuple[Weight, Tensor]]:
-    """g_j(x) of T2 (F x K) for every weight that this draw reaches; all other ratios are 0."""
-    reached: set[str] = set()
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        lowest, highest = torch.aminmax(use.windows)
-        if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
-            raise overflow_error(weight.name, "input", where=batch.where)
-        reached.add(weight.name)
-
-    runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
-    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in task.layers)
-    layers = tuple(replace(site, weights=weights) for site, weights in zip(task.layers, kept) if weights)
-    if not layers:
-        return []
-    here = replace(task, layers=layers).with_points(None, [(draw.kwargs or draw.args, None)])
-    return [(layer.weight, layer.sensitivity_FK) for layer in measure_sensitivities(here, checked=forms).layers]
 
 
 # --- The constant measured (T19) --------------------------------------------------------------------------------------

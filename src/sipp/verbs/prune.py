@@ -48,6 +48,7 @@ from sipp.scoring.task import ScoringTask, task_of
 
 
 @explain_unknown_options
+@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     data: AnyData | None,
@@ -103,19 +104,6 @@ def prune(
         statements=statements, c_constant=c_constant, k_constant=k_constant, repair=repair, blocks=blocks,
         scoring=scoring,
     )  # fmt: skip
-    return prune_with(model, data, options, holdout=holdout, progress=progress)
-
-
-@torch.inference_mode(False)
-def prune_with(
-    model: nn.Module,
-    data: AnyData | None,
-    options: PruneOptions,
-    *,
-    holdout: AnyData | None = None,
-    progress: bool = True,
-) -> Pruned:
-    """`prune` with its options in one record, as recipes and the command line use it."""
     info = checked_method(options)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed

@@ -1,4 +1,4 @@
-"""Traces a network and writes it as a .pt2 program or an ONNX file, after it was run on the example and compared.
+"""Traces a network and writes it as an ONNX file, after it was run on the example and compared.
 
 The batch size (first size of every tensor) is left dynamic if the network allows it, and so is the length of token
 sequences (batch x tokens). All other sizes are those of the example.
@@ -6,7 +6,6 @@ sequences (batch x tokens). All other sizes are those of the example.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
@@ -17,12 +16,11 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError
 from sipp.extras import needed_for
+from sipp.files import write_atomic
 from sipp.native import pytree
 from sipp.native.exporting import quiet_export
 from sipp.runtime.examples import Call, cloned, output_difference
 from sipp.runtime.exported import Exported
-from sipp.storage.files import write_atomic
-from sipp.storage.tensors import in_own_memory
 
 AGREEMENT = 1e-4  # relative to the largest value of an output
 
@@ -43,7 +41,7 @@ def write_onnx(model: nn.Module, call: Call, path: Path) -> Exported:
         except Exception as error:  # its many passes raise anything
             raise ModelError(
                 f"torch.onnx cannot convert it ({_reason(error)})",
-                fix="export to pt2, which holds what torch.export traced; an ONNX file cannot exceed 2 GB",
+                fix="an ONNX file cannot exceed 2 GB, and not every operation has a form in it",
             ) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
@@ -62,21 +60,6 @@ def write_onnx(model: nn.Module, call: Call, path: Path) -> Exported:
     off_by = _compare(model, call, by_onnxruntime, "onnxruntime")
     write_atomic(path, content)
     return Exported(path, "onnx", len(content), off_by, *_input_sizes(program, call))
-
-
-def write_program(model: nn.Module, call: Call, path: Path) -> Exported:
-    """Writes the network as a torch.export program, compared with the model on the example."""
-    program = _trace(model, call)
-    _remove_data(program, call)
-    file = io.BytesIO()
-    with quiet_export():
-        torch.export.save(program, file)
-        file.seek(0)
-        back = torch.export.load(file).module()
-    off_by = _compare(model, call, lambda own: pytree.tree_leaves(back(*own[0], **own[1])), "the program read back")
-    content = file.getvalue()
-    write_atomic(path, content)
-    return Exported(path, "pt2", len(content), off_by, *_input_sizes(program, call))
 
 
 def _input_sizes(program: torch.export.ExportedProgram, call: Call) -> tuple[int | None, int | None, bool]:
@@ -119,19 +102,8 @@ def _trace(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
         except Exception as error:  # whatever their forward does, or torch.export has no rule for
             raise ModelError(
                 f"torch.export cannot trace it ({_reason(error)})",
-                fix="export to safetensors, pt or hf, which hold weights only",
+                fix="write the weights: torch.save(model.state_dict(), path), or a Hugging Face folder",
             ) from error
-
-
-def _remove_data(program: torch.export.ExportedProgram, call: Call) -> None:
-    """Removes the caller's data from a program before it is saved.
-
-    torch stores the whole example, including the storage that it is a view of: it becomes zeros. Weights and constants
-    that are views are copied, so that the rest of their storage is not saved.
-    """
-    program.example_inputs = pytree.tree_map(lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, call)
-    for held in (program.state_dict, program.constants):
-        held.update(in_own_memory(held))
 
 
 def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:
@@ -161,8 +133,8 @@ def _suggestion(model: nn.Module) -> str:
     dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     narrow = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes - {torch.float32, torch.float64})
     if not narrow:
-        return "export to pt2, which holds what torch.export traced"
-    return f"its numbers are {', '.join(narrow)}: export model.float() with an example in float32, or to pt2"
+        return "run it by torch, or by sipp.sparse"
+    return f"its numbers are {', '.join(narrow)}: export model.float() with an example in float32"
 
 
 def _reason(error: Exception) -> str:
