@@ -12,10 +12,10 @@ import torch
 from common import alternate, peak_extra_bytes
 from torch import Tensor, nn
 
-from sipp.experiments.nets import build
 from sipp.pruning.budgets import AllocationProblem, allocate, allocation_problem, sampling_constant
 from sipp.pruning.largest_scores import largest
 from sipp.pruning.sampling import sparsify
+from sipp_lab.nets import build
 
 C_CONSTANT = 3.0
 SCALE = sampling_constant(n_outputs=200_000, delta=1e-16, c_constant=C_CONSTANT)

@@ -25,12 +25,12 @@ from safetensors.torch import save as dense_file
 from torch import nn
 
 import sipp
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.transforms import normalise
-from sipp.experiments.nets import build
-from sipp.experiments.nets.registry import NETS
 from sipp.results.options import Precision
 from sipp.results.saved_file import SavedFile, entropy_bytes
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.transforms import normalise
+from sipp_lab.nets import build
+from sipp_lab.nets.registry import NETS
 
 KEEPS = (0.5, 0.3, 0.1, 0.05, 0.02)
 VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")

@@ -20,7 +20,7 @@ from common import alternate, clock_for, peak_extra_bytes, smooth_images, table
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.nets import build
+from sipp_lab.nets import build
 
 # network, images, of these in a batch, side, repeats, wanted
 NETWORKS = (

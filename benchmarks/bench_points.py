@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sipp.errors import DeadRowsWarning
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.transforms import normalise
-from sipp.experiments.nets import build
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.transforms import normalise
+from sipp_lab.nets import build
 
 N_POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 DELTAS = (0.5, 0.1, 1e-2, 1e-4, 1e-8, 1e-16)

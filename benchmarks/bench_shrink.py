@@ -31,12 +31,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.digits import load_digits
-from sipp.experiments.data.imageset import ImageSet
-from sipp.experiments.data.transforms import draw_shifts, normalise, shift
-from sipp.experiments.nets import build
 from sipp.results.shrunk import Shrunk
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.digits import load_digits
+from sipp_lab.data.imageset import ImageSet
+from sipp_lab.data.transforms import draw_shifts, normalise, shift
+from sipp_lab.nets import build
 
 KEEPS = (0.05, 0.02)
 Network = Callable[[Tensor], Tensor]
@@ -139,11 +139,11 @@ def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> I
         file = f"{name}-{keep}.pt"
         if given.trained is not None:
             net.load_state_dict(torch.load(given.trained / file, weights_only=True))
-        pruned = sipp.prune(net.eval(), points, keep=keep, method=given.method, floor="off", progress=False)
+        pruned = sipp.prune(net.eval(), points, keep=keep, method=given.method, floor=0, progress=False)
         words = ""
         if given.epochs:
             net = pruned.model
-            sipp.hold(net, pruned.masks)
+            sipp.hold(net, pruned)
             words = f"{train(net, data, max(1, given.epochs // 2)):.1f} %"
             sipp.release(net)
         if given.save is not None:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 
 import sipp
-from sipp.experiments.nets import build
 from sipp.results.numerics import inverse_or_zero
 from sipp.scoring.kernels import gpu, reference
+from sipp_lab.nets import build
 
 SHAPE = (256, 2304, 16384)  # rows, fan-in, patches
 TARGET_RATE = 10  # T pairs/s

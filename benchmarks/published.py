@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.transforms import normalise
-from sipp.experiments.nets import build
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.transforms import normalise
+from sipp_lab.nets import build
 
 BATCH = 500
 SENTENCE = re.compile(r"[A-Z][\w ,;:'()\-]{20,200}[.!?]")

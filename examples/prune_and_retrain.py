@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.experiments.data.digits import load_digits
-from sipp.experiments.data.splits import split_images
-from sipp.experiments.nets import build
+from sipp_lab.data.digits import load_digits
+from sipp_lab.data.splits import split_images
+from sipp_lab.nets import build
 
 digits = load_digits()
 splits = split_images(digits, n_calibration=200, n_holdout=400, seed=0)
@@ -43,7 +43,7 @@ print(pruned)
 print(f"pruned:            {accuracy(pruned.model):.1%}")
 
 optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-sipp.hold(pruned.model, pruned.masks, optimizer=optimizer)  # pruned weights stay zero from here on
+sipp.hold(pruned.model, pruned, optimizer=optimizer)  # pruned weights stay zero from here on
 fit(pruned.model, optimizer, epochs=8)
 sipp.release(pruned.model)  # a plain module again, zeros in place
 print(f"pruned, retrained: {accuracy(pruned.model):.1%}")

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp.experiments.data.digits import load_digits
-from sipp.experiments.data.splits import split_images
 from sipp.results.jsonio import from_json, to_json
 from sipp.verbs.certify import certify_accuracy
+from sipp_lab.data.digits import load_digits
+from sipp_lab.data.splits import split_images
 
 digits = load_digits()
 splits = split_images(digits, n_calibration=200, n_holdout=400, seed=0)

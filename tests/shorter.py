@@ -12,12 +12,12 @@ from sipp.report import figures
 
 def narrow(patch: pytest.MonkeyPatch) -> None:
     """Makes the network of the digits recipes one of 980 weights: a tenth of the work."""
-    patch.setattr("sipp.experiments.nets.plain.DIGITS_WIDTHS", (4, 8, 8))
+    patch.setattr("sipp_lab.nets.plain.DIGITS_WIDTHS", (4, 8, 8))
 
 
 def narrow_resnets(patch: pytest.MonkeyPatch) -> None:
     """Makes ResNets for CIFAR a quarter as wide: all of their layers and names, a sixteenth of the weights."""
-    patch.setattr("sipp.experiments.nets.cifar_resnet.WIDTHS", (4, 8, 16))
+    patch.setattr("sipp_lab.nets.cifar_resnet.WIDTHS", (4, 8, 16))
 
 
 def search_once(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from sipp.scoring.kernels.cpu import plain_loops
 from sipp.scoring.kernels.cpu.layout import MOST_WEIGHTS
 
 SOURCES = Path(sipp.__file__).parent
-ELSEWHERE = ("experiments", "report", "cli")  # neither score nor prune
+ELSEWHERE = ("report", "cli")  # neither score nor prune
 MAKERS = {"zeros", "empty", "ones", "full", "tensor", "arange", "eye", "linspace", "as_tensor"}
 MAKERS |= {"rand", "randn", "randint", "randperm"}
 INFERRED = {"as_tensor"}  # of labels, whose dtype is looked at

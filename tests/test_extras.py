@@ -19,7 +19,7 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "sipp"
+SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = {"torch", "numpy", "scipy", "llvmlite", "numba", "safetensors", "rich", "typer", "pydantic"}
 
@@ -28,15 +28,15 @@ NEEDS = [
     ("jinja2", "from sipp.report import render; render([])", "drawing the page needs jinja2", "report"),
     ("matplotlib", "from pathlib import Path; from sipp.report import write_figures; write_figures([], Path('f'))",
      "drawing figures needs matplotlib", "report"),
-    ("yaml", "from sipp.experiments.recipes import load_recipe; load_recipe('digits-iterative')",
+    ("yaml", "from sipp_lab.recipes import load_recipe; load_recipe('digits-iterative')",
      "reading a recipe needs pyyaml", "train"),
-    ("PIL", "from sipp.experiments.data.imagefolder import index_folders; index_folders('photos')",
+    ("PIL", "from sipp_lab.data.imagefolder import index_folders; index_folders('photos')",
      "reading images needs pillow", "train"),
-    ("sklearn", "from sipp.experiments.data.digits import load_digits; load_digits()",
+    ("sklearn", "from sipp_lab.data.digits import load_digits; load_digits()",
      "the digits data set needs scikit-learn", "train"),
-    ("accelerate", "from sipp.experiments.parallel.processes import join_processes; join_processes(cpu=True)",
+    ("accelerate", "from sipp_lab.parallel.processes import join_processes; join_processes(cpu=True)",
      "training in several processes needs accelerate", "train"),
-    ("ray", "from sipp.experiments.parallel.on_ray import check_ray, RayOptions; check_ray(RayOptions())",
+    ("ray", "from sipp_lab.parallel.on_ray import check_ray, RayOptions; check_ray(RayOptions())",
      "engine 'ray' needs ray", "ray"),
     ("transformers", "from sipp.cli.hugging_face_models import hf_model; hf_model('hf:folder')",
      "--model hf:DIR needs transformers", "hf"),
@@ -46,8 +46,8 @@ NEEDS = [
      "holding masks in Lightning needs pytorch-lightning", "lightning"),
     ("gguf", "from sipp.cli.hugging_face_models import _from_gguf; _from_gguf(None, '.', 'x.gguf')",
      "reading GGUF files needs gguf", "hf"),
-    *((name, "import torch; from sipp.runtime.exporting import export; "
-       "export(torch.nn.Linear(2, 2), 'net.onnx', to='onnx', example=torch.ones(2, 2))",
+    *((name, "import torch; from sipp import export; "
+       "export(torch.nn.Linear(2, 2), 'net.onnx', torch.ones(2, 2))",
        f"exporting to ONNX needs {name}", "onnx") for name in ("onnx", "onnxruntime", "onnxscript")),
 ]  # fmt: skip
 
@@ -68,8 +68,8 @@ def test_a_missing_package_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    for name in ("experiments.recipes.yamlfile", "integrations.lightning", "integrations.hugging_face"):
-        monkeypatch.delitem(sys.modules, f"sipp.{name}", raising=False)  # these import at their head
+    for name in ("sipp_lab.recipes.yamlfile", "sipp.integrations.lightning", "sipp.integrations.hugging_face"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # these import at their head
     with pytest.raises(OptionError) as caught:
         exec(call, {})
     assert str(caught.value) == f"{says}; run pip install 'sipp[{extra}]'"
@@ -137,7 +137,7 @@ pruned = sipp.prune(net, torch.rand(64, 16), keep=0.9)
 assert sipp.certify(net, pruned.model, torch.rand(100, 16)).n == 100
 np.save("points.npy", np.random.default_rng(0).random((100, 784), dtype=np.float32))
 np.save("more.npy", np.random.default_rng(1).random((100, 784), dtype=np.float32))
-from sipp.experiments.nets import build
+from sipp_lab.nets import build
 torch.save(build("lenet-300-100").state_dict(), "net.pt")
 model = "--model lenet-300-100 --weights net.pt".split()
 for words in (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sipp.cli.main import COMMANDS
-from sipp.experiments.recipes import load_recipe, recipe_names
-from sipp.experiments.studies import load_study, study_names
+from sipp_lab.recipes import load_recipe, recipe_names
+from sipp_lab.studies import load_study, study_names
 
 PAGE = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
 CODE = re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+):([A-Za-z_]+)`", PAGE)
@@ -18,7 +18,7 @@ LINES = re.findall(r"`sipp ([^`]+)`", PAGE)
 
 @pytest.mark.parametrize(("module", "name"), CODE, ids=lambda word: word)
 def test_code_that_the_paper_page_names_exists(module: str, name: str) -> None:
-    assert hasattr(import_module(f"sipp.{module}"), name)
+    assert hasattr(import_module(module if module.startswith("sipp_lab.") else f"sipp.{module}"), name)
 
 
 def test_commands_on_the_paper_page_exist() -> None:

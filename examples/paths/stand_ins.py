@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from sipp.experiments.data.transforms import MEAN, STD, normalise
-from sipp.experiments.nets import build
+from sipp_lab.data.transforms import MEAN, STD, normalise
+from sipp_lab.nets import build
 
 MY_PY = """import torch
 

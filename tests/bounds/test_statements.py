@@ -130,7 +130,7 @@ def test_assess_of_repaired_and_of_revived_weights() -> None:
     with torch.no_grad():
         repaired[0].weight[0, 0] = 0.0
         repaired[2].bias += 1
-    moved = sipp.assess(model, repaired, x, constants=sipp.Constants(c_constant=1e4), delta=0.1)
+    moved = sipp.assess(model, repaired, x, c_constant=1e4, delta=0.1)
     assert "2.bias changed" in moved.bound.reason and moved.measured.epsilon is None
 
 
@@ -171,7 +171,7 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
     assert (found.verdict, found.n_never_above, found.n_weights) == ("contradicted by the data", 30, 30)
     assert not found.met and not pruned.bound.met and found.n >= found.n_needed
     assert "more than 1/C = 0.333 of its row's sum, but 30 of 30 never did in 400 inputs" in found.reason
-    enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=31.0))
+    enough = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, c_constant=31.0)
     assert enough.guarantee.met and enough.bound.met and enough.guarantee.n_never_above == 0
     few = sipp.prune(model, x[:20], keep=0.5, method="sipp-det", delta=0.1)
     assert few.guarantee.verdict == "not met"  # exp(-20/3) is not small enough to refute anything
@@ -182,7 +182,7 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
 
 def test_one_point_repeated_is_one_point() -> None:
     x = points(1).expand(500, 5)
-    pruned = sipp.prune(mlp(), x, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=1e6))
+    pruned = sipp.prune(mlp(), x, keep=0.5, method="sipp-det", delta=0.1, c_constant=1e6)
     assert pruned.guarantee.n == 1 and "equal ones counted once" in pruned.guarantee.reason
     assert pruned.guarantee.layers.share == pytest.approx(0.95) and pruned.measured.c_constant is None
     batches = [points(8)] * 50
@@ -207,7 +207,7 @@ def test_theory_takes_as_many_points_as_the_method_needs(method: str) -> None:
         keep=0.5,
         method=method,
         scoring=sipp.Scoring(n_points="theory"),
-        constants=sipp.Constants(c_constant=1e6),
+        c_constant=1e6,
         draws="fixed",
     )
     assert pruned.guarantee.n == pruned.guarantee.n_needed and pruned.guarantee.met, pruned.guarantee
@@ -396,7 +396,7 @@ def test_network_statements_name_their_share() -> None:
     options: dict[str, Any] = {
         "keep": 0.8,
         "method": "sipp-det",
-        "constants": sipp.Constants(c_constant=1e6),
+        "c_constant": 1e6,
         "delta": 0.1,
     }
     alone = sipp.prune(model, x, **options)

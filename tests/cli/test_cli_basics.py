@@ -16,8 +16,8 @@ import sipp
 from sipp.cli import demo, errors
 from sipp.cli.main import COMMANDS
 from sipp.errors import DataError, OptionError, SippError
-from sipp.experiments.runs import run_recipe as train_run
 from sipp.results.jsonio import to_json
+from sipp_lab.runs import run_recipe as train_run
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from cli_zoo import mlp
 from commandline import files_in, run, safetensors_with, three_lines
 
-from sipp.experiments.data.cifar10 import FILES, fetch_cifar10
+from sipp_lab.data.cifar10 import FILES, fetch_cifar10
 
 Words = list[object]
 
@@ -230,7 +230,7 @@ def test_a_recipe_that_is_none(name: str, tmp_path: Path) -> None:
 
 def test_a_set_that_cannot_be_fetched_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "sipp.experiments.data.cifar10.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
+        "sipp_lab.data.cifar10.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
     )
     done = run("data", "cifar10", tmp_path)  # fault 33
     assert done.returncode == 2 and "data_batch_1.bin" in done.stderr and not files_in(tmp_path)

@@ -13,7 +13,7 @@ from commandline import Done, files_in, run, three_lines
 
 from sipp.cli.errors import run_and_report
 from sipp.errors import DataError
-from sipp.experiments.runs.store import read_records
+from sipp_lab.runs.store import read_records
 
 
 def prune(folder: Path, *change: object) -> Done:
@@ -105,8 +105,8 @@ def test_seeds_that_no_generator_takes(seed: int, tmp_path: Path) -> None:
 
 def test_an_option_inside_another_name_is_not_respelled(tmp_path: Path) -> None:
     np.save(tmp_path / "h.npy", np.ones((99, 6), np.float32))
-    told = refused(prune(tmp_path, "--holdout", tmp_path / "h.npy", "--holdout-delta", 2), tmp_path)
-    assert "---" not in told and "holdout-delta" in told
+    told = refused(prune(tmp_path, "--holdout", tmp_path / "h.npy", "--share", 2), tmp_path)
+    assert "---" not in told and "share" in told
 
 
 def test_a_page_needs_a_name_and_runs_a_folder(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from report.synthetic import big_run
 from safetensors.torch import save_file
 
 import sipp
-from sipp.experiments.data.cifar10 import fetch_cifar10
 from sipp.results.jsonio import to_json
 from sipp.verbs.certify import certify
+from sipp_lab.data.cifar10 import fetch_cifar10
 
 HUGE = 1 << 40  # bytes of a file of holes
 SUFFIXES = (".safetensors", ".pt", ".npy", ".npz", ".yaml", ".json", "")
@@ -99,7 +99,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
         "inspect": {"FILE": folder / "net.sipp.safetensors"},
         "shrink": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--out": out / "net.pt"},
-        "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},
+        "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "onnx", "--out": out / "net.onnx"},
         "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
         "sensitivity": {**model, **data, "--out": out / "scores.safetensors"},
         "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},
@@ -135,7 +135,7 @@ def with_its_companions(one: Asked, options: dict[str, object], folder: Path) ->
     """The options with those that this one needs, and without those that it excludes."""
     if one.command == "prune" and one.label in ("--budget", "--epsilon", "--max-accuracy-drop"):
         options = {key: value for key, value in options.items() if key not in ("--keep", "--method")}
-    if one.command == "prune" and one.label in ("--confidence", "--holdout-delta", "--output"):
+    if one.command == "prune" and one.label in ("--confidence", "--share", "--output"):
         options["--holdout"] = folder / "holdout.npy"
     if one.command == "prune" and one.label in (
         "--delta",
@@ -163,12 +163,12 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     def hangs(*args: object) -> None:
         raise AssertionError("it hangs")
 
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.train_networks", begun)
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", begun)
+    monkeypatch.setattr("sipp_lab.runs.run_recipe.train_networks", begun)
+    monkeypatch.setattr("sipp_lab.runs.run_recipe.run_on_ray", begun)
     monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
     monkeypatch.setattr("sipp.report.figures.DPI", 20)
     monkeypatch.setattr(
-        "sipp.experiments.data.cifar10.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
+        "sipp_lab.data.cifar10.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
     )
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGALRM, hangs)

@@ -245,7 +245,7 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_fetching_never_replaces_existing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.experiments.data.download._download", must_not_be_called)
+    monkeypatch.setattr("sipp_lab.data.download._download", must_not_be_called)
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
     before = files_in(tmp_path)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from commandline import run, three_lines
 
-from sipp.experiments.parallel.on_ray import RayOptions
-from sipp.experiments.studies import study_names
+from sipp_lab.parallel.on_ray import RayOptions
+from sipp_lab.studies import study_names
 
 SMALL = (
     "--set=train.epochs=1", "--set=train.decay={factor: 0.5, every: 1}", "--set=train.batch_size=256",
@@ -77,8 +77,8 @@ def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pyte
         asked.append((job.recipe.name, options))
         yield from ()
 
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.run_on_ray", on_ray)
-    monkeypatch.setattr("sipp.experiments.runs.run_recipe.check_ray", lambda options: None)
+    monkeypatch.setattr("sipp_lab.runs.run_recipe.run_on_ray", on_ray)
+    monkeypatch.setattr("sipp_lab.runs.run_recipe.check_ray", lambda options: None)
     words = ["paper-fully-connected", *SMALL, "--out", tmp_path, "--engine", "ray", "--at-once", 3]
     run("study", *words)
     assert asked == [(name, RayOptions("local", 3)) for name in ("digits-fc-iterative", "digits-fc-at-init")]

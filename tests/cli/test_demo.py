@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from sipp.cli import demo
-from sipp.experiments.training.signals import Interrupted
+from sipp_lab.training.signals import Interrupted
 
 SHORT = ("prune.methods=[magnitude, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
 

@@ -99,8 +99,8 @@ def test_points_of_accuracy_are_shares(folder: Path) -> None:
 
 
 def test_a_share_left_out_does_not_go_with_an_accuracy_drop(folder: Path) -> None:
-    what, fix = told(prune("--max-accuracy-drop", 0.9, "--holdout", "holdout.npy", "--holdout-delta", 0.05))
-    assert "--holdout-delta is for --epsilon" in what and "--epsilon instead of --max-accuracy-drop" in fix
+    what, fix = told(prune("--max-accuracy-drop", 0.9, "--holdout", "holdout.npy", "--share", 0.05))
+    assert "--share is for --epsilon" in what and "--epsilon instead of --max-accuracy-drop" in fix
 
 
 def test_a_tolerance_without_repair_says_what_reaches_further(folder: Path) -> None:

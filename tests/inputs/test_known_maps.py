@@ -16,9 +16,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.experiments.nets.registry import build, net_spec
 from sipp.inputs.layers import Adapter, WeightUse, by_point, register
 from sipp.inputs.layers.registry import _REGISTRY
+from sipp.pruning.masking import hold_masks
+from sipp_lab.nets.registry import build, net_spec
 
 SLIGHTLY = 1.01
 
@@ -330,7 +331,7 @@ def test_a_held_model_can_be_scored() -> None:
     """The hooks that hold masks write into weights in place, which is no use."""
     model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), randn(8, 6)
     masks = sipp.prune(model, x, keep=0.5, method="magnitude").masks
-    sipp.hold(model, masks)
+    hold_masks(model, masks)
     assert set(sipp.sensitivity(model, x)) == set(masks)
 
 

@@ -262,7 +262,7 @@ def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: 
             torch.rand(300, 5),
             keep=0.5,
             method="sipp-det",
-            constants=sipp.Constants(c_constant=1e4),
+            c_constant=1e4,
             bound=bound,
         )
         assert words in pruned.guarantee.reason and words in pruned.measured.reason

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from sipp.cli.commands import run_command, runs_command
 from sipp.cli.options import as_command
 from sipp.errors import OptionError
-from sipp.experiments.recipes import load_recipe
-from sipp.experiments.runs.reading import list_runs
-from sipp.experiments.runs.run_recipe import run
-from sipp.experiments.runs.store import checkpoints
+from sipp_lab.recipes import load_recipe
+from sipp_lab.runs.reading import list_runs
+from sipp_lab.runs.run_recipe import run
+from sipp_lab.runs.store import checkpoints
 
-KILL_LOOP = Path(__file__).parent.parent / "experiments" / "runs" / "kill_loop.py"
+KILL_LOOP = Path(__file__).parent.parent / "lab" / "runs" / "kill_loop.py"
 N_KILLS = 3
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 

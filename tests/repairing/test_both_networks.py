@@ -72,7 +72,7 @@ def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypat
 
     def weights() -> list[Tensor]:
         done = sipp.prune(
-            net, data(kind), keep=0.5, method="magnitude", floor=0.0, statements=False, repair=way, progress=False
+            net, data(kind), keep=0.5, method="magnitude", floor=0.001, statements=False, repair=way, progress=False
         )
         return list(done.model.state_dict().values())
 
@@ -85,7 +85,7 @@ def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.M
     def n_calls(n_blocks: int) -> float:
         """How often a block is called in a refit, in the mean."""
         net, count = Model(n_blocks).eval(), 0
-        pruned = sipp.prune(net, None, keep=0.5, method="magnitude", floor=0.0, progress=False)
+        pruned = sipp.prune(net, None, keep=0.5, method="magnitude", floor=0.001, progress=False)
         forward = nn.TransformerEncoderLayer.forward
 
         def counted(*args: Any, **kwargs: Any) -> Tensor:
@@ -116,7 +116,7 @@ def test_several_fits_ask_the_dense_network_once(kind: str, monkeypatch: pytest.
         """The weights that are found, and how often the dense network or a part of it was run for them."""
         nonlocal n_passes
         n_passes = 0
-        masks = sipp.prune(net, None, keep=keep, method="magnitude", floor=0.0).masks
+        masks = sipp.prune(net, None, keep=keep, method="magnitude", floor=0.001).masks
         options = RepairOptions(error_feedbacks=(1.0,), budgets=("given",))
         found = repair_network.repair_network(net, masks, replace(parts, dense_outputs=known), options)
         return list(found.model.state_dict().values()), n_passes
@@ -145,7 +145,7 @@ def test_sums_are_shared_by_the_same_windows_alone() -> None:
 
 def test_large_networks_of_linear_layers_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(net: nn.Module, points: Any) -> tuple[float, int]:
-        masks = sipp.prune(net, None, keep=0.5, method="magnitude", floor=0.0).masks
+        masks = sipp.prune(net, None, keep=0.5, method="magnitude", floor=0.001).masks
         found = repair_network.repair_network(net, masks, split_batches(data_of(points).batches()), RepairOptions())
         tried = [one.budgets == "magnitude" or one.error_feedback != 0.25 for one in found.trials]
         return found.record.error_feedback or 0.0, sum(tried)

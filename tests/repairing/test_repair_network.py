@@ -522,7 +522,7 @@ def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None
     assert all(abs(counts["between"][name] - scale * n) <= 1 for name, n in wanted.items())
     shares = [n / masks[name].numel() for name, n in counts["even"].items()]
     assert max(shares) - min(shares) < 0.05
-    wanted = sipp.prune(net, None, keep=0.25, method="magnitude", floor="off" if floor is None else floor).masks
+    wanted = sipp.prune(net, None, keep=0.25, method="magnitude", floor=0 if floor is None else floor).masks
     assert counts["magnitude"] == {name: int(mask.sum()) for name, mask in wanted.items()}
 
 

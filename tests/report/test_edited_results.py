@@ -9,11 +9,11 @@ import pytest
 from cli.commandline import files_in, run, three_lines
 
 from sipp.errors import DataError
-from sipp.experiments.recipes import Recipe, load_recipe
-from sipp.experiments.runs.reading import read_run
-from sipp.experiments.runs.run_recipe import run as run_recipe
+from sipp.files import read_json, write_json
 from sipp.report.results import read_intact_results, read_pruned_result
-from sipp.storage.files import read_json, write_json
+from sipp_lab.recipes import Recipe, load_recipe
+from sipp_lab.runs.reading import read_run
+from sipp_lab.runs.run_recipe import run as run_recipe
 
 SMALL = (
     "train.epochs=1",

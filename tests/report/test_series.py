@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from report.synthetic import certificate, config, dense, layer, level_record, write_run
 
-from sipp.experiments.runs.reading import Run, read_run
 from sipp.report import numbers, run_article, series
 from sipp.results.display import percent_up
 from sipp.results.jsonio import to_json
+from sipp_lab.runs.reading import Run, read_run
 
 
 def small_run(folder: Path, *, pipeline: str = "iterative", n_seeds: int = 2, without: tuple[int, ...] = ()) -> Run:

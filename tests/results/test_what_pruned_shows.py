@@ -14,9 +14,9 @@ from shorter import narrow_resnets, search_once
 from torch import Tensor, nn
 
 import sipp
-from sipp.experiments.nets import build
 from sipp.results.display import NAME_LENGTH, short_names
 from sipp.results.pruned import has_useful_layer_bounds
+from sipp_lab.nets import build
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.rates import too_often
+from sound_bounds import sound_bound
 from torch import Tensor, nn
 
 import sipp
@@ -104,9 +105,9 @@ READABLE: dict[str, Callable[[], nn.Module]] = {
     "batch norm": with_batch_norm,
     "convolution": convolutional,
     "residual": Residual,
+    "hook": hooked,
 }
 UNREADABLE: dict[str, Callable[[], nn.Module]] = {
-    "hook": hooked,
     "patched": patched,
     "attention": Attentive,
     "functional dropout": always_dropping,
@@ -188,7 +189,7 @@ def chain_events(seeds: range, factor: float = 1.0) -> int:
     events = 0
     for seed in seeds:
         model = made(chain, seed)
-        pruned = pruned_by(model, seed, constants=sipp.Constants(c_constant=1e5), delta=0.05)
+        pruned = pruned_by(model, seed, c_constant=1e5, delta=0.05)
         assert pruned.bound.met and pruned.measured.epsilon is not None, pruned.bound.reason
         errors = relative_errors(model, pruned.model, inputs(N_FRESH, 1000 + seed))
         claims = (
@@ -236,7 +237,7 @@ def largest_share_of_bound(name: str, seed: int, n_steps: int, factor: float = 1
     x = torch.randn(24, 6, generator=torch.Generator().manual_seed(seed)).double() * sizes
     worst = 0.0
     for _ in range(n_steps):
-        bound = sipp.sound_bound(model, pruned, x)
+        bound = sound_bound(model, pruned, x)
         assert bound.absolute_B is not None
         moved = (pruned(x) - model(x)).norm(dim=1).detach()
         worst = max(worst, float((moved / (factor * bound.absolute_B)).nan_to_num(0.0).max()))
@@ -259,7 +260,5 @@ def test_a_bound_at_a_point_that_is_too_strong_is_broken() -> None:
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_exactly_is_never_met(name: str) -> None:
     for bound in ("paper", "sound"):
-        pruned = pruned_by(
-            made(UNREADABLE[name], 0), 0, bound=bound, constants=sipp.Constants(c_constant=1e5), delta=0.05
-        )
+        pruned = pruned_by(made(UNREADABLE[name], 0), 0, bound=bound, c_constant=1e5, delta=0.05)
         assert not pruned.bound.met and pruned.bound.reason and pruned.measured.epsilon is None

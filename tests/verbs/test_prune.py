@@ -258,7 +258,7 @@ def test_theory_points_are_drawn_or_taken_in_order() -> None:
     loader = [data[i : i + 7] for i in range(0, 500, 7)]
     sources = [data, TensorDataset(data), loader, iter(loader), (b for b in loader)]
     for source in sources:
-        options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "constants": sipp.Constants(c_constant=1e4)}
+        options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "c_constant": 1e4}
         pruned = sipp.prune(model, source, scoring=sipp.Scoring(n_points="theory"), **options)
         assert pruned.guarantee.n == needed == pruned.guarantee.n_needed
         assert pruned.guarantee.met
@@ -284,6 +284,8 @@ def test_theory_points_are_drawn_or_taken_in_order() -> None:
         ({"keep": 0.5, "method": "sip-det"}, "sipp-det"),
         ({"keep": 0.5, "draws": "always"}, "until"),
         ({"keep": 0.5, "delta": 0.0}, "delta"),
+        ({"keep": 0.5, "c_constant": 0.0}, "c_constant"),
+        ({"keep": 0.5, "k_constant": -1.0}, "k_constant"),
         ({"keep": 0.5, "reduce": "median"}, "reduce"),
     ],
 )
@@ -295,8 +297,6 @@ def test_options_out_of_range_are_named(options: dict, word: str) -> None:
 @pytest.mark.parametrize(
     ("record", "values"),
     [
-        (sipp.Constants, {"c_constant": 0.0}),
-        (sipp.Constants, {"k_constant": -1.0}),
         (sipp.Scoring, {"n_points": 0}),
         (sipp.Scoring, {"norm_stats": "none"}),
         (sipp.Scoring, {"kernel": "cuda"}),

@@ -62,7 +62,7 @@ def test_rows_and_layers_say_that_biases_changed_beside_them() -> None:
 
 def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -> None:
     model, data, holdout = trained(), points(400, 1), points(500, 3)
-    options = {"epsilon": 0.2, "delta": 0.05, "method": "magnitude", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
+    options = {"epsilon": 0.2, "share": 0.05, "method": "magnitude", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
     raw = sipp.prune_to(model, data, holdout, **options)
     fixed = sipp.prune_to(model, data, holdout, repair=True, **options)
     assert fixed.keep < raw.keep and fixed.certificate is not None and fixed.certificate.epsilon == 0.2
@@ -71,7 +71,7 @@ def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -
     with torch.no_grad():
         ratios = (fixed.model(holdout) - model(holdout)).norm(dim=1) / model(holdout).norm(dim=1)
     assert int((ratios > 0.2).sum()) == fixed.certificate.violations
-    again = sipp.certify(model, fixed.model, holdout, delta=0.05, epsilon=0.2)
+    again = sipp.certify(model, fixed.model, holdout, share=0.05, epsilon=0.2)
     assert again.pruned_hash == fixed.certificate.pruned_hash and again.verdict == "certified"
 
 

@@ -29,9 +29,9 @@ from sipp.inputs.probing import Probes, runner
 from sipp.progress import Advance, progress_bar
 from sipp.results.assumption import Assumption, LayerAssumption, share_needed
 from sipp.results.batches import Batch, WeightUse
-from sipp.results.checking import check_flag, check_record
+from sipp.results.checking import check_flag, check_number
 from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
-from sipp.results.options import DELTA, Constants, Scoring, Selector
+from sipp.results.options import C_CONSTANT, DELTA, K_CONSTANT, Scoring, Selector
 from sipp.results.ranking import DrawUnit, Weight, to_rows
 from sipp.scoring.running_sensitivities import overflow_error, unreached_error
 from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
@@ -51,10 +51,10 @@ def check_assumption(
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    n_holdout: int | None = None,
     seed: int = 0,
     scoring: Scoring = Scoring(),
-    constants: Constants = Constants(),
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Assumption:
     """Measures, layer by layer, how far the theory's assumption holds on the data, and on a holdout if there is one.
@@ -72,14 +72,14 @@ def check_assumption(
         (1.0, 0, 2)
     """
     check_flag("progress", progress)
-    check_record("constants", constants, Constants)
+    c_constant = check_number("c_constant", c_constant, above=0)
+    check_number("k_constant", k_constant, above=0)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    task = resolve_points(task, DELTA, constants=constants)
-    c_constant = constants.c_constant
+    task = resolve_points(task, DELTA, k_constant=k_constant)
     unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
     data, held = task.points, None
     if holdout is not None:
-        held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
+        held = data_of(holdout, role="holdout", device=device_of(task.model), seed=task.seed)
     counts = [data.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     checked: Probes = {}  # the network's layers are checked once, not for every draw
@@ -92,7 +92,7 @@ def check_assumption(
             for name, n_failures, n_pairs in _holdout_counts(task, draw, sensitivity, c_constant, checked):
                 failures[name] += n_failures
                 pairs[name] += n_pairs
-    needed = share_needed(constants.k_constant) * n_calibration
+    needed = share_needed(k_constant) * n_calibration
     layers = tuple(
         LayerAssumption(
             name=weight.name,
@@ -104,7 +104,7 @@ def check_assumption(
         )
         for weight in task.weights
     )
-    return Assumption(layers, c_constant, constants.k_constant, n_calibration, n_held_out, unit)
+    return Assumption(layers, c_constant, k_constant, n_calibration, n_held_out, unit)
 
 
 def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:

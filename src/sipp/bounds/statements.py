@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sipp.bounds.chain import chain_obstacle
-from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.inputs.data import AnyData, points_at
+from sipp.bounds.sound import sound_network_bound
+from sipp.inputs.data import AnyData
+from sipp.inputs.structure import why_no_chain
+from sipp.inputs.trace import record
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.results.bounds import MOST_SHARE, Coverage, Guarantee, Measured, NetworkBound, coverage, layer_bound, no_bound
@@ -39,7 +40,6 @@ from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
-N_EXAMPLES = 4  # points on which a model must be a chain
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
@@ -102,7 +102,7 @@ def _obstacle(ranking: Ranking, cut: Cut) -> str:
         return f"{cut.others[0]} changed too, and is not a pruned weight"
     assert ranking.sample is not None
     weights = {weight.name for weight in ranking.weights}
-    return chain_obstacle(ranking.model, weights, points_at(ranking.sample, slice(N_EXAMPLES)))
+    return why_no_chain(ranking.model, record(ranking.model, ranking.sample), weights)
 
 
 def _measured(
@@ -166,21 +166,21 @@ def row_guarantee(
     ranking: Ranking, scores: Sensitivities, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]
 ) -> Guarantee:
     """Checks the conditions of T4 for the scores of a ranking; `reasons` are further causes why they fail."""
-    delta, constants = ranking.options.delta, ranking.options.constants
+    options = ranking.options
     is_used = [weight_FK != 0 for weight_FK in dense]
     n_never_above = 0
     if scores.reduce == "max":
         for layer, used_FK in zip(scores.layers, is_used):
-            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / constants.c_constant)).sum())
+            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / options.c_constant)).sum())
     conditions = Guarantee(
-        delta=delta,
+        delta=options.delta,
         n=scores.n_distinct,
         n_needed=calibration_needed(
-            scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=constants.k_constant
+            scores.n_outputs, scores.max_fan_in, options.delta, factor=factor, k_constant=options.k_constant
         ),
         unit="batches" if scores.batch_dependent else "inputs",
-        c_constant=constants.c_constant,
-        k_constant=constants.k_constant,
+        c_constant=options.c_constant,
+        k_constant=options.k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
         n_never_above=n_never_above,
@@ -195,7 +195,7 @@ def row_guarantee(
     elif conditions.contradicted:
         causes.insert(
             0,
-            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / constants.c_constant:.3g} of "
+            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / options.c_constant:.3g} of "
             f"its row's sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n:,} {unit}",
         )
     if n < conditions.n_needed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sipp.cli.errors import CommandError, naming_option
-from sipp.experiments.data.transforms import MEAN, STD, normalise
+from sipp_lab.data.transforms import MEAN, STD, normalise
 
 FIX = "give imagenet, cifar10, none, or MEAN/STD for bytes x as (x / 255 - MEAN) / STD: 0.5,0.5,0.5/0.25,0.25,0.25"
 

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from sipp.experiments.runs.run_recipe import Progress
-from sipp.experiments.training.signals import Interrupted
-from sipp.storage.files import Values
+from sipp.files import Values
+from sipp_lab.runs.run_recipe import Progress
+from sipp_lab.training.signals import Interrupted
 
 
 def records_table(records: list[Values]) -> Table:

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from sipp.cli.options import RunOptions
 from sipp.cli.run_display import show_progress
-from sipp.experiments.parallel.on_ray import LOCAL, RayOptions
-from sipp.experiments.parallel.processes import ALONE, join_processes, leave_processes
-from sipp.experiments.recipes import Recipe
-from sipp.experiments.runs.run_recipe import FinishedRun
-from sipp.experiments.runs.run_recipe import run as run_recipe
+from sipp_lab.parallel.on_ray import LOCAL, RayOptions
+from sipp_lab.parallel.processes import ALONE, join_processes, leave_processes
+from sipp_lab.recipes import Recipe
+from sipp_lab.runs.run_recipe import FinishedRun
+from sipp_lab.runs.run_recipe import run as run_recipe
 
 PROCESSES = "WORLD_SIZE"  # set by accelerate launch and torchrun
 

@@ -26,6 +26,7 @@ from sipp.inputs.layer_checks import (
 )
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches, with_padding_zeroed
+from sipp.inputs.recording import Operands, Recorder
 from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, restoring, without_caches
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.numerics import is_out_of_memory
@@ -128,11 +129,15 @@ class Pass:
     checked: set[str] | None = None  # modules whose output was looked at already; None: none is to be looked at
     guard: ReadGuard | None = None
     operations: OperationRecorder | None = None
+    recorder: Recorder | None = None
+    operands: Operands | None = None
     checked_layers: list[PrunableLayer] = field(default_factory=list)  # in this pass
     own_errors: list[Exception] = field(default_factory=list)  # raised by `on_use`: not the model's fault
 
     def unobserved(self) -> AbstractContextManager[Any]:
         """A context for our own operations, which `guard` and `operations` must not take for the model's."""
+        if self.recorder is not None:
+            return self.recorder.watch.paused()
         return torch._C.DisableTorchFunction() if self.operations is None else self.operations.paused()
 
     def hand_over(self, weight: Weight, use: WeightUse) -> None:
@@ -156,11 +161,14 @@ def run_pass(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: Pass, 
         if any(map(_is_compiled, modules)):  # torch.compile would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_remove, handles)
-        for layer in layers:
-            handles.extend(_LayerHooks(layer, one_pass).register())
+        given = fresh(one_pass.batch)
+        hooks = [_LayerHooks(layer, one_pass) for layer in layers]  # while only the owner's hooks are there
+        if one_pass.recorder is not None:  # its hooks run before those of layers
+            stack.enter_context(one_pass.recorder.watching(given.args, given.kwargs))
+        for one in hooks:
+            handles.extend(one.register())
         if one_pass.guard is not None:
             stack.enter_context(one_pass.guard)
-        given = fresh(one_pass.batch)
         if one_pass.operations is not None:
             stack.enter_context(one_pass.operations)
             if one_pass.operations.follows:
@@ -238,7 +246,9 @@ class _LayerHooks:
 
     def _operands(self) -> dict[str, list[Tensor]]:
         """What the weights of this layer were multiplied by since the last call, where that is recorded."""
-        recorder = self.one_pass.operations
+        recorder, operands = self.one_pass.operations, self.one_pass.operands
+        if operands is not None:
+            return {name: operands.pop(one) for name, one in recorded_parameters(self.layer).items()}
         if recorder is None:
             return {}
         return {name: recorder.pop_operands(one) for name, one in recorded_parameters(self.layer).items()}

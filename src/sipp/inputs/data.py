@@ -477,6 +477,15 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return _map_values(batch, move)
 
 
+def with_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its real numbers in this dtype."""
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return _map_values(batch, cast)
+
+
 def _map_values(batch: Batch, change: Callable[[Any], Any]) -> Batch:
     return replace(
         batch,

@@ -67,7 +67,11 @@ def expected_output(
         values = _first_tensor(output(layer.module, args, kwargs))
         if values is not None:
             # a copy: the result may be a view of an input that forward changes in place
-            values_1N, shape, own = values.detach().to(torch.float64, copy=True).view(1, -1), values.shape, values.dtype
+            values_1N, shape, own = (
+                values.detach().to(torch.float64, copy=True).reshape(1, -1),
+                values.shape,
+                values.dtype,
+            )
             return Expected(
                 values_1N,
                 lambda real: real.reshape(1, -1) if real.shape == shape else None,

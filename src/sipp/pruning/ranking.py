@@ -100,7 +100,7 @@ def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, stateme
     if info.is_blend:
         scored, held_back = hold_back_points(task.collecting(keys) if first_mask_only else task, options)
         return _Plan(scored, scored, held_back, first_mask_only, why_not, keys)
-    scored = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    scored = resolve_points(task, options.delta, method=options.method, k_constant=options.k_constant)
     return _Plan(scored, scored.collecting(keys), None, first_mask_only, why_not, keys)
 
 
@@ -146,10 +146,9 @@ def _scores_to_cut(
 
 
 def floor_of(options: PruneOptions) -> float | None:
-    """The floor under rows and layers: the option, or the method's default."""
-    if options.floor == "method":
-        return method_of(options.method).floor
-    return None if isinstance(options.floor, str) else float(options.floor)
+    """The floor under rows and layers: the option, or the method's default; None if there is none."""
+    floor = method_of(options.method).floor if options.floor is None else float(options.floor)
+    return floor or None
 
 
 def _with_selection_points(
@@ -186,7 +185,7 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
 def hold_back_points(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
     """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
     is_theory = task.scoring.n_points == "theory"
-    task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    task = resolve_points(task, options.delta, method=options.method, k_constant=options.k_constant)
     if is_theory and task.n_points is not None:  # this many must remain to be scored
         task = task.with_points(math.ceil(task.n_points / (1 - HELD_BACK_SHARE)), task.data)
     scored, held_back = task.points.hold_back()

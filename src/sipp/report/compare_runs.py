@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sipp.experiments.runs.reading import Run
-from sipp.experiments.runs.store import TAKEN_FROM, without_times
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, StudySummary, Table, TableCell, flatten
 from sipp.report.numbers import TOLERANCE, number
@@ -15,6 +13,8 @@ from sipp.report.plots import accuracy_plot
 from sipp.report.run_article import best_choice, method_table, network_and_data, sparsest_within_tolerance, tone_of
 from sipp.results.display import counted
 from sipp.results.jsonio import to_json
+from sipp_lab.runs.reading import Run
+from sipp_lab.runs.store import TAKEN_FROM, without_times
 
 # Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained, also by
 # runs of earlier builds (train.together).

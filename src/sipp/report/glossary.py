@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sipp.experiments.arms import SEPARATOR
 from sipp.report.palette import REPAIRED
 from sipp.scoring.methods import METHODS
+from sipp_lab.arms import SEPARATOR
 
 MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's norm"
 WORDS = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, product
 from typing import Literal
 
-from sipp.experiments.arms import SEPARATOR
+from sipp_lab.arms import SEPARATOR
 
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Any
 
-from sipp.experiments.runs.reading import Run
 from sipp.report import series
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, number, rounded_up
@@ -18,6 +17,7 @@ from sipp.report.series import METRICS, Curve
 from sipp.results.certificate import USELESS, AnyCertificate, Certificate
 from sipp.results.pruned import PrunedFacts
 from sipp.results.run_records import NetworkRecord
+from sipp_lab.runs.reading import Run
 
 DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
 LAYER_DIGITS = 5

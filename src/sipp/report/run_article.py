@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sipp.experiments.runs.reading import Run
 from sipp.report import series
 from sipp.report.contents import Article, Finding, Plot, Section, SummaryTile, Table, TableCell, key_value_rows
 from sipp.report.numbers import TOLERANCE, number, seconds
@@ -14,6 +13,7 @@ from sipp.report.series import Curve
 from sipp.results.certificate import USELESS
 from sipp.results.display import percent_up
 from sipp.results.jsonio import to_json
+from sipp_lab.runs.reading import Run
 
 FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
 # Loss of accuracy against the dense network (as a share), up to which a cell has this CSS class

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
 
-from sipp.experiments.runs.reading import Run
 from sipp.report.numbers import Unit
 from sipp.results.certificate import Certificate
 from sipp.results.pruned import PrunedLayer
 from sipp.results.run_records import NetworkRecord
+from sipp_lab.runs.reading import Run
 
 PARTS = ("score", "prune", "certify", "train", "other")  # of a stage's time; "other" is the rest
 COMPILE = "compile"  # a part that plots leave out

@@ -48,7 +48,7 @@ class MethodInfo:
     needs: frozenset[Need] = NOTHING
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, by default
-    floor: float | None = None  # under rows and layers, by default; None: rows may die
+    floor: float = 0.0  # under rows and layers, by default; 0: rows may lose all their weights
     fitting: PeerMethod | None = None  # after the cut, this search finds mask and weights again
 
     @property
@@ -151,6 +151,17 @@ def register_method(
         raise OptionError(f"about={about!r:.60} must be one line of text", option="about")
     used = LABELS if "labels" in given else POINTS if given else NOTHING
     _ROWS[name] = MethodInfo(name, about or "a score of your own", score, used, cut)
+
+
+def methods() -> dict[str, str]:
+    """Returns the methods that `prune` and `compare` know, your own included: how each chooses weights, by name.
+
+    Example:
+        >>> import sipp
+        >>> sipp.methods()["magnitude"]
+        'keeps the largest magnitudes'
+    """
+    return {name: row.about for name, row in _ROWS.items()}
 
 
 def method_of(method: Any) -> MethodInfo:

@@ -20,7 +20,7 @@ from sipp.inputs.probing import runner
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.checking import check_number, check_record, check_share
 from sipp.results.numerics import device_of
-from sipp.results.options import DEFAULT_METHOD, DELTA, Constants, Method, Scoring, Selector
+from sipp.results.options import DEFAULT_METHOD, DELTA, K_CONSTANT, Method, Scoring, Selector
 from sipp.results.ranking import Weight
 from sipp.scoring.methods import method_of
 
@@ -131,7 +131,7 @@ def sample_size(
     method: Method = DEFAULT_METHOD,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    constants: Constants = Constants(),
+    k_constant: float = K_CONSTANT,
 ) -> int:
     """Returns how many calibration inputs the theory asks for at failure probability `delta`.
 
@@ -143,13 +143,13 @@ def sample_size(
         >>> sipp.sample_size(torch.nn.Linear(4, 3), torch.rand(1, 4), delta=1e-16)
         125
     """
-    check_record("constants", constants, Constants)
+    check_number("k_constant", k_constant, above=0)
     return _points_for(
-        task_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, constants
+        task_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, k_constant
     )
 
 
-def _points_for(task: ScoringTask, delta: float, method: str, constants: Constants) -> int:
+def _points_for(task: ScoringTask, delta: float, method: str, k_constant: float) -> int:
     """n of T4, with eta and rho read off the task's data, one batch."""
     outputs: dict[str, int] = {}
     fan_ins: list[int] = []
@@ -165,7 +165,7 @@ def _points_for(task: ScoringTask, delta: float, method: str, constants: Constan
     if not fan_ins:
         raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
     factor, n_outputs = factor_of(method), sum(outputs.values())
-    return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
+    return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=k_constant)
 
 
 def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
@@ -176,11 +176,11 @@ def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor:
 
 
 def resolve_points(
-    task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
+    task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, k_constant: float = K_CONSTANT
 ) -> ScoringTask:
     """The task with "theory" as a number of points; reads the first batch for this and puts it back."""
     if task.scoring.n_points != "theory" or task.data is None:
         return task
     first, data = task.data.first_batch(batch_size=1)
     example = task.with_points(None, [as_given(first)])
-    return task.with_points(_points_for(example, delta, method_of(method).name, constants), data)
+    return task.with_points(_points_for(example, delta, method_of(method).name, k_constant), data)

@@ -18,7 +18,7 @@ from sipp.pruning.cutting import cut_as_given
 from sipp.pruning.ranking import rank
 from sipp.results.checking import check_choice, check_record
 from sipp.results.numerics import device_of
-from sipp.results.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
+from sipp.results.options import C_CONSTANT, CONFIDENCE, DELTA, K_CONSTANT, Mode, PruneOptions, Scoring, Selector
 from sipp.results.pruned import Pruned
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
@@ -38,7 +38,8 @@ def assess(
     holdout: AnyData | None = None,
     seed: int = 0,
     scoring: Scoring = Scoring(),
-    constants: Constants = Constants(),
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Pruned:
     """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
@@ -68,7 +69,9 @@ def assess(
         check_same_architecture(dense, given, batch, scoring.norm_stats)
     task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
     # sipp-det: its scores are the sensitivities
-    options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
+    options = PruneOptions(
+        method="sipp-det", delta=delta, confidence=confidence, seed=seed, c_constant=c_constant, k_constant=k_constant
+    )
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
     network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)

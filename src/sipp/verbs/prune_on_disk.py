@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.files import file_hash, sha256_of
 from sipp.inputs.blocks import Blocks, Call, enter, same_arguments
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import AnyData, data_of
@@ -41,7 +42,6 @@ from sipp.scoring.task import task_of
 from sipp.storage.block_by_block.block_folder import BlockFolder, file_of_block
 from sipp.storage.block_by_block.network_in_files import NetworkInFiles
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, sharded_weights, write_shard
-from sipp.storage.files import file_hash, sha256_of
 
 
 @torch.inference_mode(False)

@@ -34,7 +34,6 @@ from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.results.batches import Batch
@@ -44,7 +43,6 @@ from sipp.results.numerics import budget_of, integers
 from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
-    Floor,
     Method,
     PruneOptions,
     Reduce,
@@ -52,7 +50,6 @@ from sipp.results.options import (
     Scoring,
     Selector,
     repairs_asked,
-    unused_in_prune_to,
 )
 from sipp.results.pruned import Pruned, Repaired
 from sipp.results.pruned_to import Level, PrunedTo
@@ -76,6 +73,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
 
 
 @explain_unknown_options
+@torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
     data: AnyData,
@@ -83,13 +81,12 @@ def prune_to(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float | None = None,
+    share: float | None = None,
     confidence: float = CONFIDENCE,
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
     seed: int = 0,
     reduce: Reduce | None = None,
-    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
@@ -99,10 +96,9 @@ def prune_to(
 ) -> PrunedTo:
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
-    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given;
-    it is a share of inputs, not a probability of failure as in `prune`. With `repair`, the repaired networks are
-    certified.
+    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, or that the accuracy falls by at most
+    `max_accuracy_drop`; both with the given confidence. `share` goes with `epsilon` only, and is 0.05 if not given.
+    With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -113,32 +109,12 @@ def prune_to(
         ('certified', True, 0.5)
     """
     options = PruneOptions(
-        method=method, confidence=confidence, seed=seed, reduce=reduce, floor=floor, include=include, exclude=exclude,
+        method=method, confidence=confidence, seed=seed, reduce=reduce, include=include, exclude=exclude,
         repair=repair, scoring=scoring,
     )  # fmt: skip
-    return prune_to_with(
-        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, delta=delta,
-        levels=levels, output=output, progress=progress,
-    )  # fmt: skip
-
-
-@torch.inference_mode(False)
-def prune_to_with(
-    model: nn.Module,
-    data: AnyData,
-    holdout: Any,
-    options: PruneOptions,
-    *,
-    epsilon: float | None = None,
-    max_accuracy_drop: float | None = None,
-    delta: float | None = None,
-    levels: Sequence[float] | None = None,
-    output: Output = None,
-    progress: bool = True,
-) -> PrunedTo:
-    """`prune_to` with the options of pruning in one record, as the command line uses it."""
-    _check_options(options)
-    tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
+    checked_method(options)
+    refuse_fitted(options.method, "prune_to would have to fit every level again")
+    tolerance = tolerance_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
@@ -191,14 +167,6 @@ def prune_to_with(
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def _check_options(options: PruneOptions) -> None:
-    """Raises for options that `prune_to` does not take, and for methods that it cannot use."""
-    if unused := unused_in_prune_to(options):
-        raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
-    checked_method(options)
-    refuse_fitted(options.method, "prune_to would have to fit every level again")
-
-
 def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:
     if levels is None:
         return default_levels(n_default)
@@ -232,7 +200,7 @@ def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None)
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(split_data(ranking.model, calibration, seed=options.seed), dense_outputs=DenseOutputs())
+    return split_data(ranking.model, calibration, seed=options.seed)
 
 
 # --- the network of a level -------------------------------------------------------------------------------------------

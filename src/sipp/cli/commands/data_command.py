@@ -22,8 +22,8 @@ def data(
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
 ) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10 or MNIST."""
-    from sipp.experiments.data import mnist
-    from sipp.experiments.data.cifar10 import BIN_FOLDER, N_BYTES, fetch_cifar10
+    from sipp_lab.data import mnist
+    from sipp_lab.data.cifar10 import BIN_FOLDER, N_BYTES, fetch_cifar10
 
     if name == "cifar10":
         with (

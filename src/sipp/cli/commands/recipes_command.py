@@ -9,9 +9,9 @@ from rich.markup import escape
 
 from sipp.cli.errors import CommandError
 from sipp.cli.output import Answer, listing
-from sipp.experiments.recipes import load_recipe, recipe_descriptions
-from sipp.experiments.recipes.schema import recipe_keys
 from sipp.results.display import plain_table
+from sipp_lab.recipes import load_recipe, recipe_descriptions
+from sipp_lab.recipes.schema import recipe_keys
 
 
 def recipes(

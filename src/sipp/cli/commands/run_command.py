@@ -34,7 +34,7 @@ def run(
     """
     from sipp.cli.run_display import records_table, work_done
     from sipp.cli.run_work import run_recipes
-    from sipp.experiments.recipes import Code, load_recipe
+    from sipp_lab.recipes import Code, load_recipe
 
     shared.load_code(how.code)
     named = Code(net=model, data=own_data) if model is not None or own_data is not None else None

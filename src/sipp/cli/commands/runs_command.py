@@ -22,7 +22,7 @@ def runs(
     out: Annotated[Path, typer.Option(help="Folder that holds one folder per run.")] = DEFAULT_RUNS,
 ) -> Answer:
     """List the runs in a folder and how far each has got."""
-    from sipp.experiments.runs.reading import UnreadableFolder, list_runs
+    from sipp_lab.runs.reading import UnreadableFolder, list_runs
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")

@@ -12,10 +12,10 @@ from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
-from sipp.experiments.studies import Study, load_study, study_descriptions
+from sipp.files import check_file
 from sipp.results.display import plain_table
 from sipp.results.manifest import Manifest
-from sipp.storage.outputs import check_file
+from sipp_lab.studies import Study, load_study, study_descriptions
 
 
 def study(
@@ -72,11 +72,11 @@ def _planned_runs(study: Study, out: Path, *, accept_changes: bool = False) -> l
 
     Counts of all networks, of those in its folder, of those in other runs or earlier in this study, and of new ones.
     """
-    from sipp.experiments.recipes import config_of
-    from sipp.experiments.runs import store
-    from sipp.experiments.runs.plan import plan
-    from sipp.experiments.runs.reuse import find_reusable, stage_key
     from sipp.storage import state_files
+    from sipp_lab.recipes import config_of
+    from sipp_lab.runs import store
+    from sipp_lab.runs.plan import plan
+    from sipp_lab.runs.reuse import find_reusable, stage_key
 
     planned: list[dict[str, Any]] = []
     before = set[str]()

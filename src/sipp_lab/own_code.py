@@ -1,0 +1,134 @@
+"""Loads a user's own code: a network and data by name, and scores from a file.
+
+Only the command line may name code (`load_recipe` refuses it in a recipe's file), so that no file from elsewhere can
+decide what is executed. torch is imported inside the functions, because recipes are listed without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sipp.errors import OptionError
+from sipp.files import sha256_of
+from sipp.scoring.methods import MethodInfo, own_methods
+
+Module = Any  # torch's
+ImageSet = Any  # of `data/`, which imports torch
+DIGEST_LENGTH = 12
+CALLABLE = "give package.module:callable, which is called without arguments"
+SETS = "(training images, training labels, test images, test labels)"
+
+
+def import_named(spec: str) -> Any:
+    """Imports `package.module:name`, looking in the current folder first, as `python -m` does."""
+    module_name, _, attribute = spec.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    value: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def own_network(spec: str) -> Module:
+    """Calls the user's function and returns its network in train mode."""
+    from torch import nn
+
+    model = _call_named(spec, "network")
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
+    return model.train()
+
+
+def own_images(spec: str) -> ImageSet:
+    """Calls the user's function and returns its data: float32 images N x C x H x W and labels 0, 1, ..."""
+    import torch
+
+    from sipp_lab.data.imageset import ImageSet
+
+    tensors = _call_named(spec, "data")
+    parts = tensors if isinstance(tensors, tuple) else ()
+    if len(parts) != 4 or not all(isinstance(part, torch.Tensor) for part in parts):
+        raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
+    images, labels = torch.cat([parts[0], parts[2]]), torch.cat([parts[1], parts[3]])
+    if images.dtype != torch.float32 or not bool(images.isfinite().all()):
+        raise OptionError(f"the images of {spec!r} are not all finite float32", fix="convert them")
+    if labels.dtype != torch.int64 or not len(labels) or int(labels.min()) < 0:
+        raise OptionError(f"the labels of {spec!r} are not int64 class numbers from 0", fix="convert them")
+    return ImageSet("own", images, labels, len(parts[0]), int(labels.max()) + 1)
+
+
+def _call_named(spec: str, what: str) -> Any:
+    """Calls the named function or class; refuses a network object, which all seeds would share."""
+    from torch import nn
+
+    maker = call_user_code(spec, what, lambda: import_named(spec))
+    if isinstance(maker, nn.Module) or not callable(maker):
+        raise OptionError(f"{spec!r} is a {type(maker).__name__}, not a function or class", fix=CALLABLE)
+    return call_user_code(spec, what, maker)
+
+
+def load_scores(path: Path) -> None:
+    """Executes a Python file that registers at least one method; it can import modules beside it."""
+    option = f"--code {path}"
+    if path.suffix != ".py" or not path.is_file():
+        raise OptionError("there is no Python file of this name", where=option, fix="give a .py file")
+    before = own_methods()
+    module = ModuleType(f"sipp_code_{path.stem}")
+    module.__file__ = str(path.resolve())
+    sys.modules[module.__name__] = module
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.insert(0, str(path.resolve().parent))
+    code = module.__file__
+    call_user_code(
+        option, "scores", lambda: exec(compile(path.read_bytes(), code, "exec"), vars(module)), fix="correct the file"
+    )
+    if all(before.get(name) is row for name, row in own_methods().items()):
+        raise OptionError("it registers no method", where=option, fix="call sipp.register_method(name, function) in it")
+
+
+def call_user_code(spec: str, what: str, work: Callable[[], Any], *, fix: str = CALLABLE) -> Any:
+    """Returns work(); OptionError if the user's code raises or exits."""
+    try:
+        return work()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and type(error) is not SystemExit:  # a signal on its way out
+            raise
+        module = spec.partition(":")[0]
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise OptionError(
+                f"there is no module {module!r} in {Path.cwd()}, nor among the installed packages",
+                fix=f"start in the folder of {module.replace('.', '/')}.py, or give another package.module:callable",
+            ) from error
+        raise OptionError(f"{spec!r} gives no {what} ({type(error).__name__}: {error})", fix=fix) from error
+
+
+# --- digests, so that a run is not resumed with different code --------------------------------------------------------
+
+
+def source_digest(spec: str) -> str:
+    """The name, and a digest of the file with the named code."""
+    source = call_user_code(spec, "source", lambda: _source_of(import_named(spec)))
+    return f"{spec} source {sha256_of(source)[:DIGEST_LENGTH]}"
+
+
+def score_digest(method: MethodInfo) -> str:
+    """A digest of the file that defines a score, and of how its weights are cut."""
+    try:
+        source = _source_of(method.score)
+    except (OSError, TypeError) as error:
+        raise OptionError(
+            f"the source of method {method.name!r} cannot be read", fix="define its function in a file"
+        ) from error
+    return sha256_of(source, repr((sorted(method.needs), method.cut)).encode())[:DIGEST_LENGTH]
+
+
+def _source_of(code: Any) -> bytes:
+    """The content of the file that defines a function or class."""
+    return Path(inspect.getsourcefile(code) or "").read_bytes()

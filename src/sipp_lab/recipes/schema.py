@@ -1,0 +1,360 @@
+"""The schema of a recipe: every key with its type and range. Errors suggest the nearest known key."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+
+from sipp.errors import OptionError
+from sipp.results.checking import check_choice, nearest, problem_words
+from sipp.results.options import Allocation, Draws, Reduce, RepairChoice
+from sipp_lab.arms import arm_of
+from sipp_lab.pipelines import pipeline_names, pipeline_of
+
+PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
+DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
+Precision = Literal["float32", "bfloat16"]
+StepKind = Literal["auto", "eager", "graph", "compiled"]
+OWN = "own"  # a network or data from the user's own code
+
+NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slash, no "..", no space
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _valid_label(label: str, info: ValidationInfo) -> str:
+    return arm_of(label, own=info.context or ()).label
+
+
+class _Section(BaseModel):
+    # strict: "1e-3" is text, not a number, and true is not 1; JSON lists still become tuples.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class DataSpec(_Section):
+    """The data set, and how many of its training items are held back for calibration and holdout."""
+
+    name: DataName
+    """the data set"""
+    n_calibration: Count
+    """training inputs held back for scoring weights"""
+    n_holdout: Annotated[int, Field(ge=0)] = 0
+    """training inputs held back for certificates"""
+    split_seed: int = 0
+    """seed of that split, the same for all repetitions"""
+
+
+class Decay(_Section):
+    """Learning-rate decay: factor@{milestones} or factor@{every, ...} in the paper's tables."""
+
+    factor: Annotated[float, Field(gt=0, le=1)]
+    """factor that a decay multiplies the rate by"""
+    milestones: tuple[Count, ...] | None = None
+    """epochs after which the rate decays"""
+    every: Count | None = None
+    """epochs between two decays, instead of milestones"""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Decay:
+        if (self.milestones is None) == (self.every is None):
+            raise ValueError("give exactly one of milestones (a list of epochs) and every (a number of epochs)")
+        rising = self.milestones or ()
+        if any(b <= a for a, b in itertools.pairwise(rising)):
+            raise ValueError("milestones must increase")
+        return self
+
+
+class Training(_Section):
+    """Hyperparameters of training, and of retraining unless `retrain` says otherwise."""
+
+    optimizer: Literal["sgd", "adam"]
+    """the optimizer"""
+    epochs: Count
+    """epochs of training"""
+    warmup_epochs: Annotated[float, Field(ge=0)]
+    """epochs over which the rate rises from 0"""
+    batch_size: Count
+    """images of a step"""
+    rate: Annotated[float, Field(gt=0)]
+    """the nominal learning rate"""
+    decay: Decay
+    """when and how the rate falls"""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """of SGD"""
+    nesterov: bool = False
+    """use Nesterov's form of momentum"""
+    weight_decay: Annotated[float, Field(ge=0)]
+    """of all parameters"""
+    augment: bool
+    """shift images by up to 4 pixels and mirror them"""
+    precision: Precision = "float32"
+    """data type of the network; the loss is always float32"""
+    channels_last: bool = False
+    """memory layout that suits convolutions on GPUs"""
+    eval_every: Count = 1
+    """epochs between evaluations on the test set; the last epoch is always evaluated"""
+    step: StepKind = "auto"
+    """how a step runs: as written, as a CUDA graph, or compiled"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Training:
+        if (self.optimizer == "sgd") != (self.momentum is not None):
+            raise ValueError("momentum belongs to optimizer sgd, and sgd needs it (0.0 for none)")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}")
+        if any(epoch >= self.epochs for epoch in self.decay.milestones or ()):
+            raise ValueError(f"a decay milestone is never reached within epochs={self.epochs}: set decay.milestones")
+        return self
+
+
+class Distill(_Section):
+    """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
+
+    weight: Annotated[float, Field(gt=0, le=1)]
+    """weight of the parent's outputs; the labels get the rest"""
+    temperature: Annotated[float, Field(gt=0)]
+    """what both outputs are divided by"""
+
+
+class Retraining(_Section):
+    """What differs from `train` when training after a cut."""
+
+    epochs: Count | None = None
+    """epochs after a cut"""
+    warmup_epochs: Annotated[float, Field(ge=0)] | None = None
+    """as in train"""
+    rate: Annotated[float, Field(gt=0)] | None = None
+    """as in train"""
+    decay: Decay | None = None
+    """as in train"""
+    distill: Distill | None = None
+    """learn the dense parent's outputs as well"""
+
+
+class Pruning(_Section):
+    """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
+
+    methods: Annotated[tuple[Annotated[str, AfterValidator(_valid_label)], ...], Field(min_length=1)]
+    """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
+    delta: Share
+    """allowed failure probability of the theory"""
+    c_constant: Annotated[float, Field(gt=0)] = 3.0
+    """C of the theory's assumption"""
+    k_constant: Annotated[float, Field(gt=0)] = 3.0
+    """K of the theory's assumption"""
+    alpha: Share | None = None
+    """the share that each level KEEPS of what the level before kept"""
+    levels: Count | None = None
+    """number of levels"""
+    keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
+    """the share of all weights that each level keeps, instead of alpha and levels"""
+    draws: Draws = "until"
+    """how often a sampled row is drawn"""
+    allocation: Allocation = "layers"
+    """how sampled rows share the budget: every layer counts alike, or every row as the paper prints it"""
+    reduce: Reduce = "max"
+    """how to combine patches, for methods that do not say: max (with bounds) or mean"""
+    batch_size: Count = 128
+    """calibration inputs per forward pass"""
+    repair: RepairChoice = False
+    """what happens before retraining: true finds mask and weights together, refit keeps the mask"""
+
+    @model_validator(mode="after")
+    def _no_arm_twice(self, info: ValidationInfo) -> Pruning:
+        arms = [arm_of(label, own=info.context or ()) for label in self.methods]
+        if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
+            raise ValueError("a method is listed twice")
+        return self
+
+    @model_validator(mode="after")
+    def _one_ladder(self) -> Pruning:
+        if (self.alpha is None) != (self.levels is None) or (self.alpha is None) == (self.keeps is None):
+            raise ValueError("give either alpha and levels, or keeps (a list of shares)")
+        if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
+            raise ValueError("keeps must decrease")
+        return self
+
+    @property
+    def n_levels(self) -> int:
+        return len(self.keeps) if self.keeps is not None else self.levels or 0
+
+    def keep_at(self, level: int) -> float:
+        """The share of weights that a level should keep; 1 at level 0."""
+        if self.keeps is not None:
+            return self.keeps[level - 1] if level else 1.0
+        return float((self.alpha or 0.0) ** level)
+
+
+class Code(_Section):
+    """The user's own code as package.module:callable; named on the command line, never in a file."""
+
+    net: str | None = None
+    """makes the network"""
+    data: str | None = None
+    """gives the data"""
+    methods: dict[str, str] | None = None
+    """the user's own scores that the recipe names, each with a digest of its source"""
+
+
+class Recipe(_Section):
+    """One experiment: a network, data, training, pruning, and the pipeline that combines them."""
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN, max_length=80)]
+    """the recipe's name, and the start of its runs' folders"""
+    description: str = ""
+    """one line"""
+    pipeline: PipelineName
+    """in which order networks are pruned and trained"""
+    net: str
+    """the network"""
+    init: Literal["he", "pytorch", "fan-out"] = "he"
+    """how weights are initialised: by He's rule, as torch's layers do, or convolutions by fan-out as the authors"""
+    data: DataSpec
+    """the data set and its split"""
+    train: Training
+    """training"""
+    retrain: Retraining | None = None
+    """what is different when training after a cut"""
+    prune: Pruning
+    """methods and levels"""
+    code: Code | None = None
+    """the user's own code, named on the command line only"""
+    repetitions: Count
+    """number of seeds"""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """seed of the first repetition; the others count up from it"""
+    n_threads: Count | None = None
+    """CPU threads; null leaves torch's own choice"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        from sipp_lab.nets import INPUT_SHAPES, net_spec  # imports torch
+
+        code = self.code or Code()
+        if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
+            raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
+        if self.net == OWN and self.init != "he":
+            raise ValueError("init has no effect on your own network, which sets its own weights")
+        if OWN in (self.net, self.data.name):
+            return self
+        spec = net_spec(self.net)
+        if spec.input_shape != INPUT_SHAPES[self.data.name]:
+            raise ValueError(
+                f"{self.net} takes {spec.input_shape} inputs, {self.data.name} has {INPUT_SHAPES[self.data.name]}"
+            )
+        if self.data.name in ("digits", "mnist") and self.train.augment:
+            raise ValueError("shifting and mirroring digits changes what they show; set train.augment: false")
+        return self
+
+    @model_validator(mode="after")
+    def _retrains(self) -> Recipe:
+        if self.retrain is not None and not pipeline_of(self.pipeline).has_parent:
+            raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
+        if self.prune.repair and self.pipeline != "iterative":
+            raise ValueError(f"prune.repair belongs to the pipeline iterative, not to {self.pipeline}")
+        assert self.retraining.epochs  # validates it: milestones within the epochs
+        return self
+
+    @property
+    def retraining(self) -> Training:
+        """How a network is trained after pruning: `train` with the changes in `retrain`."""
+        if self.retrain is None:
+            return self.train
+        changes = self.retrain.model_dump(exclude_none=True, exclude={"distill"})
+        return Training.model_validate({**self.train.model_dump(), **changes}, strict=False)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(range(self.seed, self.seed + self.repetitions))
+
+
+def check_recipe(values: Any, *, where: str) -> Recipe:
+    """Validates a recipe; the error lists every problem with its key."""
+    if not isinstance(values, dict):
+        raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
+    try:
+        # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
+        return Recipe.model_validate_json(json.dumps(values, default=str), context=_own_names(values))
+    except ValidationError as error:
+        problems = [_describe_problem(dict(problem)) for problem in error.errors(include_url=False)]
+        raise OptionError(f"{where}: " + "; ".join(problems)) from error
+
+
+def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
+    """The user's own methods in a configuration; their code need not be loaded."""
+    code = values.get("code")
+    methods = code.get("methods") if isinstance(code, dict) else None
+    return tuple(methods) if isinstance(methods, dict) else ()
+
+
+NAMELESS = ("repair", "c_constant", "k_constant")  # keys of prune that a run's name leaves out at their defaults
+
+
+def config_of(recipe: Recipe) -> dict[str, Any]:
+    """Everything that determines a run's results, as plain values (so without the description)."""
+    config = recipe.model_dump(mode="json", exclude={"description"})
+    for name in NAMELESS:
+        if config["prune"][name] == Pruning.model_fields[name].default:
+            del config["prune"][name]
+    return config
+
+
+@dataclass(frozen=True)
+class RecipeKey:
+    """One key of a recipe: its value (None if unset) and meaning."""
+
+    key: str
+    value: Any
+    meaning: str
+
+
+def recipe_keys(recipe: Recipe) -> list[RecipeKey]:
+    """Every key that a recipe may have, in order, including those this one does not set."""
+    return list(_keys_of(Recipe, recipe.model_dump(mode="json"), ""))
+
+
+def _keys_of(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[RecipeKey]:
+    for name, field in model.model_fields.items():
+        inner, value = _section_of(field.annotation), values.get(name)
+        if inner is None:
+            yield RecipeKey(prefix + name, value, field.description or "")
+        else:
+            yield from _keys_of(inner, value or {}, f"{prefix}{name}.")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class in an annotation (optional or not); None for a plain value."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def known_keys(path: tuple[str, ...]) -> list[str]:
+    """The keys allowed in a section of a recipe: () is the top level, ("train",) the section `train`."""
+    start = "".join(f"{part}." for part in path)
+    below = (row.key.removeprefix(start) for row in _keys_of(Recipe, {}, "") if row.key.startswith(start))
+    return list(dict.fromkeys(key.partition(".")[0] for key in below))
+
+
+def _describe_problem(error: dict[str, Any]) -> str:
+    path = tuple(str(part) for part in error["loc"])
+    key = ".".join(path) or "the recipe"
+    if error["type"] == "extra_forbidden":
+        known = known_keys(path[:-1])
+        hint = nearest(key, [".".join((*path[:-1], name)) for name in known])
+        return f"unknown key {key!r}{hint}; known: {', '.join(known)}"
+    hint = ""
+    if isinstance(error["input"], str) and error["type"] in ("float_type", "int_type"):
+        hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
+    return problem_words({**error, "loc": (key,)}) + hint

@@ -1,0 +1,205 @@
+"""Several processes on this machine (gloo), forked from one parent; prints one line of JSON with what was found.
+
+python tests/lab/parallel/process_loop.py FOLDER
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import accelerate  # noqa: F401  imported here once, for all children
+import torch
+from torch import nn
+
+from sipp.errors import DataError
+from sipp.storage.state_files import load_state
+from sipp.verbs.prune import prune
+from sipp_lab.data.digits import load_digits
+from sipp_lab.data.splits import split_images
+from sipp_lab.nets import plain
+from sipp_lab.parallel.processes import ALONE, Processes, in_every_process, join_processes
+from sipp_lab.recipes import load_recipe
+from sipp_lab.runs.run_recipe import Progress, run
+from sipp_lab.runs.store import read_records
+from sipp_lab.training.feed import Feed
+from sipp_lab.training.loop import MaskChanges, TrainState, new_state, train
+
+plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
+SETTINGS = (
+    "train.epochs=2",
+    "train.decay={factor: 0.5, milestones: [1]}",
+    "train.batch_size=209",  # 837 = 4 * 209 + 1: the last batch has one item, so one process has none
+    "prune.methods=[sipp-hybrid, snip]",
+    "prune.levels=1",
+    "prune.batch_size=20",
+    "data.n_calibration=60",
+)
+
+
+def spawn(count: int, acts: Sequence[Callable[[Processes], object]], folder: Path) -> list[list[dict[str, Any]]]:
+    """What the acts gave in each of `count` processes: {"value": ..}, {"error": ..}, or {"status": ..} if it died."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder.mkdir(parents=True)
+    pids = []
+    for index in range(count):
+        pid = os.fork()
+        if not pid:
+            place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "MASTER_PORT": port}
+            os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
+            torch.set_num_threads(1)
+            try:
+                torch.save(_done(acts, join_processes(cpu=True) if count > 1 else ALONE), folder / f"{index}.pt")
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+    return [
+        torch.load(folder / f"{i}.pt") if (folder / f"{i}.pt").exists() else [{"status": status}]
+        for i, status in enumerate(statuses)
+    ]
+
+
+def _done(acts: Sequence[Callable[[Processes], object]], processes: Processes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for act in acts:
+        try:
+            found.append({"value": act(processes)})
+        except BaseException as error:
+            found.append({"error": f"{type(error).__name__}: {error}"})
+    return found
+
+
+def failing(processes: Processes) -> int:
+    """Raises in every process, because the second one finds NaN in its data."""
+
+    def look() -> int:
+        if processes.rank == 1:
+            raise DataError("it is NaN", where="batch 3")
+        return processes.rank
+
+    return in_every_process(processes, look)
+
+
+def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tensor]:
+    """The weights and masks of a network without BatchNorm after an epoch whose last batch is too short for all.
+
+    After two steps the smaller half of the weights goes; where the processes quarrel, each cuts another place.
+    """
+    data = load_digits()
+    feed = Feed(data, split_images(data, n_calibration=200, n_holdout=400), torch.device("cpu"))
+    recipe = load_recipe(
+        "digits-at-init", settings=("train.epochs=1", "train.warmup_epochs=0.0", "train.decay.every=1")
+    )
+    hyper = recipe.train.model_copy(update={"batch_size": 209, "rate": 0.1, "weight_decay": 0.0, "augment": True})
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def half(step: int, state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        weight = net[1].weight.detach().abs().roll(processes.rank if quarrels else 0, 0)
+        return {"1.weight": weight > weight.median()}, {}
+
+    changes = MaskChanges(frozenset({2}), half)
+    state = train(new_state(net, hyper), feed, hyper, seed=0, processes=processes, changes=changes)
+    rows = [torch.tensor([row.train_loss, row.train_top1]) for row in state.rows]
+    return [parameter.detach().clone() for parameter in net.parameters()] + rows + [state.masks["1.weight"]]
+
+
+def whole_run(
+    processes: Processes, out: Path, *, name: str = "digits-at-init", dies: bool = False, stops: bool = False
+) -> int:
+    """The networks made; the last process kills itself in the first stage, or the leader is asked to stop there."""
+
+    def wish_to_die() -> None:
+        if processes.rank == processes.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if dies:
+        import sipp_lab.training.loop as loop
+
+        original = loop.evaluate
+
+        def dying(*arguments: Any, **options: Any) -> Any:
+            wish_to_die()
+            return original(*arguments, **options)
+
+        loop.evaluate = dying
+    recipe = load_recipe(name, settings=SETTINGS)
+    shown: list[Progress] = []
+
+    def show(progress: Progress) -> None:
+        shown.append(progress)
+        if stops:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    made = run(recipe, out=out, device="cpu", processes=processes, accept_changes=True, on_progress=show).n_made
+    assert bool(shown) == (processes.is_leader and made > 0)
+    return made
+
+
+def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
+    (folder,) = out.iterdir()
+    finals = {
+        path.parent.name: load_state(path.parent, "final")[0] for path in sorted(folder.glob("*/final.safetensors"))
+    }
+    return finals, read_records(folder)
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    load_digits()
+    torch.set_num_threads(1)  # a child cannot use threads that its parent has started
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what every optimizer does, once for all
+    prune(nn.Linear(40, 30), torch.rand(9, 40), keep=0.5, method="sipp-hybrid")  # loads what is compiled, once for all
+    found: dict[str, Any] = {}
+    (alone,) = spawn(1, [trained, lambda processes: whole_run(processes, folder / "one")], folder / "a")
+    found["nan"], pair, found["made"], found["made again"], found["quarrel"] = zip(
+        *spawn(
+            2,
+            [
+                failing,
+                trained,
+                *(lambda processes: whole_run(processes, folder / "two"),) * 2,
+                lambda processes: trained(processes, quarrels=True),
+            ],
+            folder / "b",
+        )
+    )
+    found["same training"] = all(
+        torch.allclose(a, b, rtol=1e-5, atol=1e-7) for one in pair for a, b in zip(one["value"], alone[0]["value"])
+    )
+    (one, one_records), (two, two_records) = results(folder / "one"), results(folder / "two")
+    masks = [(stage, key) for stage in one for key in one[stage] if key.startswith("mask.")]
+    found["n_masks"] = len(masks)
+    found["same masks"] = all(torch.equal(one[stage][key], two[stage][key]) for stage, key in masks)
+    found["same start"] = [r.get("before") for r in one_records] == [r.get("before") for r in two_records]
+    gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
+    found["stopped"], _, found["gradual"] = zip(
+        *spawn(
+            2,
+            [
+                lambda processes: whole_run(processes, folder / "parts", stops=True),
+                lambda processes: whole_run(processes, folder / "parts"),
+                lambda processes: whole_run(processes, folder / "cuts", name=gradual),
+            ],
+            folder / "c",
+        )
+    )
+    parts = results(folder / "parts")[0]
+    found["resumed the same"] = all(torch.equal(two[s][k], parts[s][k]) for s in two for k in two[s])
+    found["gradual keeps"] = [record.get("keep", 1.0) for record in results(folder / "cuts")[1]]
+    died = spawn(2, [lambda processes: whole_run(processes, folder / "three", dies=True)], folder / "d")
+    found["died"] = [last for (last,) in died]
+    found["published"] = len(results(folder / "three")[0])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

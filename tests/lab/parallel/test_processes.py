@@ -1,0 +1,59 @@
+"""Several processes: the masks of one, errors in all at once, nothing published by half of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fresh_process import run_script
+
+from sipp_lab.parallel.processes import ALONE, from_leader, in_every_process, max_over_processes
+
+PROCESS_LOOP = Path(__file__).parent / "process_loop.py"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    done = run_script(PROCESS_LOOP, tmp_path_factory.mktemp("processes"))
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_masks_are_bitwise_those_of_one_process(found: dict[str, Any]) -> None:
+    assert found["n_masks"] == 8 and found["same masks"] and found["same start"]
+
+
+def test_several_processes_make_the_steps_of_one(found: dict[str, Any]) -> None:
+    assert found["same training"]
+    assert found["made"] == [{"value": 3}] * 2 and found["made again"] == [{"value": 0}] * 2
+
+
+def test_masks_that_differ_during_training_stop_all(found: dict[str, Any]) -> None:
+    first, second = (one["error"] for one in found["quarrel"])
+    assert first == second and first.startswith("ModelError: masks after step 2 of process 1 differ")
+
+
+def test_processes_agree_on_every_cut_of_a_gradual_run(found: dict[str, Any]) -> None:
+    assert found["gradual"] == [{"value": 3}] * 2 and found["gradual keeps"] == [1.0, 0.5, 0.5]
+
+
+def test_an_error_in_one_process_stops_all_with_the_same_words(found: dict[str, Any]) -> None:
+    first, second = (one["error"] for one in found["nan"])
+    assert first == second and first.startswith("DataError: process 1 of 2") and "batch 3: it is NaN" in first
+
+
+def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_to_the_same_bits(found: dict[str, Any]) -> None:
+    assert all("Interrupted: stopped by SIGTERM" in one["error"] for one in found["stopped"])
+    assert found["resumed the same"]
+
+
+def test_a_dead_process_ends_the_others_and_publishes_nothing(found: dict[str, Any]) -> None:
+    survivor, dead = found["died"]
+    assert dead == {"status": 9} and "error" in survivor and found["published"] == 0
+
+
+def test_a_single_process_needs_no_communication() -> None:
+    assert in_every_process(ALONE, lambda: 3) == from_leader(ALONE, lambda: 3) == 3 and max_over_processes(
+        ALONE, (1, 2)
+    ) == [1, 2]

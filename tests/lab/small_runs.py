@@ -1,0 +1,74 @@
+"""Small recipes for tests of runs, what a run left behind, and runs that are killed again and again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sipp.storage.state_files import load_state
+from sipp.storage.tensors import tensors_to_bytes
+from sipp_lab.recipes import Recipe, load_recipe
+from sipp_lab.runs import store
+from sipp_lab.runs.run_recipe import FinishedRun, run
+
+SMALL = (
+    "train.epochs=2", "train.decay={factor: 0.5, milestones: [1]}", "train.batch_size=256", "data.n_calibration=40",
+    "prune.alpha=0.5", "prune.levels=2",
+)  # fmt: skip
+# A rate so small that no weight moves: what a network was pruned from then shows in its final weights.
+STILL = "train.rate=1.0e-30"
+Tensors = dict[str, Tensor]
+
+
+class Killed(BaseException):
+    """Stands for a process that is killed."""
+
+
+def small(name: str, *settings: str) -> Recipe:
+    return load_recipe(name, settings=(*SMALL, *settings))
+
+
+def final(folder: Path, stage: str) -> Tensors:
+    """The trained network of a stage."""
+    return load_state(folder / stage, "final")[0]
+
+
+def saved(folder: Path) -> dict[str, Tensors]:
+    """{stage: its trained network} of a run."""
+    return {path.parent.name: final(folder, path.parent.name) for path in sorted(folder.glob("*/final.safetensors"))}
+
+
+def equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def contents(folder: Path) -> list[Any]:
+    """All that a run left behind: the names of its files, its networks, and the records without their clock."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    networks = [tensors_to_bytes(tensors) for tensors in saved(folder).values()]
+    return [*names, *networks, *(store.without_times(record) for record in store.read_records(folder))]
+
+
+def killed_at_every(
+    nth: int, recipe: Recipe, out: Path, patch: pytest.MonkeyPatch, look: Callable[[Tensors, dict[str, Any]], None]
+) -> FinishedRun:
+    """Runs the recipe, killed after every nth checkpoint and begun again; `look` sees the checkpoints of kills."""
+    save, n_saved = store.save_checkpoint, 0
+
+    def dying(folder: Path, name: str, tensors: Tensors, values: dict[str, Any]) -> None:
+        nonlocal n_saved
+        save(folder, name, tensors, values)
+        n_saved += 1
+        if n_saved % nth == 0:
+            look(*load_state(folder, name))
+            raise Killed
+
+    patch.setattr(store, "save_checkpoint", dying)
+    while True:
+        try:
+            return run(recipe, out=out, device="cpu", checkpoint_seconds=0.0, accept_changes=True)
+        except Killed:
+            assert n_saved < 1000

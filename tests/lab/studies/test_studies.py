@@ -1,0 +1,62 @@
+"""Studies: every one loads in both forms, its panels are the paper's, settings reach every recipe."""
+
+from pathlib import Path
+
+import pytest
+
+from sipp.errors import OptionError
+from sipp_lab.recipes.catalog import derived_recipe
+from sipp_lab.recipes.schema import Recipe, recipe_keys
+from sipp_lab.studies import catalog as studies
+from sipp_lab.studies import load_study, study_descriptions, study_names
+
+NETS = ["resnet20", "resnet56", "resnet110", "vgg16", "densenet22", "wrn16-8"]
+PANELS = {
+    "paper-iterative": (NETS, [*NETS, "resnet18", "resnet101"]),
+    "paper-at-init": (NETS, NETS),
+    "paper-variants": (NETS[:2], NETS[:2]),
+    "paper-fully-connected": (["digits-fc"] * 2, ["lenet-300-100"] * 2),
+    "paper-cnn5": (["digits-cnn5"] * 2, ["cnn5"] * 2),
+    "blend": (["resnet20"] * 3, ["resnet20"] * 3),
+}
+
+
+def test_the_panels_are_the_papers() -> None:
+    assert set(study_names()) == set(PANELS) == set(study_descriptions())
+    for name, (short, full) in PANELS.items():
+        assert [recipe.net for recipe in load_study(name).recipes] == short
+        whole = load_study(name, form="full")
+        assert [recipe.net for recipe in whole.recipes] == full and whole.source and whole.claim
+        assert all(not recipe.name.endswith("-short") for recipe in whole.recipes)
+        if name.startswith("paper"):
+            assert all(recipe.repetitions == (1 if "imagenet" in recipe.name else 3) for recipe in whole.recipes)
+
+
+def test_common_values_and_settings_reach_every_recipe() -> None:
+    arms = ("sipp-det mean", "sipp-det max", "sipp-rand", "sipp-hybrid", "magnitude")
+    for form in ("short", "full"):
+        for recipe in load_study("paper-variants", form=form, settings=("repetitions=2", "seed=5")).recipes:  # type: ignore[arg-type]
+            assert (recipe.prune.methods, recipe.seeds) == (arms, (5, 6))
+    plain, distilled = load_study("blend", form="full").recipes[1:]
+    assert plain.retrain is None and distilled.retrain is not None and distilled.retrain.distill is not None
+
+
+def test_unknown_and_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="did you mean 'paper-cnn5'"):
+        load_study("paper-cnn")
+    with pytest.raises(OptionError, match=r"train\.epoch"):
+        load_study("paper-cnn5", settings=("train.epoch=3",))
+    with pytest.raises(OptionError, match="'base'"):
+        derived_recipe({}, where="here")
+    (tmp_path / "mine.yaml").write_text("description: x\nsource: y\nclaim: z\nshort: [digits-iterative]\nfulll: []\n")
+    monkeypatch.setattr(studies.resources, "files", lambda _: tmp_path)
+    with pytest.raises(OptionError, match="study 'mine'"):
+        load_study("mine")
+
+
+def test_every_key_of_a_recipe_has_its_meaning() -> None:
+    rows = recipe_keys(load_study("paper-cnn5").recipes[0])
+    assert all(row.meaning for row in rows) and len({row.key for row in rows}) == len(rows) > 40
+    found = {row.key: row.value for row in rows}
+    assert found["prune.keeps"] == [0.5, 0.2, 0.1, 0.05, 0.02] and found["retrain.distill.weight"] is None
+    assert set(Recipe.model_fields) == {key.split(".")[0] for key in found}

@@ -1,0 +1,104 @@
+"""Arms: labels, both forms of a method in one run, retraining of its own, distillation from the parent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lab.small_runs import STILL, equal, final, small
+from torch import Tensor
+
+from sipp.errors import OptionError
+from sipp.report.palette import style_of
+from sipp.report.rendering import render
+from sipp.storage.state_files import load_values
+from sipp_lab.arms import Arm, arm_of
+from sipp_lab.nets import build
+from sipp_lab.recipes import config_of
+from sipp_lab.runs import train_networks
+from sipp_lab.runs.reading import read_run
+from sipp_lab.runs.run_recipe import run
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+FORMS = "prune.methods=[sipp-det, sipp-det mean, magnitude]"
+
+
+def masks(folder: Path, stage: str) -> dict[str, Tensor]:
+    return {key: value for key, value in final(folder, stage).items() if key.startswith("mask.")}
+
+
+def test_labels() -> None:
+    assert arm_of("sipp-det  mean") == Arm("sipp-det", "mean") and arm_of("sipp-det  mean").label == "sipp-det mean"
+    assert arm_of("magnitude") == Arm("magnitude") and arm_of("sipp-rand max").label == "sipp-rand max"
+    for bad in ("", " ", "mean", "sipp-det median", "sipp-det mean max", "magnitude mean", "sipp-blend max", 3, None):
+        with pytest.raises(OptionError):
+            arm_of(bad)
+
+
+def test_both_forms_in_one_run(tmp_path: Path) -> None:
+    both = run(small("digits-iterative", FORMS, "prune.keeps=[0.3, 0.1]"), out=tmp_path / "a", device="cpu")
+    assert [(r["method"], r["level"]) for r in both.records[1:]] == [
+        (arm, level) for arm in ("sipp-det", "sipp-det mean", "magnitude") for level in (1, 2)
+    ]
+    assert {r["pruned"]["kept"] for r in both.records if r["level"] == 2} == {round(0.1 * 980)}
+    found = masks(both.folder, "seed0.sipp-det-mean.01")
+    other = masks(both.folder, "seed0.sipp-det.01")
+    assert not equal(found, other)
+    settings = ("prune.methods=[sipp-det]", "prune.reduce=mean", "prune.keeps=[0.3]")
+    alone = run(small("digits-iterative", *settings), out=tmp_path / "b", device="cpu")
+    assert equal(found, masks(alone.folder, "seed0.sipp-det.01"))
+    read = read_run(both.folder)
+    assert read.finished and read.notes == () and "sipp-det mean" in render([read])
+    labels = ("sipp-det", "sipp-det mean", "magnitude")
+    looks = [style_of(label, labels) for label in labels]
+    assert looks[0].light == looks[1].light and len({(look.marker, look.dash) for look in looks}) == 3
+
+
+def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ("prune.methods=[magnitude]", "prune.keeps=[0.3, 0.1]", "retrain.epochs=3")
+    plain = run(small("digits-iterative", *settings), out=tmp_path, device="cpu")
+    epochs = [
+        len(load_values(plain.folder / stage, "final")["epochs"]) for stage in ("seed0.dense", "seed0.magnitude.02")
+    ]
+    assert epochs == [2, 3]
+    taught: list[dict[str, Tensor]] = []
+    train = train_networks.train
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        if options["teacher"] is not None:
+            taught.append({key: value.clone() for key, value in options["teacher"].model.state_dict().items()})
+            assert not options["teacher"].model.training
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(train_networks, "train", watched)
+    done = run(
+        small("digits-iterative", *settings, "retrain.distill={weight: 0.5, temperature: 4.0}"),
+        out=tmp_path,
+        device="cpu",
+    )
+    dense = final(done.folder, "seed0.dense")
+    assert len(taught) == 2  # both levels learn from the dense network, not from the level above
+    assert all(torch.equal(one[key], dense[f"model.{key}"]) for one in taught for key in one)
+    assert equal(dense, final(plain.folder, "seed0.dense"))
+    assert not equal(final(plain.folder, "seed0.magnitude.01"), final(done.folder, "seed0.magnitude.01"))
+
+
+def test_a_recipe_starts_from_the_initialisation_it_names(tmp_path: Path) -> None:
+    still = (STILL, "prune.methods=[magnitude]", "prune.keeps=[0.5]")
+    for init in ("he", "pytorch", "fan-out"):
+        done = run(small("digits-at-init", *still, f"init={init}"), out=tmp_path, device="cpu")
+        torch.manual_seed(0)
+        expected = build("digits-cnn", init=init).state_dict()  # type: ignore[arg-type]
+        assert torch.equal(final(done.folder, "seed0.dense")["model.3.weight"], expected["3.weight"])
+
+
+def test_the_constants_of_a_recipe_reach_the_bounds_and_its_name_only_if_they_are_unusual(tmp_path: Path) -> None:
+    settings = (STILL, "prune.methods=[sipp-det]", "prune.keeps=[0.5]")
+    usual = small("digits-iterative", *settings)
+    assert usual == small("digits-iterative", *settings, "prune.c_constant=3.0", "prune.k_constant=3.0")
+    assert not {"c_constant", "k_constant"} & config_of(usual)["prune"].keys()
+    other = small("digits-iterative", *settings, "prune.c_constant=6.0")
+    one, two = (run(recipe, out=tmp_path, device="cpu").records[-1] for recipe in (usual, other))
+    for first, second in zip(one["pruned"]["layers"], two["pruned"]["layers"], strict=True):
+        assert second["kept"] == first["kept"] and second["eps"] == pytest.approx(2 * first["eps"])

@@ -1,0 +1,49 @@
+"""The pipeline gradual: budgets and masks along the schedule, one parent, killed and resumed to the same bits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lab.small_runs import STILL, contents, final, killed_at_every, small
+
+from sipp.report.rendering import render
+from sipp.verbs.gradual import CUTS, budget_at, cut_times
+from sipp_lab.recipes import Recipe
+from sipp_lab.runs.reading import read_run
+from sipp_lab.runs.run_recipe import run
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+N_WEIGHTS, N_STEPS = 980, 2 * 8
+
+
+def gradual(*settings: str) -> Recipe:
+    return small("digits-gradual", "train.batch_size=128", *settings)
+
+
+def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path) -> None:
+    done = run(gradual(STILL, "prune.methods=[sipp-det]"), out=tmp_path, device="cpu")
+    dense = final(done.folder, "seed0.dense")
+    times = cut_times(N_STEPS, CUTS)
+    for record in done.records[1:]:
+        last = {1: 490, 2: 245}[record["level"]]
+        assert record["pruned"]["kept"] == record["pruned"]["budget"] == last
+        path = [(at, budget_at(t, N_WEIGHTS, last) / N_WEIGHTS) for at, t in times.items()]
+        assert [(cut["after_step"], cut["keep"]) for cut in record["path"]] == path and max(times) < N_STEPS
+        assert {"score", "prune", "train"} <= record["part_seconds"].keys()
+        tensors = final(done.folder, f"seed0.{record['method']}.{record['level']:02d}")
+        for layer in record["pruned"]["layers"]:
+            weight, mask = tensors[f"model.{layer['name']}"], tensors[f"mask.{layer['name']}"]
+            assert int(mask.sum()) == layer["kept"]
+            assert torch.equal(weight, torch.where(mask, dense[f"model.{layer['name']}"], 0.0))
+    page = render([read_run(done.folder)])
+    assert "prune gradually" in page
+
+
+def test_killed_between_its_cuts_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = gradual("prune.methods=[sipp-hybrid]", "prune.levels=1")  # which changes values as well
+    whole, n_cut = run(recipe, out=tmp_path / "whole", device="cpu"), set()
+    done = killed_at_every(
+        4, recipe, tmp_path / "parts", monkeypatch, lambda _, values: n_cut.add(len(values["facts"].get("path", [])))
+    )
+    assert len(n_cut) >= 3 and contents(done.folder) == contents(whole.folder)

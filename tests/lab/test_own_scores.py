@@ -1,0 +1,99 @@
+"""Scores of a user's own in runs: named on the command line, recorded, and never a reason to train others again."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_own_code import MINE, SETTINGS
+
+from sipp.cli.commands.report_command import report
+from sipp.errors import OptionError
+from sipp.scoring import methods
+from sipp_lab.own_code import load_scores, score_digest
+from sipp_lab.recipes import Code, load_recipe
+from sipp_lab.runs.reading import read_run
+from sipp_lab.runs.run_recipe import run
+
+SCORES = """
+import torch, sipp
+POWER = 2
+def raised(weight): return weight.abs() ** POWER
+def squares(task):
+    return {name: raised(weight) for name, weight in task.parameters().items()}
+sipp.register_method("squares", squares)
+"""
+MORE = """
+def cubes(task): return {name: weight.abs() ** 3 for name, weight in task.parameters().items()}
+sipp.register_method("cubes", cubes)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def loaded(folder: Path, text: str) -> None:
+    (folder / "scores.py").write_text(text)
+    load_scores(folder / "scores.py")
+
+
+def made(folder: Path, names: str) -> list[tuple[str | None, str | None]]:
+    """The networks of a run of these methods that were trained now or taken over, and from where."""
+    (folder / "mine_for_scores.py").write_text(MINE)
+    code = Code(net="mine_for_scores:make", data="mine_for_scores:load")
+    sys.path.insert(0, str(folder))
+    recipe = load_recipe("digits-iterative", settings=(*SETTINGS, f"prune.methods=[{names}]"), code=code)
+    done = run(recipe, out=folder / "runs", device="cpu")
+    return [(record["method"], record.get("taken_from")) for record in done.records]
+
+
+def test_adding_a_score_leaves_finished_networks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [taken for _, taken in made(tmp_path, "magnitude")] == [None, None]
+    loaded(tmp_path, SCORES)
+    first = made(tmp_path, "magnitude, squares")
+    assert [method for method, taken in first if taken is None] == ["squares"]
+    (tmp_path / "more.py").write_text("import sipp\n" + MORE)
+    load_scores(tmp_path / "more.py")
+    second = made(tmp_path, "magnitude, squares, cubes")
+    assert [method for method, taken in second if taken is None] == ["cubes"]
+    loaded(tmp_path, SCORES.replace("POWER = 2", "POWER = 4"))  # its file changed: it alone is made
+    third = made(tmp_path, "magnitude, squares, cubes")
+    assert [method for method, taken in third if taken is None] == ["squares"]
+
+    monkeypatch.setattr(methods, "_ROWS", {row.name: row for row in methods.METHODS})  # without the code
+    assert [taken is None for _, taken in made(tmp_path, "magnitude, random")] == [False, False, True]
+    with pytest.raises(OptionError, match="squares"):
+        load_recipe("digits-iterative", settings=("prune.methods=[squares]",))
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert all(read_run(folder).notes == () for folder in folders)  # fresh runs of own code: no false alarm
+    page = tmp_path / "page.html"
+    report([one for one in folders if "cubes" in str(read_run(one).config)], out=page)
+    text = page.read_text()
+    assert "squares" in text and "cubes" in text and "different version" not in text
+
+
+def test_digests(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        loaded(tmp_path, text)
+        return score_digest(methods.method_of("squares"))
+
+    first = digest(SCORES)
+    other = (
+        SCORES + MORE,
+        SCORES.replace("POWER = 2", "POWER = 3"), SCORES.replace("weight.abs()", "weight"),
+        SCORES.replace('squares)\n', 'squares, cut="row")\n'), SCORES.replace("def sq", "POWER += 1\ndef sq"),
+    )  # fmt: skip
+    assert digest(SCORES) == first and first not in {digest(text) for text in other}
+    lambdas = "import sipp\nsipp.register_method('squares', lambda task: task.parameters())\n"
+    assert digest(lambdas) != digest(lambdas + "x = 1\n")
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "raise SystemExit(3)", "x = 1", None])
+def test_files_that_register_nothing(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "scores.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OptionError, match="--code"):
+        load_scores(path)
