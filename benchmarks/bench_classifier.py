@@ -17,9 +17,9 @@ import torch
 
 import sipp
 from sipp.errors import DeadRowsWarning
-from sipp.experiments.data.cifar10 import load_cifar10
-from sipp.experiments.data.transforms import normalise
-from sipp.experiments.nets import build
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.transforms import normalise
+from sipp_lab.nets import build
 
 INITS = ("fan-out", "he")
 ARMS = (

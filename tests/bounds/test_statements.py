@@ -203,7 +203,7 @@ def test_theory_takes_as_many_points_as_the_method_needs(method: str) -> None:
         x,
         keep=0.5,
         method=method,
-        scoring=sipp.Scoring(n_points="theory"),
+        scoring=sipp.Scoring(n_inputs="theory"),
         c_constant=1e6,
         draws="fixed",
     )

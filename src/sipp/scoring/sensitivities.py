@@ -58,7 +58,7 @@ def sensitivity(
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
-    All inputs are used unless `scoring.n_points` says how many; "theory" takes as many as the theory asks for at
+    All inputs are used unless `scoring.n_inputs` says how many; "theory" takes as many as the theory asks for at
     `delta`, which is used for nothing else here.
 
     Example:

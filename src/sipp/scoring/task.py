@@ -45,8 +45,8 @@ class ScoringTask:
     @property
     def n_points(self) -> int | None:
         """How many points to take; None: all. `resolve_points` must have replaced "theory" by a number."""
-        assert self.scoring.n_points != "theory", "call resolve_points first"
-        return self.scoring.n_points
+        assert self.scoring.n_inputs != "theory", "call resolve_points first"
+        return self.scoring.n_inputs
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The chosen weights by name."""
@@ -70,7 +70,7 @@ class ScoringTask:
     def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
         return replace(
-            self, data=_data_for(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
+            self, data=_data_for(self.model, data, self.seed), scoring=replace(self.scoring, n_inputs=n_points)
         )
 
 
@@ -178,7 +178,7 @@ def resolve_points(
     task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, k_constant: float = K_CONSTANT
 ) -> ScoringTask:
     """The task with "theory" as a number of points; reads the first batch for this and puts it back."""
-    if task.scoring.n_points != "theory" or task.data is None:
+    if task.scoring.n_inputs != "theory" or task.data is None:
         return task
     first, data = task.data.first_batch(batch_size=1)
     example = task.with_points(None, [as_given(first)])
