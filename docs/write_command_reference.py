@@ -10,7 +10,8 @@ from sipp.cli.main import COMMANDS, command_of
 PAGE = Path(__file__).parent / "command-line-reference.md"
 HEAD = """# Command-line reference
 
-Every command with its options, as `sipp COMMAND --help` shows them. [Scripts and CI](how-to/command-line.md) shows how they work together.
+Every command with its options, as `sipp COMMAND --help` shows them.
+[Scripts and CI](how-to/command-line.md) shows how they work together.
 """
 
 
