@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
+from typing import Any
 
+from common import write_figures
 from published import accuracy, images_of, resnet
 
 import sipp
@@ -19,7 +20,6 @@ import sipp
 METHODS = (("sipp-rand", "layers"), ("sipp-rand", "paper"), ("sipp-hybrid", "layers"), ("sipp-hybrid", "paper"))
 KEEPS = (0.8, 0.65, 0.5)
 N_POINTS, N_TEST, N_SEEDS = 256, 2000, 5
-FIGURES = Path(__file__).parent / "figures" / "allocation.json"
 
 
 def main() -> None:
@@ -30,7 +30,8 @@ def main() -> None:
     images = images_of(wanted.data, 0)
     images = type(images)(images.train, images.test[:N_TEST], images.labels[:N_TEST])
     net = resnet(wanted.weights)
-    rows = [{"method": "dense", "keep": 1.0, "top1": [round(accuracy(net, images), 2)]}]
+    values: dict[str, Any] = {"dense": round(accuracy(net, images), 2)}
+    print("| method | allocation | keep | top-1, mean | lowest to highest |\n|---|---|---|---|---|")
     for method, allocation in METHODS:
         for keep in KEEPS:
             found = []
@@ -38,16 +39,12 @@ def main() -> None:
                 options = {"method": method, "allocation": allocation, "seed": seed, "progress": False}
                 pruned = sipp.prune(net, images.points(0, N_POINTS), keep=keep, **options)
                 found.append(round(accuracy(pruned.model, images), 2))
-            rows.append({"method": method, "allocation": allocation, "keep": keep, "top1": found})
-    print("| method | allocation | keep | top-1, mean | lowest to highest |\n|---|---|---|---|---|")
-    for row in rows:
-        top1 = row["top1"]
-        ends = f"{min(top1):.1f} to {max(top1):.1f}"
-        name = f"{row['method']} | {row.get('allocation', '')}"
-        print(f"| {name} | {row['keep']:g} | {statistics.mean(top1):.1f} | {ends} |")
-    FIGURES.parent.mkdir(exist_ok=True)
+            low, high, mean = min(found), max(found), statistics.mean(found)
+            print(f"| {method} | {allocation} | {keep:g} | {mean:.1f} | {low:.1f} to {high:.1f} |", flush=True)
+            of_keep = values.setdefault(method, {}).setdefault(allocation, {})
+            of_keep[f"{keep:g}"] = {"mean": round(mean, 2), "low": low, "high": high}
     shape = f"ResNet20, {N_POINTS} inputs to score, {N_TEST:,} test images, not retrained, {N_SEEDS} seeds"
-    FIGURES.write_text(json.dumps({"shape": shape, "sipp": sipp.__version__, "rows": rows}, indent=1) + "\n")
+    write_figures("allocation", shape, values)
 
 
 if __name__ == "__main__":

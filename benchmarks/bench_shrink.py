@@ -143,7 +143,7 @@ def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> I
         words = ""
         if given.epochs:
             net = pruned.model
-            sipp.hold(net, pruned.masks)
+            sipp.hold(net, pruned)
             words = f"{train(net, data, max(1, given.epochs // 2)):.1f} %"
             sipp.release(net)
         if given.save is not None:

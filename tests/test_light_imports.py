@@ -11,13 +11,13 @@ HEAVY = ("torch", "torch._dynamo", "numba", "ray", "accelerate", "matplotlib")
 TOLD = f"import sys; print([name for name in {HEAVY} if name in sys.modules])\n"
 
 LIGHT = (
-    "sipp.storage.files",
+    "sipp.files",
     "sipp.results.bench",
     "sipp.results.evaluation",
     "sipp.results.jsonio",
     "sipp.results.sheet",
     "sipp.results.certificate",
-    "sipp.storage.outputs",
+    "sipp.files",
     *(f"sipp_lab.pipelines.{name.replace('-', '_')}" for name in pipeline_names()),
     "sipp_lab.arms",
     "sipp_lab.recipes",

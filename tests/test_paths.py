@@ -50,7 +50,7 @@ ENDS = {
     "shell_only.sh": (
         "",
         "",
-        ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.pt2"],
+        ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.onnx"],
         r"x smaller [\s\S]* certified: [\s\S]* inputs per call",
     ),
     "shell_images.sh": ("", "PIL", ["sparse/eval.json", "page.html"], r"2 classes[\s\S]*accuracy: +[\d.]+% pruned"),

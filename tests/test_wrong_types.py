@@ -153,7 +153,6 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     },
     "compare": lambda: {"model": net(), "data": labelled(), "keeps": (0.5,), "methods": ("magnitude",)},
     "check_assumption": lambda: {"model": net(), "data": points(2)},
-    "sound_bound": lambda: {"dense": net(), "pruned": pruned().model, "inputs": points(4)},
     "assess": lambda: {"dense": net(), "pruned": pruned().masks, "data": points()},
     "hold": lambda: {"model": net(), "masks": pruned().masks},
     "release": lambda: {"model": net()},

@@ -55,7 +55,7 @@ pruned = sipp.prune(net, loader, keep=0.2, method=found.best(0.2).method)
 print(pruned)
 
 optimizer = sgd(pruned.model)
-sipp.hold(pruned.model, pruned.masks, optimizer=optimizer)
+sipp.hold(pruned.model, pruned, optimizer=optimizer)
 train(pruned.model, optimizer, loader, epochs=2)
 sipp.release(pruned.model)
 

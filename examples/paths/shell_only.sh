@@ -11,4 +11,4 @@ sipp bench sparse --model my:net --data new.npz --out sparse/bench.json
 sipp report sparse -o page.html
 sipp export sparse --model my:net --to small --out small.safetensors
 sipp inspect small.safetensors
-sipp export small.safetensors --model my:net --data new.npz --to pt2 --out small.pt2
+sipp export small.safetensors --model my:net --data new.npz --to onnx --out small.onnx

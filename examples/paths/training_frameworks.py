@@ -45,7 +45,7 @@ trainer(4).fit(dense, loader)
 pruned = sipp.prune(dense.net, images[:400], keep=0.1)
 module = Module()
 module.net.load_state_dict(pruned.model.state_dict())
-first = trainer(2, HoldMasks(pruned.masks, part="net"))
+first = trainer(2, HoldMasks(pruned, part="net"))
 first.fit(module, loader)
 first.save_checkpoint("stopped.ckpt")
 

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from sipp.errors import OptionError
+from sipp.files import sha256_of
 from sipp.scoring.methods import MethodInfo, own_methods
-from sipp.storage.files import sha256_of
 
 Module = Any  # torch's
 ImageSet = Any  # of `data/`, which imports torch

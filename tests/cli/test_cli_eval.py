@@ -14,9 +14,9 @@ import torch
 from cli_zoo import mlp, wrapped
 from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
+from sipp.cli.eval_work import evaluate
 
 from sipp.cli.errors import run_and_report
-from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
 from sipp.cli.model_option import load_model
 

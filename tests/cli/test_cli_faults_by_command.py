@@ -46,7 +46,7 @@ def commands(base: Path) -> dict[str, list[object]]:
         "values": ["prune", *net, *weights, *data, *new, "--keep", 0.5, "--values", "int8", "--out", f"{out}.{ST}"],
         "inspect": ["inspect", file],
         "bench": ["bench", file, *net, *data, "--repeats", 5, "--batch", 1, "--out", base / "bench.json"],
-        "export": ["export", file, *net, *data, "--to", "pt2", "--out", base / "out.pt2"],
+        "export": ["export", file, *net, *data, "--to", "onnx", "--out", base / "out.onnx"],
     }  # fmt: skip
 
 
@@ -212,8 +212,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("inspect .", "is a folder", "FILE ."),
     ("bench absent", "is not a file", "FILE absent"),
     ("bench . --model cli_zoo:mlp", "report.json", "FILE ."),
-    ("export absent --to pt --out x", "is not a file", "FILE absent"),
-    ("export . --to pt --out x --model cli_zoo:mlp", "report.json", "FILE ."),
+    ("export absent --to hf --out x", "is not a file", "FILE absent"),
+    ("export . --to hf --out x --model cli_zoo:mlp", "report.json", "FILE ."),
     ("study no-such-study", "no-such-study", "sipp study"),
     ("study ../../etc/passwd", "passwd", "sipp study"),
     ("study paper-fully-connected --set nothing=1 --dry-run", "nothing", "sipp study"),

@@ -10,12 +10,12 @@ from cli_zoo import small_conv
 from commandline import run, three_lines
 from PIL import Image
 from safetensors.torch import save_file
+from sipp.cli.stored_networks import stored_network
 from torch import nn
 
 import sipp
 from sipp.cli.data_option import INPUTS, Reader
 from sipp.cli.options import InputOptions
-from sipp.cli.stored_networks import stored_network
 from sipp_lab.data.transforms import normalise
 from sipp_lab.nets import NETS, build, n_classes_in
 
@@ -83,7 +83,7 @@ def commands(folder: Path, out: Path) -> dict[str, list[object]]:
         "certify": [*NET, *both, "--holdout", folder / "new.npy", "--calibration", folder / "data.npy"],
         "eval": [*NET, *both, *data],
         "bench": [file, *NET, *data, "--repeats", 5, "--batch", 1],
-        "export": [file, *NET, *data, "--to", "pt2", "--out", out / "net.pt2"],
+        "export": [file, *NET, *data, "--to", "onnx", "--out", out / "net.onnx"],
     }  # fmt: skip
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from language_models import LENGTH, folder_of_language_model, some_text
 from safetensors.torch import load_file, save_file
+from sipp.cli.eval_work import run_eval
 
 import sipp
 from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader
 from sipp.cli.errors import CommandError
-from sipp.cli.eval_work import run_eval
 from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions
 

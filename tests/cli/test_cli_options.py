@@ -99,7 +99,7 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
         "inspect": {"FILE": folder / "net.sipp.safetensors"},
         "shrink": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--out": out / "net.pt"},
-        "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},
+        "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "onnx", "--out": out / "net.onnx"},
         "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
         "sensitivity": {**model, **data, "--out": out / "scores.safetensors"},
         "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from sipp.cli import demo, model_option, prune_work
 from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
-from sipp.storage.files import read_json, write_json
-from sipp.storage.outputs import check_file
+from sipp.files import check_file, read_json, write_json
 from sipp_lab.training.signals import Interrupted
 
 NOBODY = 65534

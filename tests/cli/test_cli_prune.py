@@ -17,9 +17,9 @@ import sipp
 from sipp.cli import data_option as points
 from sipp.cli.options import InputOptions
 from sipp.errors import OptionError
+from sipp.files import file_hash
 from sipp.results.network_hash import model_hash
 from sipp.storage import outputs
-from sipp.storage.files import file_hash
 from sipp.storage.pruned_folder import write_pruned
 from sipp_lab.nets import build
 

@@ -248,7 +248,7 @@ FUNCTIONS: dict[str, Callable[[nn.Module, Tensor], object]] = {
         m, [x], [x + 1 if x.is_floating_point() else x], epsilon=0.5, method="magnitude"
     ),
     "check_assumption": lambda m, x: sipp.check_assumption(m, [x]),
-    "sound_bound": lambda m, x: sipp.sound_bound(m, other_weights(m), x),
+    "assess": lambda m, x: sipp.assess(m, other_weights(m), [x], bound="sound", holdout=[x]),
 }
 
 

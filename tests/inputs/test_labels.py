@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sipp.cli.eval_work import evaluate
 from torch import Tensor, nn
 
 import sipp
-from sipp.cli.eval_work import evaluate
 from sipp.errors import DataError
 from sipp.inputs.labels import cross_entropy, truth_of
 

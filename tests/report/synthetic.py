@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sipp.files import seal, write_json
 from sipp.results.accuracy import Accuracy
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
@@ -15,7 +16,6 @@ from sipp.results.evaluation import Evaluated, Evaluation, Inputs
 from sipp.results.jsonio import to_json
 from sipp.results.pruned import PrunedFacts, PrunedLayer
 from sipp.results.run_records import NetworkRecord
-from sipp.storage.files import seal, write_json
 
 METHODS = ("sipp-hybrid", "sipp-det", "magnitude", "snip", "random")
 

@@ -11,11 +11,11 @@ from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
 from sipp.cli.commands.report_command import report
+from sipp.files import seal
 from sipp.report.glossary import about_method
 from sipp.report.rendering import render
 from sipp.report.results import read_pruned_result, read_results
 from sipp.report.run_article import method_table, run_titles
-from sipp.storage.files import seal
 from sipp_lab.runs.reading import read_run
 
 SCREEN = 900  # pixels high, of a window that is 1440 wide

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from sipp.cli.commands import report_command
 from sipp.cli.options import as_command
 from sipp.errors import SippError
+from sipp.files import read_json, write_json
 from sipp.report.plots import statement_cards
 from sipp.report.rendering import embedded, render
 from sipp.report.results import read_results
 from sipp.results.bounds import Coverage, Guarantee, NetworkBound
 from sipp.results.jsonio import to_json
-from sipp.storage.files import read_json, write_json
 from sipp_lab.runs.reading import read_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -12,12 +12,12 @@ import pytest
 from report.synthetic import big_run, certificate, facts, layer
 
 from sipp.errors import DataError
+from sipp.files import seal
 from sipp.report.results import PrunedModel, read_pruned_result, read_results
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import to_json
 from sipp.results.stored import Identity
-from sipp.storage.files import seal
 from sipp_lab.runs.reading import Run, read_run
 
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sipp.errors import DataError
+from sipp.files import read_json
 from sipp.results.jsonio import NOT_JSON, from_json, to_json
 from sipp.results.manifest import Manifest
 from sipp.results.run_records import NetworkRecord
-from sipp.storage.files import read_json
 from sipp_lab.runs.reading import read_run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/*/manifest.json"))

@@ -23,7 +23,6 @@ from sipp.results.pruned import PrunedFacts
 from sipp.results.sheet import Sheet, Table, sheet_html, sheet_text, table_html
 from sipp.results.speed import Speed
 from sipp.results.text_scores import TextScores
-from sipp.runtime.exporting import export
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:
@@ -38,7 +37,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     labelled = [(points(3), torch.arange(120) % 4)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pruned = sipp.prune(net, points(1), keep=0.5, repair=True)
+        pruned = sipp.prune(net, points(1), keep=0.5, repair=True, holdout=points(7))
         certificate = sipp.certify(net, pruned, points(2))
         found = {
             "Pruned": pruned,
@@ -54,7 +53,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "NetworkBound": pruned.bound,
             "Guarantee": pruned.guarantee,
             "Measured": pruned.measured,
-            "Exported": export(pruned, folder / "net.pt", to="pt"),
+            "Exported": sipp.export(pruned, folder / "net.onnx", torch.rand(2, 8)),
             "Gradual": sipp.gradual(net, lambda step: None, points(1), keep=0.3, steps=10),
             "Sparse": sipp.sparse(pruned, points(6, 4)),
             "Shrunk": sipp.shrink(pruned, points(6, 4)),

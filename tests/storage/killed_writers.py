@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import sipp
+from sipp.files import RECORD_NAME, WEIGHTS_NAME
 from sipp.results.network_hash import model_hash
-from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

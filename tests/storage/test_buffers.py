@@ -99,7 +99,7 @@ def test_statements_vanish_when_a_buffer_changes(dense: Scaled) -> None:
 
 def test_masks_that_are_held_are_no_part_of_it(dense: Scaled, pruned: sipp.Pruned) -> None:
     base = model_hash(pruned.model)
-    sipp.hold(pruned.model, pruned.masks)
+    sipp.hold(pruned.model, pruned)
     try:
         assert model_hash(pruned.model) == base and "changed after pruning" not in pruned.details
     finally:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sipp.errors import DataError, ModelError
-from sipp.storage.files import file_hash, sha256_of
+from sipp.files import file_hash, sha256_of
 from sipp.storage.tensors import metadata_of, read_tensors, tensors_to_bytes
 
 

@@ -90,6 +90,8 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Label
         n_gained=gained,
         n_differ=differ,
         measure="next-token" if outcomes.are_sequences else "class",
+        dense_accuracy=float(outcomes.dense_right.mean()) if labelled else None,
+        pruned_accuracy=float((outcomes.dense_right - outcomes.lost + outcomes.gained).mean()) if labelled else None,
         **asdict(outputs.evidence),
     )
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from sipp.storage.files import Values
+from sipp.files import Values
 from sipp_lab.runs.run_recipe import Progress
 from sipp_lab.training.signals import Interrupted
 

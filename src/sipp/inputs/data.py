@@ -456,6 +456,17 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
     return replace(_map_values(batch, cut), n_points=len(integers(0, batch.n_points)[where]))
 
 
+def first_and_last(n_points: int) -> Tensor:
+    """The first and the last point of a batch, which stand for all of it."""
+    return integers(0, n_points)[:: max(1, n_points - 1)]
+
+
+def form_of(batch: Batch) -> tuple[Any, ...]:
+    """The shapes and dtypes of its inputs, except for the number of points."""
+    inputs = tensors_of_inputs(batch)
+    return (batch.n_points > 1, *((name, t.dtype, t.shape[1:]) for name, t in inputs.items()))
+
+
 def fresh(batch: Batch) -> Batch:
     """A copy, safe from layers that work in place and loaders that reuse their memory."""
 
@@ -475,6 +486,15 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
         return movable.to(device) if isinstance(value, Tensor | PackedSequence) else value
 
     return _map_values(batch, move)
+
+
+def with_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its real numbers in this dtype."""
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return _map_values(batch, cast)
 
 
 def _map_values(batch: Batch, change: Callable[[Any], Any]) -> Batch:

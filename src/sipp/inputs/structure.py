@@ -310,6 +310,8 @@ def why_no_chain(model: nn.Module, run: Recording, weights: set[str]) -> str:
     last, used = run.inputs[0], set[str]()
     for operation in run.operations:
         sources = [read for read in operation.reads if run.values[read].of_inputs]
+        if operation.is_in_place and any(run.values[made].name for made in operation.makes):
+            return f"{only}a forward pass writes to {run.values[operation.makes[0]].name}"
         if not sources or not any(run.values[made].of_inputs for made in operation.makes):
             continue
         why = None
@@ -347,4 +349,6 @@ def _why_no_step(run: Recording, operation: Operation, weights: set[str], used: 
         slope = given[SLOPED[operation.name]] * given.get("input_scale", 1)
         is_within = 0 <= slope <= 1 and given.get("scale", 1) == 1 and given.get("input_scale", 1) > 0
         return None if is_within else "its slope is outside [0, 1]"
+    if operation.name == "_softmax" and given["dim"] % len(run.values[operation.reads[0]].shape) == 0:
+        return "the output for one input depends on the others in its batch"
     return None if operation.name in ONE_LIPSCHITZ and len(operation.reads) == 1 else ""

@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_map
 
 from sipp.inputs.capture import OnUse
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.probing import runner
 from sipp.inputs.recording import Recording, refs_in
 from sipp.inputs.restore import StopForward, replaced_forwards
-from sipp.inputs.trace import ModelMap
+from sipp.inputs.trace import ModelMap, read_uses
 from sipp.results.batches import Batch
 from sipp.results.numerics import float32_products
 from sipp.results.ranking import Weight
@@ -146,6 +145,7 @@ class Side:
     """One of the two networks: its layers, its batches, and what its finished blocks gave."""
 
     model: nn.Module
+    map: ModelMap | None  # None: it is only run, and no uses are read
     layers: tuple[PrunableLayer, ...]
     batches: Sequence[Batch]
     states: States
@@ -157,9 +157,10 @@ class Side:
 
     def run(self, part: Part, i: int, layers: Iterable[PrunableLayer], on_use: OnUse) -> Any:
         """Runs a part on batch i: the output of its block, or None if `on_use` stopped it or it ends the network."""
-        kept = self.states.read(part.number, i) if part.finished else None
+        kept, batch = self.states.read(part.number, i) if part.finished else None, self.batches[i]
+        found = None if batch.real_BT is None else self.map  # padding is left out where patches belong to inputs
         with float32_products(allow_tf32=self.allow_tf32):
-            return run_part(self.model, part, kept, lambda: runner(self.model, layers)(self.batches[i], on_use))
+            return run_part(self.model, part, kept, lambda: read_uses(self.model, layers, batch, on_use, found))
 
     def pass_on(self, part: Part) -> None:
         """Keeps what the block of a part gives, which is finished, for the next part."""

@@ -28,7 +28,7 @@ from sipp.inputs.trace import ModelMap, trace_layers
 from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
-from sipp.repairing.parts import Part, Side, StatesInMemory, parts_of
+from sipp.repairing.parts import Part, Side, States, StatesInMemory, parts_of
 from sipp.repairing.streams import Stream, streams_in
 from sipp.repairing.sums import Both, sums_of
 from sipp.results.batches import Batch
@@ -121,8 +121,7 @@ def fit_network(
     """
     pruned = copy_of(task.start)
     dense, other = (
-        Side(model, layers_in(task, model, first_masks), batches, StatesInMemory(len(batches)), task.allow_tf32)
-        for model in (task.dense, pruned)
+        side_of(task, model, first_masks, batches, StatesInMemory(len(batches))) for model in (task.dense, pruned)
     )
     parts = parts_of(task.map, task.blocks, first_masks.keys())
     return fit_parts(task, layer_task, both_of(task, dense, other, n_fit_batches), parts, first_masks, advance)
@@ -154,10 +153,11 @@ def fit_parts(
     return NetworkFit(both.pruned.model, masks, tuple(fitted))
 
 
-def layers_in(task: NetworkTask, model: nn.Module, masks: Masks) -> tuple[PrunableLayer, ...]:
-    """The layers of these masks in one of the two networks."""
+def side_of(task: NetworkTask, model: nn.Module, masks: Masks, batches: Sequence[Batch], states: States) -> Side:
+    """One of the two networks, with the layers of these masks."""
     chosen = (replace(one, weights={l: w for l, w in one.weights.items() if w.name in masks}) for one in task.layers)
-    return tuple(replace(layer, module=model.get_submodule(layer.module_name)) for layer in chosen if layer.weights)
+    layers = (replace(layer, module=model.get_submodule(layer.module_name)) for layer in chosen if layer.weights)
+    return Side(model, task.map, tuple(layers), batches, states, task.allow_tf32)
 
 
 def both_of(task: NetworkTask, dense: Side, pruned: Side, n_fit_batches: int) -> Both:

@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Any
 
 from sipp.extras import needed_for
+from sipp.files import make_folder, write_atomic
 from sipp.report import palette, series
 from sipp.report.compare_networks import by_dense_network, comparisons_of
 from sipp.report.compare_runs import Panel, panels_of
@@ -21,7 +22,6 @@ from sipp.report.plots import curve_view, epsilon_views, layer_view, metric_view
 from sipp.report.results import PrunedModel, Result
 from sipp.report.series import METRICS, Curve, Point
 from sipp.results.display import short_names
-from sipp.storage.files import make_folder, write_atomic
 from sipp_lab.runs.reading import Run
 
 FORMATS = ("pdf", "png")

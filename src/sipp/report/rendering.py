@@ -13,6 +13,7 @@ from typing import Any
 
 from sipp import __version__
 from sipp.extras import needed_for
+from sipp.files import check_file, make_folder, write_atomic
 from sipp.report import palette, series
 from sipp.report.compare_networks import networks_article
 from sipp.report.compare_runs import runs_article
@@ -22,8 +23,6 @@ from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
 from sipp.report.results import PrunedModel, Result
 from sipp.report.run_article import run_article, run_titles
-from sipp.storage.files import make_folder, write_atomic
-from sipp.storage.outputs import check_file
 from sipp_lab.runs.reading import Run, UnreadableFolder
 
 TEMPLATE = "template.html.j2"

@@ -1,10 +1,10 @@
-"""What `sipp bench` measures of one network: bytes and times."""
+"""What `bench` measures of one network: bytes and times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sipp.results.display import bytes_in_words, counted, size_headline, why_larger
+from sipp.results.display import bytes_in_words, counted, size_headline, size_words, why_larger
 from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.speed import Speed, speed_headline, speed_words
 
@@ -71,19 +71,28 @@ class BenchStep:
 @dataclass(frozen=True)
 @shown
 class Bench:
-    """Size and speed of one stored network. `print` it."""
+    """Size and speed of one network. `print` it."""
 
     machine: str
     n_threads: int
-    network: str
+    network: str  # its class
     pruned_hash: str
     bytes: BenchBytes
     runs: tuple[BenchRun, ...]  # the fewest points first
     steps: tuple[BenchStep, ...]  # of the last run
     step_points: int  # points per call in that run
-    line: str  # smaller, faster, certified
-    images: str = ""  # how images were normalised, in words; empty without images
-    certified: str = ""  # what is certified for the stored values, in a few words
+
+    ALSO_IN_JSON = ("sentence",)
+
+    @property
+    def sentence(self) -> str:
+        """How much smaller and faster it is."""
+        run = self.runs[-1]
+        return (
+            f"{size_words(self.bytes.file, self.bytes.dense)} as a small file ({self.bytes.file:,} bytes, before "
+            f"pruning {self.bytes.dense:,}); {counted(run.n_points, 'input')} per call, "
+            f"{counted(self.n_threads, 'thread')}: {run.words}"
+        )
 
     @property
     def size_headline(self) -> str:
@@ -107,8 +116,7 @@ class Bench:
                 f"{bytes_in_words(sizes.memory)} of weights, before pruning {bytes_in_words(sizes.memory_dense)}",
             ),
         ]
-        facts += [("images", self.images)] if self.images else []
-        return Sheet(self.line, tuple(facts), (_steps_table(self), _calls_table(self)))
+        return Sheet(self.sentence, tuple(facts), (_steps_table(self), _calls_table(self)))
 
 
 def _steps_table(bench: Bench) -> Table:

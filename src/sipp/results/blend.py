@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sipp.results.display import percent
 from sipp.results.options import Reduce
 from sipp.results.sheet import Sheet, Table, shown
+
+NOISE = 0.05  # errors within this relative difference count as equal
+MAGNITUDE_NOISE = 0.1  # the same for magnitude, which uses no data: a few points must not outvote it
+LOST = 0.9  # above this relative error next to nothing of the output is left: all such errors are equal
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,17 @@ class BlendChoice:
         inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points:,} {held}inputs"
         where = "used to choose it" if self.is_held_back else "that were also used for scoring"
         text = f"{self.taken.name}: output error {self.taken.error:.3g}" + (f" ({beside})" if beside else "")
-        return f"{text} on {inputs} {where}"
+        return f"{text} on {inputs} {where}{self._why_not_the_least()}"
+
+    def _why_not_the_least(self) -> str:
+        """The rule by which a candidate with a smaller error was passed over, if one was."""
+        least = min(trial.error for trial in self.tried)
+        if least >= self.taken.error:
+            return ""
+        if least > LOST:
+            return f"; above {LOST:g} nothing of the output is left, so the simplest score was taken"
+        noise = MAGNITUDE_NOISE if self.taken.name == "magnitude" else NOISE
+        return f"; another had {least:.3g}, and a lead of less than {percent(noise)} counts as chance"
 
     @property
     def sheet(self) -> Sheet:

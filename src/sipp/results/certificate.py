@@ -13,7 +13,7 @@ from typing import Literal
 
 from sipp.errors import OptionError
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.display import exactly, number_up, percent, percent_up, points_up
+from sipp.results.display import change_words, exactly, number_up, percent, percent_up, points_up
 from sipp.results.sheet import Sheet, Table, shown
 
 KIND = "certificate"  # of a file
@@ -122,6 +122,8 @@ class AccuracyCertificate:
     output: int | str | None
     calibration_checked: bool
     measure: Literal["class", "next-token"] = "class"
+    dense_accuracy: float | None = None  # on the holdout, copies included; None without labels
+    pruned_accuracy: float | None = None
 
     ALSO_IN_JSON = ("drop_upper", "sentence")
 
@@ -136,28 +138,39 @@ class AccuracyCertificate:
         return share_limit(self.n_differ, self.n, beta)
 
     @property
+    def accuracies(self) -> tuple[float, float] | None:
+        """The accuracy of the dense and of the pruned network on the holdout; None without labels."""
+        if self.dense_accuracy is None or self.pruned_accuracy is None:
+            return None
+        return self.dense_accuracy, self.pruned_accuracy
+
+    @property
+    def change(self) -> str:
+        """The claim in a few words: how far the accuracy falls at most."""
+        return change_words(self.drop_upper, f"the accuracy{' of the next token' if self.measure != 'class' else ''}")
+
+    @property
     def sentence(self) -> str:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
-        points = f"by at most {points_up(self.drop_upper)}"
         if self.measure == "next-token":
-            return start + self._claim_about_tokens(limit, points) + _caveats(self)
+            return start + self._claim_about_tokens(limit) + _caveats(self)
         if self.mode == "labels":
             inputs = _counted(self, "labelled inputs").rstrip(",")
             were = "was" if self.n_lost == 1 else "were"
-            claim = f"pruning lowers the accuracy {points}: of {inputs}, {self.n_lost:,} {were} right "
+            claim = f"pruning {self.change}: of {inputs}, {self.n_lost:,} {were} right "
             distinct = " distinct ones" if self.n_duplicates else ""  # of which no copy is counted
             claim += f"before and wrong after, {self.n_gained:,}{distinct} the other way round."
         else:
             claim = f"pruning changes the predicted class for at most {limit} of inputs, so whatever the labels are, "
-            claim += f"it lowers the accuracy {points} ({self.n_differ:,} of {_counted(self, 'inputs')} changed)."
+            claim += f"it {self.change} ({self.n_differ:,} of {_counted(self, 'inputs')} changed)."
         return start + claim + _caveats(self)
 
-    def _claim_about_tokens(self, limit: str, points: str) -> str:
+    def _claim_about_tokens(self, limit: str) -> str:
         """The claim about next tokens; a sequence counts once, however long it is."""
         over, inputs = "on average over the positions of a sequence", _counted(self, "sequences")
         if self.mode == "labels":
-            return f"pruning lowers the accuracy of the next token {points}, {over} ({inputs.rstrip(',')})."
+            return f"pruning {self.change}, {over} ({inputs.rstrip(',')})."
         seen = percent_up(self.n_differ / (self.n + self.n_duplicates))
         return (
             f"pruning changes the predicted next token at no more than {limit} of positions, {over} (on these {inputs} "
@@ -166,13 +179,19 @@ class AccuracyCertificate:
 
     @property
     def headline(self) -> str:
-        return f"accuracy drop <= {points_up(self.drop_upper)} ({self.mode})"
+        limit = points_up(self.drop_upper) if self.drop_upper >= 0 else "0, it rises"
+        return f"accuracy drop <= {limit} ({self.mode})"
 
     @property
     def sheet(self) -> Sheet:
+        what = "another next token, mean over positions" if self.measure == "next-token" else "another class"
         counts = [("right before, wrong after", self.n_lost), ("wrong before, right after", self.n_gained)]
-        counts = [*(counts if self.mode == "labels" else []), ("another class", self.n_differ)]
-        return _sheet(self, [("largest drop", points_up(self.drop_upper))], counts)
+        counts = [*(counts if self.mode == "labels" else []), (what, self.n_differ)]
+        facts = [("limit", f"pruning {self.change}")]
+        if self.accuracies is not None:
+            dense, pruned = self.accuracies
+            facts.append(("accuracy", f"{pruned:.2%} pruned, {dense:.2%} dense, on these inputs"))
+        return _sheet(self, facts, counts)
 
 
 def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:

@@ -195,6 +195,21 @@ METHODS = {
     "sensitivity": "sipp-det",
 }
 
+ELSEWHERE = {  # options of torch.nn.utils.prune, Torch-Pruning, NNI and the like
+    **dict.fromkeys(
+        ("structured", "structure"),
+        "single weights are pruned; sipp.shrink removes channels whose weights are all gone, pattern='2:4' keeps 2 of "
+        "every 4",
+    ),
+    **dict.fromkeys(
+        ("ignored_layers", "ignore", "excluded_layers", "skip"),
+        "write exclude=, with names, globs or types of layers: exclude=['head', torch.nn.Conv1d]",
+    ),
+    **dict.fromkeys(("layers", "parameters", "target_layers"), "write include=, with names, globs or types of layers"),
+    **dict.fromkeys(("importance", "criterion", "pruning_method", "score"), "write method=, a name or a function"),
+    **dict.fromkeys(("example_inputs", "dataloader", "inputs"), "give the inputs as the second argument, data"),
+    **dict.fromkeys(("global_pruning", "is_global"), "layers always share one budget; include= chooses them"),
+}
 OF_ONE_LAYER = {"l1_unstructured": "magnitude", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
@@ -243,6 +258,8 @@ def _how_to_write(name: str, value: Any, known: Any) -> str:
         return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
     if name in SCORING and "scoring" in known:
         return f"write scoring=sipp.Scoring({name}=...)"
+    if name in ELSEWHERE and "include" in known:
+        return ELSEWHERE[name]
     if name in TOLERANCES and "method" in known:
         return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
     return ""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import cache, partial
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.results.checking import (
@@ -96,7 +96,6 @@ class CliOption:
 
     words: str  # its line in --help; {methods} is replaced by their names
     group: Group  # its group in --help
-    prune_to: bool = False  # whether `prune_to` takes it too
     repeated: bool = False  # may be given several times
     parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
     least: int | None = None
@@ -141,8 +140,8 @@ class Scoring:
 class PruneOptions:
     """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
 
-    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). Each `CliOption`
-    holds the help text of the field on the command line.
+    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). A field with a
+    `CliOption`, its help text, is an option of `sipp prune`.
 
     Example:
         >>> from sipp.results.options import PruneOptions
@@ -151,18 +150,18 @@ class PruneOptions:
     """
 
     keep: Annotated[float | None, _goal("Share of the prunable weights to keep, in (0, 1].")] = None
-    budget: Annotated[int | None, _goal("Instead of --keep: the number of weights to keep.")] = None
+    budget: int | None = None
     pattern: Annotated[str | None, _goal("Instead of --keep: n of every m weights of a row, such as 2:4.")] = None
-    method: Annotated[
-        Method, _goal("How weights are chosen: {methods}, or one that --code registers.", prune_to=True, parse=str)
-    ] = DEFAULT_METHOD
+    method: Annotated[Method, _goal("How weights are chosen: {methods}, or one that --code registers.", parse=str)] = (
+        DEFAULT_METHOD
+    )
     include: Annotated[
         Selector | None,
-        _goal("Only layers with this name or glob; may be repeated.", prune_to=True, repeated=True),
+        _goal("Only layers with this name or glob; may be repeated.", repeated=True),
     ] = None
     exclude: Annotated[
         Selector | None,
-        _goal("All layers except this name or glob; may be repeated.", prune_to=True, repeated=True),
+        _goal("All layers except this name or glob; may be repeated.", repeated=True),
     ] = None
     floor: Annotated[
         Floor,
@@ -171,24 +170,12 @@ class PruneOptions:
             "sipp-blend, 0 for other methods.",
         ),
     ] = None
-    reduce: Annotated[
-        Reduce | None,
-        _goal(
-            "How to combine scores over positions: max, or mean (without bounds). Default: depends on the method.",
-            prune_to=True,
-        ),
-    ] = None
-    draws: Annotated[
-        Draws, _goal("For methods that sample: until the budget is reached, or a fixed number of draws.")
-    ] = "until"
-    allocation: Annotated[
-        Allocation, _goal("For methods that sample: every layer counts alike, or every row as the paper prints it.")
-    ] = "layers"
-    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.", prune_to=True)] = (
-        CONFIDENCE
-    )
-    delta: Annotated[float, _guarantee("Theory: the allowed failure probability.")] = DELTA
-    bound: Annotated[Mode, _guarantee("Theory: the paper's bound, or a sound bound from operator norms.")] = "paper"
+    reduce: Reduce | None = None
+    draws: Draws = "until"
+    allocation: Allocation = "layers"
+    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.")] = CONFIDENCE
+    delta: float = DELTA
+    bound: Mode = "paper"
     statements: Annotated[
         bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
     ] = True
@@ -196,16 +183,14 @@ class PruneOptions:
     k_constant: Annotated[float, _guarantee("Theory: K of its assumption; the inputs it asks for grow with it.")] = (
         K_CONSTANT
     )
-    repair: Annotated[
-        RepairChoice, _repair("Find the mask and the weights together, without labels or training.", prune_to=True)
-    ] = False
+    repair: Annotated[RepairChoice, _repair("Find the mask and the weights together, without labels or training.")] = (
+        False
+    )
     blocks: Annotated[
         str | None,
         _repair("The list of modules to prune one by one, such as model.layers; default: found automatically."),
     ] = None
-    seed: Annotated[
-        int, CliOption("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)
-    ] = 0
+    seed: Annotated[int, CliOption("Seed for everything random.", "Machine", least=0, most=MOST_SEED)] = 0
     scoring: Scoring = Scoring()
 
     def __post_init__(self) -> None:
@@ -237,28 +222,6 @@ class PruneOptions:
             raise OptionError(
                 "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"
             )
-
-
-def unused_in_prune_to(options: PruneOptions) -> list[str]:
-    """The fields that differ from their defaults and that `prune_to` does not take."""
-    taken = {"scoring", *(name for name, option in _cli_options().items() if option.prune_to)}
-    return [
-        field.name
-        for field in fields(options)
-        if field.name not in taken and getattr(options, field.name) != field.default
-    ]
-
-
-def asked_values(options: PruneOptions) -> dict[str, Any]:
-    """The value of every option that the command line has."""
-    return {name: getattr(options, name) for name in _cli_options()}
-
-
-@cache  # reading annotations is slow
-def _cli_options() -> dict[str, CliOption]:
-    """The options of the command line by field, in order."""
-    notes = {name: get_args(hint) for name, hint in get_type_hints(PruneOptions, include_extras=True).items()}
-    return {name: note for name, found in notes.items() for note in found if isinstance(note, CliOption)}
 
 
 MOST_GROUP = 2**20

@@ -92,7 +92,7 @@ class PrunedFacts:
     kept: int  # reached: fewer if sampling had fewer weights to draw from; random with draws="fixed"
     seed: int
     draws: Draws = "until"
-    measured: Measured | None = None  # bounds without T4's assumption (T19); None if nothing was scored
+    measured: Measured | None = None  # bounds without T4's assumption (T19); None without a holdout
     choice: BlendChoice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
     described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since

@@ -153,6 +153,17 @@ def register_method(
     _ROWS[name] = MethodInfo(name, about or "a score of your own", score, used, cut)
 
 
+def methods() -> dict[str, str]:
+    """Returns the methods that `prune` and `compare` know, your own included: how each chooses weights, by name.
+
+    Example:
+        >>> import sipp
+        >>> sipp.methods()["magnitude"]
+        'keeps the largest magnitudes'
+    """
+    return {name: row.about for name, row in _ROWS.items()}
+
+
 def method_of(method: Any) -> MethodInfo:
     """The row of a method by its name, or for a user's function; an OptionError lists all names, and the nearest one.
 

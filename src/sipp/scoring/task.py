@@ -16,7 +16,7 @@ from sipp.inputs.capture import OnUse
 from sipp.inputs.data import AnyData, Data, as_given, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import n_positions_of, n_rows_of
-from sipp.inputs.probing import runner
+from sipp.inputs.trace import read_uses
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.checking import check_number, check_record, check_share
 from sipp.results.numerics import device_of
@@ -76,11 +76,11 @@ class ScoringTask:
 
 def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
-    run, spares_logits = runner(task.model, task.layers, task.scoring.norm_stats), _spares_logits(task)
+    spares_logits = _spares_logits(task)
     for batch in task.batches():
         if spares_logits:  # they are not needed, and may be larger than everything else
             batch = replace(batch, kwargs={LOGITS: 1} | batch.kwargs)
-        run(batch, on_use)
+        read_uses(task.model, task.layers, batch, on_use, norm_stats=task.scoring.norm_stats)
 
 
 def _spares_logits(task: ScoringTask) -> bool:
@@ -159,9 +159,8 @@ def _points_for(task: ScoringTask, delta: float, method: str, k_constant: float)
         outputs[weight.name] = outputs.get(weight.name, 0) + most * n_rows_of(use, weight)
         fan_ins.append(weight.fan_in)
 
-    run = runner(task.model, task.layers)
     for batch in task.batches():
-        run(batch, on_use)
+        read_uses(task.model, task.layers, batch, on_use)
     if not fan_ins:
         raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
     factor, n_outputs = factor_of(method), sum(outputs.values())

@@ -57,29 +57,3 @@ def metadata_of(path: Path) -> dict[str, str]:
             return file.metadata() or {}
     except (OSError, SafetensorError, ValueError):
         return {}
-
-
-def in_own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values, with views copied: torch.save writes the whole storage behind a view, such as a data set.
-
-    Tied tensors stay tied; values that are no tensors are unchanged.
-    """
-    from torch import Tensor
-    from torch.nn import Parameter
-
-    copies: dict[tuple[object, ...], Any] = {}
-
-    def own(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        memory = value.untyped_storage()
-        if value.is_contiguous() and memory.nbytes() == value.nbytes:
-            return value
-        place = (memory.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
-        if place not in copies:
-            copied = value.detach().clone()
-            is_parameter = isinstance(value, Parameter)
-            copies[place] = Parameter(copied, requires_grad=value.requires_grad) if is_parameter else copied
-        return copies[place]
-
-    return {name: own(value) for name, value in tensors.items()}

@@ -22,7 +22,7 @@ from sipp.inputs.restore import check_can_be_written
 from sipp.progress import progress_line
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.lora import lora_merged
-from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
+from sipp.pruning.masking import checked_optimizers, hold_masks, masks_of, release
 from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.results.checking import check_flag, check_whole, explain_unknown_options
 from sipp.results.gradual import Gradual
@@ -113,9 +113,9 @@ def gradual(
             with lora_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
-            hold(model, masks, optimizer=optimizer)
+            hold_masks(model, masks, optimizer=optimizer)
             for averaged in averages:
-                hold(averaged, masks)
+                hold_masks(averaged, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             left = f"{path[-1][1]:.2%} of the weights left (cut {len(path)} of {len(times)})"
             progress_line(f"gradual: step {step + 1:,} of {steps:,}, {left}", shown=progress)

@@ -48,6 +48,7 @@ from sipp.scoring.task import ScoringTask, task_of
 
 
 @explain_unknown_options
+@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     data: AnyData | None,
@@ -84,9 +85,9 @@ def prune(
     With a `floor` above 0, every row keeps at least one weight, and every layer that share of an even cut.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
-    measured on inputs holds for all but a share of new inputs, with the given `confidence`; for the network, that
-    share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
-    quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
+    measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` that is
+    used for nothing else that share is smaller, and the theory's constant is measured instead of assumed.
+    `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
     need them. `delta` is the probability that the theory's inequality fails (T4).
 
     All options: docs/api.md, "Shared options" and "sipp.prune".
@@ -103,19 +104,6 @@ def prune(
         statements=statements, c_constant=c_constant, k_constant=k_constant, repair=repair, blocks=blocks,
         scoring=scoring,
     )  # fmt: skip
-    return prune_with(model, data, options, holdout=holdout, progress=progress)
-
-
-@torch.inference_mode(False)
-def prune_with(
-    model: nn.Module,
-    data: AnyData | None,
-    options: PruneOptions,
-    *,
-    holdout: AnyData | None = None,
-    progress: bool = True,
-) -> Pruned:
-    """`prune` with its options in one record, as recipes and the command line use it."""
     info = checked_method(options)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed

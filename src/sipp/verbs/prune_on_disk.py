@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
+from sipp.files import file_hash, sha256_of
 from sipp.inputs.blocks import Blocks
 from sipp.inputs.data import AnyData, as_given, data_of
-from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.point_hashes import point_hashes
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_large_pieces
@@ -33,7 +33,7 @@ from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.parts import Part, Side, parts_of, run_part
 from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
-from sipp.repairing.walk import NetworkFit, both_of, fit_parts, layers_in, task_for
+from sipp.repairing.walk import NetworkFit, both_of, fit_parts, side_of, task_for
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_path
 from sipp.results.options import Method, PruneOptions, Scoring, pattern_of
@@ -44,7 +44,6 @@ from sipp.scoring.task import task_of
 from sipp.storage.block_by_block.block_folder import BlockFolder, file_of_block
 from sipp.storage.block_by_block.network_in_files import NetworkInFiles
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, sharded_weights, write_shard
-from sipp.storage.files import file_hash, sha256_of
 
 
 @torch.inference_mode(False)
@@ -238,7 +237,8 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     write_shard(work.output.folder / file_of_block(i), tensors)
     for name, model in (("dense", dense), ("pruned", pruned)) if i + 1 < len(names) else ():
         if work.repair or name == "dense":
-            _side(work, model, name).pass_on(part)
+            states = _States(work.output, name, work.blocks)
+            Side(model.network, None, (), work.split.batches, states, allow_tf32=False).pass_on(part)
     block_weights = [
         BlockWeight(name, mask.numel(), int(mask.sum()), *errors.get(name, (None, None)))
         for name, mask in masks.items()
@@ -246,12 +246,6 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     work.output.finish(i, block_weights, tensors)
     work.network.free_block(i)
     return block_weights
-
-
-def _side(work: _Work, model: _FromState, name: str, layers: Sequence[PrunableLayer] = ()) -> Side:
-    """The dense or the pruned network, with its states in files."""
-    states = _States(work.output, name, work.blocks)
-    return Side(model.network, tuple(layers), work.split.batches, states, allow_tf32=False)
 
 
 def _cut_and_repaired(
@@ -289,8 +283,11 @@ def _repaired(work: _Work, part: Part, dense: _FromState, masks: dict[str, Tenso
     )
     (found,) = parts_of(task.map, (), masks)
     models = ("dense", dense), ("pruned", pruned)
-    sides = [_side(work, model, name, layers_in(task, model.network, masks)) for name, model in models]
-    both = both_of(task, *sides, work.split.n_fit_batches)
+    dense_side, pruned_side = (
+        side_of(task, model.network, masks, work.split.batches, _States(work.output, name, work.blocks))
+        for name, model in models
+    )
+    both = both_of(task, dense_side, pruned_side, work.split.n_fit_batches)
     pattern = None if options.pattern is None else pattern_of(options.pattern)
     how = LayerTask("joint", LARGE_ERROR_FEEDBACKS[0], LARGE_RIDGES, pattern, keeps_rows=False)
     return pruned, fit_parts(task, how, both, [replace(part, groups=found.groups)], masks)

@@ -50,7 +50,6 @@ from sipp.results.options import (
     Scoring,
     Selector,
     repairs_asked,
-    unused_in_prune_to,
 )
 from sipp.results.pruned import Pruned, Repaired
 from sipp.results.pruned_to import Level, PrunedTo
@@ -74,6 +73,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
 
 
 @explain_unknown_options
+@torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
     data: AnyData,
@@ -112,28 +112,8 @@ def prune_to(
         method=method, confidence=confidence, seed=seed, reduce=reduce, include=include, exclude=exclude,
         repair=repair, scoring=scoring,
     )  # fmt: skip
-    return prune_to_with(
-        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, share=share,
-        levels=levels, output=output, progress=progress,
-    )  # fmt: skip
-
-
-@torch.inference_mode(False)
-def prune_to_with(
-    model: nn.Module,
-    data: AnyData,
-    holdout: Any,
-    options: PruneOptions,
-    *,
-    epsilon: float | None = None,
-    max_accuracy_drop: float | None = None,
-    share: float | None = None,
-    levels: Sequence[float] | None = None,
-    output: Output = None,
-    progress: bool = True,
-) -> PrunedTo:
-    """`prune_to` with the options of pruning in one record, as the command line uses it."""
-    _check_options(options)
+    checked_method(options)
+    refuse_fitted(options.method, "prune_to would have to fit every level again")
     tolerance = tolerance_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
@@ -185,14 +165,6 @@ def prune_to_with(
 
 
 # --- checks -------------------------------------------------------------------------------------------------------
-
-
-def _check_options(options: PruneOptions) -> None:
-    """Raises for options that `prune_to` does not take, and for methods that it cannot use."""
-    if unused := unused_in_prune_to(options):
-        raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
-    checked_method(options)
-    refuse_fitted(options.method, "prune_to would have to fit every level again")
 
 
 def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from sipp.errors import DataError
+from sipp.files import sha256_of
 from sipp.progress import Advance
-from sipp.storage.files import sha256_of
 from sipp_lab.data.download import fetch_files
 from sipp_lab.data.imageset import ImageSet
 

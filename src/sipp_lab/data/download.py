@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from sipp.errors import DataError
+from sipp.files import new_folder
 from sipp.progress import Advance
-from sipp.storage.files import new_folder
 
 TIMEOUT_S = 30.0
 CHUNK = 2**20

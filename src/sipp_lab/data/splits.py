@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.storage.files import sha256_of
+from sipp.files import sha256_of
 from sipp_lab.data.imagefolder import FolderIndex
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.seeds import generator_for

@@ -28,8 +28,8 @@ from typing import Any, Literal
 
 from sipp.errors import DataError, OptionError, SippError
 from sipp.extras import needed_for
+from sipp.files import remove_leftovers
 from sipp.results.manifest import Origin
-from sipp.storage.files import remove_leftovers
 from sipp_lab.own_code import load_scores
 from sipp_lab.parallel.processes import ALONE
 from sipp_lab.pipelines import parent_of

@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
+from sipp.files import Values
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import masks_within, only_alive, rank
@@ -24,7 +25,6 @@ from sipp.results.options import NormStats, PruneOptions, Scoring, repairs_asked
 from sipp.results.pruned import Pruned, PrunedFacts
 from sipp.results.ranking import Ranking, to_rows
 from sipp.scoring.task import task_of
-from sipp.storage.files import Values
 from sipp.verbs.certify import certify
 from sipp.verbs.prune import pruned_of
 from sipp_lab.arms import arm_of

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sipp.files import Values, check_name
 from sipp.results.run_records import EpochRow
-from sipp.storage.files import Values, check_name
 from sipp_lab.nets import build
 from sipp_lab.own_code import own_network
 from sipp_lab.parallel.processes import ALONE, Processes

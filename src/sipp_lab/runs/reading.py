@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sipp.errors import DataError, SippError
+from sipp.files import CHANGED
 from sipp.results.jsonio import from_json
 from sipp.results.manifest import Manifest, Origin, Planned
 from sipp.results.run_records import NetworkRecord
-from sipp.storage.files import CHANGED
 from sipp_lab.pipelines import Pipeline, pipeline_names, pipeline_of
 from sipp_lab.runs import store
 from sipp_lab.runs.plan import Stage, stages_of

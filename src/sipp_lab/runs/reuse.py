@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sipp.errors import SippError
+from sipp.files import Values
 from sipp.results.manifest import Manifest, Origin
 from sipp.scoring.methods import method_of
 from sipp.storage import state_files
-from sipp.storage.files import Values
 from sipp_lab.arms import arm_of
 from sipp_lab.recipes import Recipe, check_recipe, config_of
 from sipp_lab.runs import store

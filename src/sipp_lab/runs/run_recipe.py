@@ -11,10 +11,10 @@ from typing import Literal, get_args
 import torch
 
 from sipp.errors import OptionError
+from sipp.files import Values
 from sipp.results.checking import check_choice
 from sipp.results.manifest import Origin
 from sipp.results.run_records import EpochRow
-from sipp.storage.files import Values
 from sipp_lab.parallel.on_ray import RayOptions, RunOnRay, check_ray, run_on_ray
 from sipp_lab.parallel.processes import ALONE, Processes, from_leader
 from sipp_lab.recipes import Recipe, config_of

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import sipp
+from sipp import files
 from sipp.errors import DataError, OptionError
+from sipp.files import Values
 from sipp.results.checking import refuse_constant
 from sipp.results.jsonio import from_json, to_json
 from sipp.results.manifest import Manifest, Origin
-from sipp.storage import files, state_files
-from sipp.storage.files import Values
+from sipp.storage import state_files
 
 try:
     import fcntl

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError
+from sipp.files import Values
 from sipp.native.compiling import compiling_seconds
 from sipp.pruning.masking import release
 from sipp.results.jsonio import from_json, to_json
 from sipp.results.run_records import EpochRow, NetworkRecord
-from sipp.storage.files import Values
 from sipp_lab.parallel.processes import (
     Processes,
     check_same,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.pruning.masking import hold
+from sipp.pruning.masking import hold_masks
 from sipp.results.accuracy import Accuracy
 from sipp.results.run_records import EpochRow
 from sipp_lab.data.imageset import ImageSet
@@ -81,7 +81,7 @@ def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
 
     Masks may only shrink: bringing a weight back is an error.
     """
-    hold(state.model, masks, optimizer=state.optimizer)
+    hold_masks(state.model, masks, optimizer=state.optimizer)
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 

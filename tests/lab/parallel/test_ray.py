@@ -24,8 +24,8 @@ from sipp.cli import run_display
 from sipp.cli.commands import run_command
 from sipp.cli.options import as_command
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.files import temporary_path
 from sipp.results.manifest import Origin
-from sipp.storage.files import temporary_path
 from sipp_lab.parallel import on_ray
 from sipp_lab.parallel.on_ray import (
     RayOptions,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from lab.small_runs import equal, final
 
-from sipp.storage.files import read_json, write_json
+from sipp.files import read_json, write_json
 from sipp_lab.recipes import Recipe, load_recipe
 from sipp_lab.runs import store
 from sipp_lab.runs.plan import Stage, plan

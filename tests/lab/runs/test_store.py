@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import _TYPES
 
+from sipp import files
 from sipp.errors import DataError, OptionError
+from sipp.files import read_json, write_atomic, write_json
 from sipp.results.manifest import Origin
-from sipp.storage import files
-from sipp.storage.files import read_json, write_atomic, write_json
 from sipp.storage.state_files import load_state, save_state
 from sipp_lab.runs import store
 from sipp_lab.runs.store import newest_checkpoint, open_run, run_name, save_checkpoint

@@ -28,10 +28,10 @@ def report(
     It refuses records that were changed after they were written, and marks what it cannot check.
     """
     from sipp.cli.out_option import check_out
+    from sipp.files import check_place
     from sipp.report import figure_names, read_intact_results, write_figures, write_page
-    from sipp.storage.outputs import check_place
 
-    check_out(out, force=force, makes_folder=True)
+    check_out(out, force=force, reads={}, makes_folder=True)
     if figures is not None:
         with naming_option(f"--figures {figures}", "give another folder"):
             check_place(figures / out.name)
@@ -63,7 +63,7 @@ def report(
 
 def _check_figures(folder: Path, names: list[str], force: bool) -> None:
     """Refuses to write figures where some are, without --force."""
-    from sipp.storage.outputs import check_file
+    from sipp.files import check_file
 
     with needed_for("drawing figures"):
         import matplotlib  # noqa: F401  before the page is written

@@ -12,9 +12,9 @@ from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
+from sipp.files import check_file
 from sipp.results.display import plain_table
 from sipp.results.manifest import Manifest
-from sipp.storage.outputs import check_file
 from sipp_lab.studies import Study, load_study, study_descriptions
 
 
