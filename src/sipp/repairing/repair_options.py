@@ -33,8 +33,8 @@ class RepairOptions:
     """The options of a repair. If several values are given, the validation points choose among them.
 
     None means what suits the method and the network. With a `floor`, no row dies that has a weight in the first
-    masks, and budgets by magnitude leave each layer at least that share of an even cut. `corrects_streams`:
-    the ends of residual blocks compensate the error of the stream. `steps` polish the network; the validation points stop that.
+    masks, and budgets by magnitude leave each layer at least that share of an even cut. `corrects_streams`: the ends
+    of residual blocks compensate the error of the stream. `steps` polish the network; the validation points stop that.
     """
 
     method: RepairMethod = "joint"

@@ -38,7 +38,8 @@ def streams_in(
 ) -> dict[str, Stream]:
     """By weight, the residual stream to which its layer's output is added and which depends on earlier weights.
 
-    The sum must be met before the block of the layer ends. With `inputs_differ`, these are the weights of earlier blocks too, which made the inputs.
+    The sum must be met before the block of the layer ends. With `inputs_differ`, weights of earlier blocks count too,
+    which made the inputs.
     """
     streams, ends = {}, [found.run.calls_of[name][0].stop for name in blocks]
     for layer in layers:
