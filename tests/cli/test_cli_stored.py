@@ -200,11 +200,11 @@ def test_a_folder_becomes_the_small_file_with_one_command(folder: Path, tmp_path
 
 
 def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
-    words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x", "--to"]
-    refused(run(*words, "onnx", "-o", tmp_path / "x.onnx"), "FILE", "needs inputs to run on")
-    refused(run(*words, "hf", "--data", folder / "data.npy"), "--data", "needs no example")
-    refused(run(*words, "hf"), "FILE", "has no save_pretrained")
-    refused(run(*words, "hf", "--model", "cli_zoo:grouped"), "FILE", "which the model has")
+    words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x"]
+    refused(run(*words, "-o", tmp_path / "x.onnx"), "FILE", "needs inputs to run on")
+    refused(run(*words, "--data", folder / "data.npy"), "--data", "does nothing")
+    refused(run(*words), "FILE", "has no save_pretrained")
+    refused(run(*words, "--model", "cli_zoo:grouped"), "FILE", "does not fit")
     assert not list(tmp_path.iterdir())
 
 

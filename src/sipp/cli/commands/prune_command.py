@@ -179,7 +179,10 @@ def _check(request: PruneRequest, goal: str) -> None:
                 fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
             )
         if request.max_accuracy_drop is not None and request.share is not None:
-            raise OptionError("--share is for --epsilon; an accuracy drop leaves no inputs out", fix="leave it out")
+            raise OptionError(
+                "--share is for --epsilon; an accuracy drop leaves no inputs out",
+                fix="leave it out, or give --epsilon instead of --max-accuracy-drop",
+            )
     else:
         of_certificates = ("share", "output") if request.holdout is not None else ()
         _arguments(request, sipp.prune, "without --holdout or --epsilon", *of_certificates)
