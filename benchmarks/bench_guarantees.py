@@ -115,7 +115,8 @@ def sound_epsilon(dense, pruned, points) -> float | None:  # type: ignore[no-unt
     """The bound of T13, on the CPU: many small decompositions in float64."""
     import copy
 
-    return sipp.sound_bound(copy.deepcopy(dense).cpu(), copy.deepcopy(pruned).cpu(), points.cpu()).epsilon
+    networks = copy.deepcopy(dense).cpu(), copy.deepcopy(pruned).cpu()
+    return sipp.assess(*networks, points.cpu(), bound="sound", holdout=points.cpu()).bound.epsilon
 
 
 def tolerance(net, calibration, holdout, fresh) -> None:  # type: ignore[no-untyped-def]

@@ -50,7 +50,6 @@ _MODULES = {
     "save_folder": "sipp.verbs.save_folder",
     "sensitivity": "sipp.scoring.sensitivities",
     "shrink": "sipp.verbs.shrink",
-    "sound_bound": "sipp.bounds.sound.graph_bound",
     "sparse": "sipp.runtime.sparse_network",
     "text": "sipp.inputs.text",
 }

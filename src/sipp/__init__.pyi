@@ -2,7 +2,6 @@
 
 from sipp import errors as errors
 from sipp.bounds.assumption import check_assumption as check_assumption
-from sipp.bounds.sound.graph_bound import sound_bound as sound_bound
 from sipp.inputs.text import text as text
 from sipp.pruning.masking import hold as hold
 from sipp.pruning.masking import release as release

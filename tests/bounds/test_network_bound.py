@@ -10,9 +10,10 @@ from oracles import bounds as oracle
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
 from sipp.inputs.data import as_batch
+from sipp.inputs.structure import why_no_chain
+from sipp.inputs.trace import record
 from sipp.results.pruned import Pruned
 from sipp.scoring.task import calibration_needed
 
@@ -200,25 +201,24 @@ class Plain(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def obstacle(model: nn.Module, n_in: int = 4) -> str:
+def obstacle(model: nn.Module, *sizes: int) -> str:
     weights = {name for name, _ in model.named_parameters() if name.endswith("weight")}
-    return chain_obstacle(model, weights, as_batch(torch.rand(3, n_in), 0, "points"))
+    return why_no_chain(model, record(model, as_batch(torch.rand(3, *sizes), 0, "points")), weights)
 
 
 def test_the_papers_formula_says_where_it_is_no_bound() -> None:
-    assert obstacle(Plain()) == ""
-    assert obstacle(mlp([3, 4, 5, 2], seed=0), n_in=3) == ""
-    assert obstacle(nn.Linear(3, 2), n_in=3) == ""
-    assert obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.2), nn.Dropout(), nn.Softmax(-1)), n_in=3) == ""
+    assert obstacle(Plain(), 4) == ""
+    assert obstacle(mlp([3, 4, 5, 2], seed=0), 3) == ""
+    assert obstacle(nn.Linear(3, 2), 3) == ""
+    assert obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.2), nn.Dropout(), nn.Softmax(-1)), 3) == ""
     shared = nn.Linear(3, 3)
-    assert "convolution" in obstacle(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)))
-    assert "add" in obstacle(Residual())
-    assert "GELU" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2)), n_in=3)
-    assert "twice" in obstacle(nn.Sequential(shared, nn.ReLU(), shared), n_in=3)
-    assert "BatchNorm1d" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), n_in=3)
-    assert "slope" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(7.0)), n_in=3)
-    assert "the others in its batch" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), n_in=3)
-    assert "not scored" in chain_obstacle(mlp([3, 4, 2], seed=0), {"0.weight"}, as_batch(torch.rand(2, 3), 0, "points"))
+    assert "convolution" in obstacle(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), 1, 4, 4)
+    assert "add" in obstacle(Residual(), 4)
+    assert "GELU" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2)), 3)
+    assert "twice" in obstacle(nn.Sequential(shared, nn.ReLU(), shared), 3)
+    assert "BatchNorm1d" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), 3)
+    assert "slope" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(7.0)), 3)
+    assert "the others in its batch" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), 3)
 
 
 def test_convolution_bound_is_reported_but_never_met() -> None:

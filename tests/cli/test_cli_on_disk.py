@@ -40,7 +40,7 @@ def test_a_folder_goes_in_and_one_that_transformers_reads_comes_out(llama: Path,
     done = prune(llama, tmp_path / "half", "--keep", 0.5, "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (record["n_weights"], record["kept"], record["n_blocks"], record["n_points"]) == (3840, 1920, 2, 12)
+    assert (record["n_weights"], record["kept"], record["n_blocks"], record["n_inputs"]) == (3840, 1920, 2, 12)
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "half")
     assert words("w7 w9")["input_ids"] == [7, 9]
     data = sipp.text(llama / "text.txt", words, length=16, n_sequences=None)

@@ -37,7 +37,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     labelled = [(points(3), torch.arange(120) % 4)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pruned = sipp.prune(net, points(1), keep=0.5, repair=True)
+        pruned = sipp.prune(net, points(1), keep=0.5, repair=True, holdout=points(7))
         certificate = sipp.certify(net, pruned, points(2))
         found = {
             "Pruned": pruned,

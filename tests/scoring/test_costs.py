@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import layer_checks, point_hashes
+from sipp.inputs import point_hashes, recording
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
-from sipp.inputs.probing import runner
+from sipp.inputs.trace import read_uses
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.ranking import Weight
 from sipp.scoring import running_sensitivities
@@ -164,7 +164,7 @@ def test_states_that_were_seen_are_those_of_a_replay(
     seen = sipp.sensitivity(model, [points])
     replayed, real = [], recurrent.FUSED["LSTM"]
     monkeypatch.setitem(recurrent.FUSED, "LSTM", lambda x, *rest: replayed.append(len(x)) or real(x, *rest))
-    monkeypatch.setattr(layer_checks, "_OPERANDS", {})
+    monkeypatch.setattr(recording, "_BY_ID", {})
     again = sipp.sensitivity(model, [points])
     assert replayed.count(N) == 2 * (1 + bidirectional)  # of the inner layers
     assert all(torch.equal(again[name], score) for name, score in seen.items())
@@ -177,7 +177,7 @@ def test_each_weight_of_a_recurrence_is_met_once_a_pass() -> None:
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         met.append(weight.name)
 
-    runner(model, find_prunable_layers(model))(batch, on_use)
+    read_uses(model, find_prunable_layers(model), batch, on_use)
     assert sorted(met) == sorted(recurrent.recurrent_weights(model))
 
 

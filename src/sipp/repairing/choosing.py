@@ -13,9 +13,8 @@ from sipp.inputs.outputs import output_error
 from sipp.pruning.largest_scores import even_layers, largest, largest_above_floor
 from sipp.repairing.data_split import DataSplit, merged_batches
 from sipp.repairing.layer_fit import LayerTask
-from sipp.repairing.layer_usage import DenseOutputs, layer_usage
-from sipp.repairing.network_fit import Masks, NetworkTask, fit_network
 from sipp.repairing.repair_options import Candidates
+from sipp.repairing.walk import Masks, NetworkTask, fit_network
 from sipp.results.numerics import SCORE_DTYPE
 from sipp.results.ranking import MOST_WEIGHTS_OF_SMALL, Weight, from_rows, to_rows
 from sipp.results.repair import Budgets, Trial
@@ -52,7 +51,7 @@ def choose(
     if len(by_budgets) == len(candidates.error_feedbacks) == 1:
         ((budgets, first_masks),) = by_budgets.items()
         return Choice(candidates.error_feedbacks[0], budgets, first_masks, ())
-    tried_layers = _first_layers(task, masks, split)
+    tried_layers = _first_layers(task, masks)
     is_whole = len(tried_layers) == len(masks)
     tried_masks = by_budgets if is_whole else masks_by_budgets(task, tried_layers, candidates.budgets, floor)
     trials = _trials(task, layer_task, tried_masks, split, candidates.error_feedbacks)
@@ -74,7 +73,7 @@ def _trials(
 
     def trial(feedback: float, budgets: Budgets) -> Trial:
         quick = replace(layer_task, error_feedback=feedback, validates=False)
-        fit = fit_network(task, quick, masks[budgets], few)
+        fit = fit_network(task, quick, masks[budgets], few.batches, few.n_fit_batches)
         error = output_error(task.dense, fit.model, split.validation)
         return Trial(feedback, budgets, len(masks[budgets]), math.inf if error is None else error)
 
@@ -93,15 +92,14 @@ def _best(trials: Sequence[Trial]) -> Trial:
     return next(trial for trial in trials if trial.error <= (1 + NOISE) * least)
 
 
-def _first_layers(task: NetworkTask, masks: Masks, split: DataSplit) -> dict[str, Tensor]:
+def _first_layers(task: NetworkTask, masks: Masks) -> dict[str, Tensor]:
     """The masks of the layers that trials fit: all of a small network, the first in execution of a large one."""
     n_weights = sum(mask.numel() for mask in masks.values())
     n_wanted = max(MOST_WEIGHTS_OF_SMALL, int(n_weights * FIRST_LAYERS_SHARE))
     if n_weights <= n_wanted:
         return dict(masks)
-    usage = layer_usage(task.dense, task.layers, split.batches[:1], task.forms)
     first = dict[str, Tensor]()
-    for group in usage.groups:
+    for group in task.map.same_input:
         first |= {name: masks[name] for name in group}
         if sum(mask.numel() for mask in first.values()) >= n_wanted:
             break
@@ -116,7 +114,7 @@ def _few_points(split: DataSplit) -> DataSplit:
     if step > 1:
         most = max(batch.n_points for batch in few)
         few = merged_batches([fresh(points_at(batch, slice(None, None, step))) for batch in few], most)
-    return replace(split, batches=tuple(few), n_fit_batches=len(few), dense_outputs=DenseOutputs())
+    return replace(split, batches=tuple(few), n_fit_batches=len(few))
 
 
 def masks_by_budgets(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
+from sipp.inputs.structure import NOWHERE, Place
 from sipp.repairing.layer_search import (
     ALPS_GROWTHS,
     DAMPING,
@@ -112,7 +112,7 @@ def fit_layer(
     with torch.no_grad():
         model.get_parameter(weight.name).copy_(best.new)
     if place.kind != "none":
-        apply_shift(model, place, best.shift_F)
+        _apply_shift(model, place, best.shift_F)
     mask = from_rows(weight, best.mask_FK, first_mask)
     is_fitted = best.origin != "unfitted"
     errors = {fit.origin: fit.error for fit in fits}
@@ -319,7 +319,7 @@ def _rounded(problem: _Problem, origin: MaskOrigin, mask_FK: Tensor, new_FK: Ten
             before_GRK = block.system.dense_GRK
             change_GRK = new_FK[block.rows].view(before_GRK.shape) - before_GRK
             shift_F[block.rows] = block.fit.intercept(change_GRK).flatten()
-        shift_F = shift(problem.model, problem.place, shift_F)
+        shift_F = _shift(problem.model, problem.place, shift_F)
     new = from_rows(problem.weight, new_FK.to(parameter.dtype), parameter)
     change_FK = to_rows(problem.weight, new).to(BOUND_DTYPE) - before_FK  # as rounded
     return _Fit(origin, mask_FK, new, shift_F, _error(problem.blocks, change_FK, shift_F))
@@ -341,3 +341,23 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
     far, size = torch.stack(sums).sum(0).tolist()
     error = math.sqrt(far / size) if 0 < size < math.inf else math.sqrt(far)
     return error if math.isfinite(error) else math.inf
+
+
+def _shift(model: nn.Module, place: Place, shift_F: Tensor) -> Tensor:
+    """What `_apply_shift` really adds, after rounding to the tensor's dtype (float64)."""
+    current = _target(model, place, len(shift_F))
+    moved = (current.to(shift_F) + place.sign * shift_F).to(current.dtype)
+    return place.sign * (moved.to(shift_F) - current.to(shift_F))
+
+
+def _apply_shift(model: nn.Module, place: Place, shift_F: Tensor) -> None:
+    """Adds the intercepts to the tensor in place."""
+    current = _target(model, place, len(shift_F))
+    with torch.no_grad():
+        current.copy_(current.to(shift_F) + place.sign * shift_F)
+
+
+def _target(model: nn.Module, place: Place, n_rows: int) -> Tensor:
+    owner, _, local = place.name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(owner), local)
+    return tensor.detach()[place.start : place.start + n_rows]

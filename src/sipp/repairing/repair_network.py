@@ -22,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.blocks import find_blocks
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
@@ -32,9 +31,9 @@ from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.repairing.choosing import Choice, choose
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted
-from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
+from sipp.repairing.walk import Masks, NetworkFit, NetworkTask, fit_network, task_for
 from sipp.results.batches import Batch
 from sipp.results.network_hash import tensors_of
 from sipp.results.numerics import device_of
@@ -113,7 +112,7 @@ def repair_network(
     with progress_bar(title, cost, shown=options.progress, in_percent=True) as advance:
         task, layer_task, choice = _tasks_and_choice(dense, masks, batches, options, pruned if is_refit else None)
         before = _errors(dense, _under_masks(dense, masks) if pruned is None else pruned, batches)
-        fit = fit_network(task, layer_task, choice.masks, batches, advance=advance)
+        fit = fit_network(task, layer_task, choice.masks, batches.batches, batches.n_fit_batches, advance=advance)
         give_back_freed()
         after = _errors(dense, fit.model, batches)
         is_undone = options.method not in PEERS and _is_worse(after.validation, before.validation)
@@ -157,14 +156,14 @@ def _tasks_and_choice(
     dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, start: nn.Module | None
 ) -> tuple[NetworkTask, LayerTask, Choice]:
     """What is to be fitted, how each layer is fitted, and what else was chosen on the validation points."""
-    task = NetworkTask.of(
+    task = task_for(
         dense,
         masks,
         split.batches[0],
         chunk_bytes=chunk_bytes_on(options.chunk_bytes, device_of(dense)),
         start=start,
-        residuals=() if options.method in PEERS else options.residuals,
-        blocks=find_blocks(dense, split.batches[0], options.blocks),
+        blocks=options.blocks,
+        corrects=options.corrects_streams and options.method not in PEERS,
     )
     candidates = candidates_for(options, task.weights, masks)
     layer_task = LayerTask(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -33,8 +33,8 @@ class RepairOptions:
     """The options of a repair. If several values are given, the validation points choose among them.
 
     None means what suits the method and the network. With a `floor`, no row dies that has a weight in the first
-    masks, and budgets by magnitude leave each layer at least that share of an even cut. `residuals` are the weights at
-    the ends of residual blocks; None: they are found. `steps` polish the network; the validation points stop that.
+    masks, and budgets by magnitude leave each layer at least that share of an even cut. `corrects_streams`:
+    the ends of residual blocks compensate the error of the stream. `steps` polish the network; the validation points stop that.
     """
 
     method: RepairMethod = "joint"
@@ -43,7 +43,7 @@ class RepairOptions:
     budgets: tuple[Budgets, ...] | None = None
     floor: float | None = None
     pattern: Pattern | None = None
-    residuals: Collection[str] | None = None
+    corrects_streams: bool = True
     blocks: str | None = None
     steps: int = 0
     learning_rate: float = LEARNING_RATE

@@ -38,7 +38,7 @@ Allocation = Literal["layers", "paper"]  # of the budget of sampled rows (T10)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
 Floor = float | None  # under rows and layers: a share of an even cut; 0 is none, None the default of the method
 ChunkBytes = int | Literal["auto"]
-NPoints = int | Literal["theory"] | None
+NInputs = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
 Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
 
@@ -113,12 +113,12 @@ class Scoring:
 
     Example:
         >>> import sipp
-        >>> sipp.Scoring(n_points="theory").norm_stats
+        >>> sipp.Scoring(n_inputs="theory").norm_stats
         'running'
     """
 
     norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
-    n_points: NPoints = None  # None: all there are; "theory": as many as T4 asks for
+    n_inputs: NInputs = None  # None: all there are; "theory": as many as T4 asks for
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
     chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
@@ -130,8 +130,8 @@ class Scoring:
             raise OptionError(
                 f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
             )
-        if self.n_points is not None and not _is_word(self.n_points, "theory"):
-            check_whole("n_points (or 'theory')", self.n_points, least=1)
+        if self.n_inputs is not None and not _is_word(self.n_inputs, "theory"):
+            check_whole("n_inputs (or 'theory')", self.n_inputs, least=1)
         if not _is_word(self.chunk_bytes, "auto"):
             check_whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
 

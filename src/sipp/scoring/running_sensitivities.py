@@ -182,7 +182,8 @@ class RunningSensitivities:
                 f"reduce='mean' needs to know which values belong to which input, but for {self.weight.name} that is "
                 "unknown",
                 where=f"batch {batch.index}",
-                fix="use reduce='max', or batches of one input",
+                fix="put the inputs along dimension 0 there (batch_first=True, or a model that transposes around it), use "
+                "reduce='max', or batches of one input",
             )
         if n_uses == 1:
             return

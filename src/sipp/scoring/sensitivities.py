@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs.capture import OnUse, depends_on_batch, run_batch, scoring_mode
 from sipp.inputs.data import FEWEST_POINTS, AnyData, fresh, points_at
-from sipp.inputs.outputs import ORDER, Alone, allowed_difference, is_same_alone, output_norms, why_dependent
+from sipp.inputs.outputs import ORDER, allowed_difference, is_same_alone, output_norms, why_dependent
 from sipp.inputs.patches import ValueRange, copy_windows, start_value_range
 from sipp.inputs.point_hashes import hash_of_batch, point_hashes
-from sipp.inputs.probing import Probe, Probes, probe, runner
+from sipp.inputs.trace import Maps, ModelMap, map_for, read_uses
 from sipp.progress import progress_bar
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.checking import check_choice, check_flag
@@ -58,7 +58,7 @@ def sensitivity(
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
-    All inputs are used unless `scoring.n_points` says how many; "theory" takes as many as the theory asks for at
+    All inputs are used unless `scoring.n_inputs` says how many; "theory" takes as many as the theory asks for at
     `delta`, which is used for nothing else here.
 
     Example:
@@ -85,13 +85,13 @@ def measure_sensitivities(
     *,
     reduce: Reduce = "max",
     on_batch: Callable[[Batch], None] | None = None,
-    checked: Probes | None = None,
+    maps: Maps | None = None,
     splits: bool = False,
     with_means: bool = False,
 ) -> Sensitivities:
     """The scores of all weights of a task over the calibration points (T3), with the norms of T11 and T12.
 
-    `checked` holds the probes of earlier calls by form of batch (see `runner`); new ones are added. With `splits` the
+    `maps` holds what earlier calls know of the model, by form of batch; new ones are added. With `splits` the
     last points are S2 of T19, and the maxima over S1 and over S2 are kept, too. `with_means` adds the means over
     patches, from the same pass (T20), unless patches cannot be assigned to points.
     """
@@ -99,22 +99,24 @@ def measure_sensitivities(
     model, norm_stats = task.model, task.scoring.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     splits = splits and reduce == "max" and not is_batch_dependent
-    checks_dependence = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
+    checks_dependence = maps is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
-    forms = {} if checked is None else checked
-    run = runner(model, task.layers, norm_stats, forms)
+    maps = {} if maps is None else maps
     with current_device(model):
-        for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
+        for batch, n_first, found in _batches(task, maps, splits, waits=both or reduce == "mean"):
             keys = point_hashes(batch)
             scoring_pass.point_keys.update(keys)
             scoring_pass.s1_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys[:n_first])
             scoring_pass.s2_keys.update(keys[n_first:])
-            output = run(batch, scoring_pass.use_scorer(known.n_uses, n_first))
+            on_use = scoring_pass.use_scorer(found.n_uses, n_first)
+            # a few inputs do not show what whole batches do, if their values or their number decide what runs
+            watches = bool(found.depends_on_values) or scoring_pass.n_batches == 0
+            output = read_uses(model, task.layers, batch, on_use, found, norm_stats, watches=watches)
             scoring_pass.finish_batch(output, batch)
             if scoring_pass.n_batches == 1 and checks_dependence:
-                dependence = _dependence(model, batch, norm_stats, output, known.alone)
+                dependence = _dependence(model, batch, norm_stats, output, found)
             if on_batch is not None:
                 on_batch(batch)
     can_split = splits and all(one.can_split for one in scoring_pass.running.values())
@@ -224,9 +226,7 @@ def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivitie
     return found
 
 
-def _probed_batches(
-    task: ScoringTask, forms: Probes, splits: bool, *, waits: bool
-) -> Iterator[tuple[Batch, int, Probe]]:
+def _batches(task: ScoringTask, maps: Maps, splits: bool, *, waits: bool) -> Iterator[tuple[Batch, int, ModelMap]]:
     """The batches, how many points of each belong to S1 (T19; all, unless S is split), and what is known of them.
 
     A mean over a point's patches is complete after the last use. With `waits`, if a weight has several uses, sums for
@@ -235,14 +235,14 @@ def _probed_batches(
     model, norm_stats = task.model, task.scoring.norm_stats
     batches = task.batches()
     for batch, n_first in split_last(batches) if splits else ((batch, batch.n_points) for batch in batches):
-        known = probe(model, task.layers, batch, norm_stats, forms)
+        known = map_for(model, task.layers, batch, maps, norm_stats)
         is_ours = task.points.is_in_tensors
         if not (waits and is_ours and max(known.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
             yield batch, n_first, known
             continue
         for start in range(0, batch.n_points, FEWEST_POINTS):
             part = points_at(batch, slice(start, start + FEWEST_POINTS))
-            yield part, min(max(n_first - start, 0), part.n_points), replace(known, alone=None)
+            yield part, min(max(n_first - start, 0), part.n_points), replace(known, output=None)  # of other points
 
 
 def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
@@ -264,8 +264,9 @@ def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
         n_first -= batch.n_points
 
 
-def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, alone: Alone | None) -> str:
+def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, found: ModelMap) -> str:
     """Why the output at a point of this batch is not a function of that point alone; raises if dimension 0 is time."""
+    alone = None if found.output is None else (found.points, found.output)
 
     def run(part: Batch) -> Any:
         with scoring_mode(model, norm_stats):

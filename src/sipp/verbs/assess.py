@@ -53,8 +53,8 @@ def assess(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> assessed = sipp.assess(net, {"0.weight": torch.rand(16, 8) > 0.2}, torch.rand(300, 8))
-        >>> assessed.method, assessed.layers[1].eps, assessed.measured.n
-        ('given', 0.0, 64)
+        >>> assessed.method, assessed.kept == assessed.budget, assessed.layers[1].eps
+        ('given', True, 0.0)
     """
     check_choice("bound", bound, get_args(Mode))
     check_record("scoring", scoring, Scoring)

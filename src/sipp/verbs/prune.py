@@ -85,9 +85,9 @@ def prune(
     With a `floor` above 0, every row keeps at least one weight, and every layer that share of an even cut.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
-    measured on inputs holds for all but a share of new inputs, with the given `confidence`; for the network, that
-    share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
-    quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
+    measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` that is
+    used for nothing else that share is smaller, and the theory's constant is measured instead of assumed.
+    `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
     need them. `delta` is the probability that the theory's inequality fails (T4).
 
     All options: docs/api.md, "Shared options" and "sipp.prune".

@@ -34,7 +34,6 @@ from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
 from sipp.repairing.repair_options import BUDGETS, RepairOptions
 from sipp.results.batches import Batch
@@ -201,7 +200,7 @@ def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None)
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(split_data(ranking.model, calibration, seed=options.seed), dense_outputs=DenseOutputs())
+    return split_data(ranking.model, calibration, seed=options.seed)
 
 
 # --- the network of a level -------------------------------------------------------------------------------------------
