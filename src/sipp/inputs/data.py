@@ -91,7 +91,7 @@ class Data:
         for index, raw in _read(self._raw_batches(batch_size or self.batch_size), role):
             batch = as_batch(raw, index, role)
             if is_endless is not None and is_endless(batch):
-                or_fewer = ", or scoring=sipp.Scoring(n_inputs=...)" if role == "calibration" else ""
+                or_fewer = ", or sipp.Scoring(n_inputs=...)" if role == "calibration" else ""
                 raise DataError(
                     f"{role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
                     fix=f"give finite data (a list of batches){or_fewer}",

@@ -186,10 +186,6 @@ class PruneOptions:
     repair: Annotated[RepairChoice, _repair("Find the mask and the weights together, without labels or training.")] = (
         False
     )
-    blocks: Annotated[
-        str | None,
-        _repair("The list of modules to prune one by one, such as model.layers; default: found automatically."),
-    ] = None
     seed: Annotated[int, CliOption("Seed for everything random.", "Machine", least=0, most=MOST_SEED)] = 0
     scoring: Scoring = Scoring()
 
@@ -212,12 +208,6 @@ class PruneOptions:
             pattern_of(self.pattern)
         check_flag("statements", self.statements)
         check_repair(self.repair)
-        if self.blocks is not None and (not isinstance(self.blocks, str) or not self.blocks):
-            raise OptionError(
-                f"blocks={self.blocks!r:.60} is not a name of a list of modules",
-                fix="give one such as 'model.layers'",
-                option="blocks",
-            )
         if not self.statements and self.bound != "paper":
             raise OptionError(
                 "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"

@@ -131,15 +131,14 @@ def sample_size(
     example: Any,
     delta: float = DELTA,
     *,
-    method: Method = DEFAULT_METHOD,
     include: Selector | None = None,
     exclude: Selector | None = None,
     k_constant: float = K_CONSTANT,
 ) -> int:
     """Returns how many calibration inputs the theory asks for at failure probability `delta`.
 
-    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. `method` is the
-    one you will prune with: `sipp-simple` needs a few more inputs.
+    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. The
+    method `sipp-simple` needs a few more.
 
     Example:
         >>> import sipp, torch
@@ -147,9 +146,7 @@ def sample_size(
         125
     """
     check_number("k_constant", k_constant, above=0)
-    return _points_for(
-        task_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, k_constant
-    )
+    return _points_for(task_of(model, [example], include=include, exclude=exclude), delta, DEFAULT_METHOD, k_constant)
 
 
 def _points_for(task: ScoringTask, delta: float, method: str, k_constant: float) -> int:
