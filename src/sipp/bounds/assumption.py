@@ -29,15 +29,15 @@ from sipp.inputs.point_hashes import point_hashes
 from sipp.inputs.trace import Maps
 from sipp.progress import Advance, progress_bar
 from sipp.results.assumption import Assumption, LayerAssumption, share_needed
-from sipp.results.batches import Batch, WeightUse
+from sipp.results.batches import Batch
 from sipp.results.bounds import MOST_SHARE, Measured, coverage
 from sipp.results.checking import check_flag, check_number
 from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
 from sipp.results.options import C_CONSTANT, CONFIDENCE, DELTA, K_CONSTANT, Scoring, Selector
-from sipp.results.ranking import DrawUnit, Sensitivities, Weight
-from sipp.scoring.running_sensitivities import overflow_error, unreached_error
-from sipp.scoring.sensitivities import measure_sensitivities
-from sipp.scoring.task import ScoringTask, resolve_points, task_of
+from sipp.results.ranking import DrawUnit, Sensitivities
+from sipp.scoring.running_sensitivities import unreached_error
+from sipp.scoring.sensitivities import ratios_of
+from sipp.scoring.task import resolve_points, task_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0

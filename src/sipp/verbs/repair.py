@@ -13,9 +13,9 @@ from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
 from sipp.pruning.cutting import dead_rows
 from sipp.repairing.data_split import split_data
-from sipp.repairing.walk import masked_layers
 from sipp.repairing.repair_network import is_dense_under_masks, repair_network
 from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
+from sipp.repairing.walk import masked_layers
 from sipp.results.checking import check_flag, check_number, check_seed, check_whole
 from sipp.results.network_hash import tensors_hash, tensors_of
 from sipp.results.numerics import device_of
