@@ -209,7 +209,7 @@ def test_bench_takes_causal_language_models(llama: Path) -> None:
     assert config.get("use_cache", True)
     done = run("bench", "net", "--data", "train.jsonl", "--length", 8, "--batch-size", 4, "--out", "net/bench.json")
     assert done.returncode == 0, done.stderr
-    assert [one["n_points"] for one in json.loads(Path("net/bench.json").read_text())["runs"]] == [1, 4]
+    assert [one["n_inputs"] for one in json.loads(Path("net/bench.json").read_text())["runs"]] == [1, 4]
     without = run("bench", "net", "--data", "train.jsonl", "--batch-size", 2)  # of 20 words each
     refused(without, "--data", f"none has {LENGTH} tokens")
     assert "give a smaller --length" in without.stderr

@@ -49,7 +49,7 @@ def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> No
         pruned.load_state_dict(load_file(folder / "net" / "model.safetensors"))
         f, g = dense(x).double(), pruned(x).double()
     far = (g - f).norm(dim=1) / f.norm(dim=1)
-    assert found["dense"]["top1"] == 0.9 and found["n_points"] == 300
+    assert found["dense"]["top1"] == 0.9 and found["n_inputs"] == 300
     assert found["pruned"]["top1"] == float((g.argmax(1) == labels).double().mean()) < 0.9
     assert found["same_class"] == float((g.argmax(1) == f.argmax(1)).double().mean())
     assert found["dense"]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(f, labels)), rel=1e-6)
@@ -68,7 +68,7 @@ def test_eval_shows_progress_in_a_terminal_only(
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", out)
     code = run_and_report(app, ["eval", *map(str, words_of(folder, "--data", folder / "plain.npy", "--json"))])
-    assert code == 0 and json.loads(out.getvalue())["n_points"] == 300
+    assert code == 0 and json.loads(out.getvalue())["n_inputs"] == 300
     assert ("measuring" in stream.getvalue()) == is_terminal
 
 

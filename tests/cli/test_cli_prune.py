@@ -75,7 +75,7 @@ def test_the_folder_holds_what_sipp_prune_gives(data: Path, tmp_path: Path) -> N
         expected.guarantee.sentence,
         expected.bound.epsilon,
     )
-    assert report["certificate"] is None and report["data"]["n_points"] == N_POINTS
+    assert report["certificate"] is None and report["data"]["n_inputs"] == N_POINTS
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
@@ -175,7 +175,7 @@ def test_a_tolerance_splits_the_data_into_disjoint_halves(data: Path, monkeypatc
     monkeypatch.setattr(points.Reader, "_collect", spy)
     record = prune("cli_zoo:mlp", data / "vectors.npz", "--epsilon", 0.6, "--method", "magnitude", "--dry-run")
     ours, theirs = seen[-2:]
-    assert (record["data"]["n_points"], record["holdout"]["n_points"]) == (len(ours), len(theirs))  # type: ignore[index]
+    assert (record["data"]["n_inputs"], record["holdout"]["n_inputs"]) == (len(ours), len(theirs))  # type: ignore[index]
     assert len(ours) == len(theirs) == N_POINTS // 2 and not ours & theirs
     certificate = record["certificate"]
     assert certificate["verdict"] == "certified" and certificate["calibration_checked"]  # type: ignore[index]
@@ -209,7 +209,7 @@ def test_sets_give_training_points_to_calibrate_and_test_points_to_certify(data:
     assert "of 1,437 training images" in record["data"]["what"]  # type: ignore[index]
     assert record["holdout"]["what"] == "360 test images of digits"  # type: ignore[index]
     few = prune("digits-cnn", "digits", "--keep", 0.5, "--points", 20, "--batchnorm", "running", "--dry-run")
-    assert few["data"]["n_points"] == 20 and few["guarantee"]["n"] == 15  # type: ignore[index]
+    assert few["data"]["n_inputs"] == 20 and few["guarantee"]["n"] == 15  # type: ignore[index]
     theory = prune("digits-cnn", "digits", "--keep", 0.5, "--batchnorm", "running", "--dry-run")["guarantee"]
     assert theory["n"] >= theory["n_needed"] > 20 and theory["n"] <= theory["n_needed"] + 1  # type: ignore[index,operator]
 

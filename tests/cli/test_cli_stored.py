@@ -200,11 +200,11 @@ def test_a_folder_becomes_the_small_file_with_one_command(folder: Path, tmp_path
 
 
 def test_export_that_cannot_be(folder: Path, tmp_path: Path) -> None:
-    words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x", "--to"]
-    refused(run(*words, "onnx", "-o", tmp_path / "x.onnx"), "FILE", "needs inputs to run on")
-    refused(run(*words, "hf", "--data", folder / "data.npy"), "--data", "needs no example")
-    refused(run(*words, "hf"), "FILE", "has no save_pretrained")
-    refused(run(*words, "hf", "--model", "cli_zoo:grouped"), "FILE", "which the model has")
+    words = ["export", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "-o", tmp_path / "x"]
+    refused(run(*words, "-o", tmp_path / "x.onnx"), "FILE", "needs inputs to run on")
+    refused(run(*words, "--data", folder / "data.npy"), "--data", "does nothing")
+    refused(run(*words), "FILE", "has no save_pretrained")
+    refused(run(*words, "--model", "cli_zoo:grouped"), "FILE", "does not fit")
     assert not list(tmp_path.iterdir())
 
 
@@ -246,13 +246,13 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert "PyTorch running the same pruned network" in done.stdout
     assert "ms torch" in found.sheet.tables[0].columns  # dense: before pruning, and nothing else
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
-    assert [run.n_points for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
+    assert [run.n_inputs for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
     assert len(found.steps) == 2 and found.pruned_hash == contents.certificate.pruned_hash
     refused(run(*words, "--out", record), "--out", "exists")
     refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
     found_json = json.loads(run(*words, "--batch-size", 1, "--json").stdout)
-    assert found_json["kind"] == "file bench" and [one["n_points"] for one in found_json["runs"]] == [1]
+    assert found_json["kind"] == "file bench" and [one["n_inputs"] for one in found_json["runs"]] == [1]
 
 
 def test_what_is_certified_of_tokens_is_not_told_as_an_error_of_outputs(tmp_path: Path) -> None:
@@ -305,6 +305,6 @@ def test_the_page_shows_a_record_that_lies_beside_its_network(folder: Path, tmp_
     assert result.notes == ("bench.json is a benchmark for other networks and is not shown.",)
     assert "Size and speed" not in render([result])
     values = json.loads((net / "bench.json").read_text())
-    (net / "bench.json").write_text(json.dumps(values | {"step_points": 1000}))
+    (net / "bench.json").write_text(json.dumps(values | {"step_inputs": 1000}))
     (result,) = read_results([net])
     assert result.notes == ("bench.json cannot be read as a benchmark.",) and result.bench is None

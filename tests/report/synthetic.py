@@ -66,7 +66,7 @@ def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
 
 def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", **changes: Any) -> str:
     """A record as `sipp eval --out` writes it, of the networks of `pruned_folder` and of these points."""
-    n = changes.pop("n_points", 800)
+    n = changes.pop("n_inputs", 800)
     losses = ((dense, 0.5), (pruned, 0.625))
     shares = (None if top1 is None else replace(accuracy(top1, n=n), loss=loss) for top1, loss in losses)
     evaluated = Evaluation(

@@ -105,7 +105,7 @@ def several(tmp_path: Path) -> list[Path]:
         network(
             tmp_path / "magnitude",
             evaluation(0.9, 0.8),
-            evaluation(0.5, 0.4, points="b", n_points=900),
+            evaluation(0.5, 0.4, points="b", n_inputs=900),
             method="magnitude",
         ),
         network(tmp_path / "magnitude-r", evaluation(0.9, 0.85), method="magnitude", repair=REPAIR),

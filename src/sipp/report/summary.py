@@ -79,7 +79,7 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
             f"{stored} as a small file (sipp export --to small), {dense} before{bench.why_larger}",
         )
         run = bench.runs[-1]
-        place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
+        place = f"{counted(run.n_inputs, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
         speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
     change = shown_output_change(pruned)

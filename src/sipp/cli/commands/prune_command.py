@@ -138,7 +138,7 @@ def prune(request: PruneRequest) -> Answer:
         )
     if request.out is None and not request.dry_run:
         raise OptionError(
-            "the pruned network would be lost",
+            "no output given",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
     if request.values != "fp32" and not request.is_one_file:
@@ -179,7 +179,10 @@ def _check(request: PruneRequest, goal: str) -> None:
                 fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
             )
         if request.max_accuracy_drop is not None and request.share is not None:
-            raise OptionError("--share is for --epsilon; an accuracy drop leaves no inputs out", fix="leave it out")
+            raise OptionError(
+                "--share is for --epsilon; an accuracy drop leaves no inputs out",
+                fix="leave it out, or give --epsilon instead of --max-accuracy-drop",
+            )
     else:
         of_certificates = ("share", "output") if request.holdout is not None else ()
         _arguments(request, sipp.prune, "without --holdout or --epsilon", *of_certificates)
