@@ -160,7 +160,7 @@ class LastPixel(nn.Conv2d):
     ],
 )
 def test_another_map_is_seen_wherever_it_differs(layer: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    with pytest.raises(ModelError, match="not the known map"):
+    with pytest.raises(ModelError, match="cannot reproduce"):
         sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
 
 

@@ -36,6 +36,7 @@ from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rou
 from sipp.results.options import C_CONSTANT, CONFIDENCE, DELTA, K_CONSTANT, Scoring, Selector
 from sipp.results.ranking import DrawUnit, Sensitivities
 from sipp.scoring.running_sensitivities import unreached_error
+from sipp.scoring.sensitivities import ratios_of
 from sipp.scoring.task import resolve_points, task_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19

@@ -26,8 +26,6 @@ from torch import Tensor
 from sipp.bounds.assumption import floored, measure_constant
 from sipp.bounds.sound import sound_network_bound
 from sipp.inputs.data import AnyData
-from sipp.inputs.structure import why_no_chain
-from sipp.inputs.trace import record
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.results.bounds import MOST_SHARE, Coverage, Guarantee, Measured, NetworkBound, coverage, layer_bound, no_bound
@@ -69,7 +67,7 @@ def statements_of(
     if mode == "paper" and new_points is not None and task is not None:
         holdout = measure_sensitivities(replace(task.with_points(None, new_points), seed=0))
     left_out = listed(cut.others) if cut.others else ""
-    obstacle, reasons = _obstacle(ranking, cut), _why_rows_have_no_bound(ranking, cut)
+    obstacle, reasons = _obstacle(scores, cut), _why_rows_have_no_bound(ranking, cut)
     guarantee = row_guarantee(ranking, scores, cut.dense, factor_of(ranking.method_name), reasons)
     bound = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=holdout)
     measured, eps_measured = None, no_eps
@@ -99,13 +97,9 @@ def _is_sampled(cut: Cut) -> bool:
     return any(bool((row.strategy_FS == RAND).any()) for row in cut.rows)
 
 
-def _obstacle(ranking: Ranking, cut: Cut) -> str:
+def _obstacle(scores: Sensitivities, cut: Cut) -> str:
     """Why T12 does not apply to the model; empty if it does."""
-    if cut.others:
-        return f"{cut.others[0]} changed too, and is not a pruned weight"
-    assert ranking.sample is not None
-    weights = {weight.name for weight in ranking.weights}
-    return why_no_chain(ranking.model, record(ranking.model, ranking.sample), weights)
+    return f"{cut.others[0]} changed too, and is not a pruned weight" if cut.others else scores.no_chain
 
 
 def _measured(

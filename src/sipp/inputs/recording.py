@@ -285,7 +285,10 @@ class Recorder:
                     stack.callback(handle.remove)
             stack.enter_context(_Taking(self._on_taken))
             stack.enter_context(self.watch)
-            yield
+            try:
+                yield
+            finally:
+                self.watch.run = self.execute  # or both would refer to each other, and stay for the garbage collector
 
     def recording(self, output: Any) -> Recording:
         """What was recorded, after the run."""

@@ -251,15 +251,20 @@ def _inputs_to_run(batch: Batch) -> Tensor:
     """
     if batch.n_points == 1:
         return integers(0, 1)
-    tensors = [t for t in tensors_of_inputs(batch).values() if len(t) == batch.n_points]
-    chosen = [0]
+    chosen = {0: _content(batch, 0)}
     for other in range(batch.n_points - 1, 0, -1):
-        if not any(all(same_tensor(t[one], t[other]) for t in tensors) for one in chosen):
-            chosen.append(other)
+        content = _content(batch, other)
+        if not any(all(map(same_tensor, content, known)) for known in chosen.values()):
+            chosen[other] = content
         if len(chosen) == N_RUN:
             break
-    chosen += [chosen[-1]] * (N_RUN - len(chosen))
-    return torch.tensor(sorted(chosen), dtype=torch.int64, device="cpu")
+    found = sorted(chosen)
+    return torch.tensor(found + found[-1:] * (N_RUN - len(found)), dtype=torch.int64, device="cpu")
+
+
+def _content(batch: Batch, point: int) -> list[Tensor]:
+    """The tensors of one input of a batch."""
+    return list(tensors_of_inputs(points_at(batch, slice(point, point + 1))).values())
 
 
 def _traced(

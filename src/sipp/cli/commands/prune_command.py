@@ -138,7 +138,7 @@ def prune(request: PruneRequest) -> Answer:
         )
     if request.out is None and not request.dry_run:
         raise OptionError(
-            "the pruned network would be lost",
+            "no output given",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
     if request.values != "fp32" and not request.is_one_file:

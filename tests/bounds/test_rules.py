@@ -14,9 +14,9 @@ from oracles.true_error import Apply, Shifted, true_errors
 from sound_bounds import sound_bound
 from torch import Tensor, nn
 
-from sipp.bounds import sound
+from sipp.bounds import rules
 from sipp.bounds.operator_norms import linear_norm
-from sipp.bounds.sound import Call, times
+from sipp.bounds.rules import Call, times
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def test_the_same_check_catches_a_gain_that_is_too_small(
     name: str, function: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert PROBES[name]().holds()
-    monkeypatch.setattr(sound, function, broken)
+    monkeypatch.setattr(rules, function, broken)
     assert not PROBES[name]().holds()
 
 
@@ -190,7 +190,7 @@ def test_the_same_check_catches_a_gain_that_is_too_small(
         ("add", "add", _largest),
         ("sub", "sub", _largest),
         ("cat", "cat", _largest),
-        ("mean", "mean", times(lambda call: 1 / sound._reduced(call))),
+        ("mean", "mean", times(lambda call: 1 / rules._reduced(call))),
         ("log softmax", "_log_softmax", times(1.0)),
         ("leaky relu", "leaky_relu", times(1.0)),
         ("elu", "elu", times(1.0)),
@@ -203,10 +203,10 @@ def test_the_same_check_catches_a_gain_that_is_too_small(
     ],
 )
 def test_the_same_check_catches_a_wrong_entry_of_the_tables(
-    name: str, op: str, broken: sound.Rule, monkeypatch: pytest.MonkeyPatch
+    name: str, op: str, broken: rules.Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert PROBES[name]().holds()
-    monkeypatch.setitem(sound.RULES, op, broken)
+    monkeypatch.setitem(rules.RULES, op, broken)
     assert not PROBES[name]().holds()
 
 
