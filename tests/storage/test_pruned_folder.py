@@ -41,7 +41,7 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
         pruned.kept,
         "sipp-blend",
         None,
-        (),
+        "",
     )
     state = load_file(folder / WEIGHTS_NAME)
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
