@@ -303,7 +303,7 @@ def test_the_same_text_padded_to_32_and_to_128_gives_the_same_masks_and_certific
         )
         output = sipp.certify(model, pruned.model, holdout, output="logits", calibration=calibration)
         accuracy = sipp.certify_accuracy(model, pruned.model, holdout, output="logits")
-        assert accuracy.mode == "labels" and pruned.guarantee.n == 60 and pruned.choice.n_points == 20
+        assert accuracy.mode == "labels" and pruned.guarantee.n == 60 and pruned.choice.n_inputs == 20
         found.append((pruned, by_loss, output, accuracy))
     for one, other in zip(found[0][:2], found[1][:2]):
         assert all(torch.equal(one.masks[name], other.masks[name]) for name in one.masks)

@@ -51,7 +51,6 @@ def check_assumption(
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    seed: int = 0,
     scoring: Scoring = Scoring(),
     c_constant: float = C_CONSTANT,
     k_constant: float = K_CONSTANT,
@@ -74,7 +73,7 @@ def check_assumption(
     check_flag("progress", progress)
     c_constant = check_number("c_constant", c_constant, above=0)
     check_number("k_constant", k_constant, above=0)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
     task = resolve_points(task, DELTA, k_constant=k_constant)
     unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
     held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model), seed=task.seed)

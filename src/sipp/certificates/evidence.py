@@ -104,10 +104,11 @@ def measure_outputs(
 def _calibration_points(pruned: NetworkLike, calibration: Any) -> SeenPoints:
     """The points that chose the pruned network, as far as they are known, and whether these are all."""
     seen = points_seen(pruned)
+    if isinstance(calibration, SeenPoints):  # of a record on the disk, with what was given beside it
+        recorded, calibration = calibration, calibration.given
+        seen = SeenPoints(seen.hashes | recorded.hashes, recorded.is_all)
     if calibration is None:
         return SeenPoints(seen.hashes, bool(seen.hashes) and seen.is_all)
-    if isinstance(calibration, SeenPoints):  # of a record on the disk
-        return SeenPoints(seen.hashes | calibration.hashes, calibration.is_all)
     return SeenPoints(seen.hashes.union(holdout_data(calibration, "calibration").hashes()), is_all=True)
 
 

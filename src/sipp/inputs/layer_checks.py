@@ -147,9 +147,9 @@ def refuse_other_output(layer: PrunableLayer, expected: Expected, output: Any, b
     An overflow in the layer is refused by the layers after it.
     """
     not_the_map = (
-        f"{layer.label}: its forward is not the known map of {layer.known_as} (its class, a patched forward or a "
-        f"hook changes what goes in or comes out), so its scores would be wrong; leave it as it is with "
-        f"exclude={layer.module_name!r}, or teach its type with sipp.inputs.layers.register. On {batch.where}"
+        f"{layer.label}: sipp cannot reproduce this layer's output as a {layer.known_as} (its class, a patched "
+        f"forward or a hook changes what goes in or comes out), so its scores would be wrong; leave it as it is with "
+        f"exclude={layer.module_name!r}, or register an adapter (sipp.inputs.layers.register). On {batch.where}"
     )
     real = _first_tensor(output)
     if real is None or not real.is_floating_point():

@@ -180,7 +180,7 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
 
 def hold_back_points(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
     """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
-    is_theory = task.scoring.n_points == "theory"
+    is_theory = task.scoring.n_inputs == "theory"
     task = resolve_points(task, options.delta, method=options.method, k_constant=options.k_constant)
     if is_theory and task.n_points is not None:  # this many must remain to be scored
         task = task.with_points(math.ceil(task.n_points / (1 - HELD_BACK_SHARE)), task.data)

@@ -48,15 +48,13 @@ def sensitivity(
     reduce: Reduce = "max",
     include: Selector | None = None,
     exclude: Selector | None = None,
-    delta: float = DELTA,
     seed: int = 0,
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
-    All inputs are used unless `scoring.n_points` says how many; "theory" takes as many as the theory asks for at
-    `delta`, which is used for nothing else here.
+    All inputs are used unless `scoring.n_inputs` says how many; "theory" takes as many as the theory asks for.
 
     Example:
         >>> import sipp, torch
@@ -67,7 +65,7 @@ def sensitivity(
     """
     check_flag("progress", progress)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    chosen = resolve_points(task, delta)
+    chosen = resolve_points(task, DELTA)
     with progress_bar("scoring", chosen.points.n_points_known, shown=progress) as advance:
         scores = measure_sensitivities(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, SippError
 from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import as_given
 from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
 from sipp.results.batches import Batch
@@ -28,40 +30,74 @@ from sipp.runtime.examples import (
     without_aliases,
 )
 from sipp.runtime.graph import program_of
-from sipp.runtime.multiply_adds import multiply_adds
+from sipp.runtime.multiply_adds import multiply_adds as count_multiply_adds
 from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
 from sipp.runtime.shrinking.channels import Channels, channels_in
+from sipp.runtime.shrinking.choosing import channel_options, choose_channels
 from sipp.runtime.shrinking.removing import ShrinkPlan, plan_shrinking
 from sipp.runtime.shrinking.rules import rule_of, without_either, without_numbers, without_views
+from sipp.verbs.assess import assess
 
 SAME = 1e-9  # of the largest output, in float64
 
 
 @torch.inference_mode(False)
-def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
-    """Removes dead rows and channels, and inputs that no layer reads: the result has smaller plain layers.
+def shrink(
+    model: NetworkLike,
+    data: Any = None,
+    *,
+    multiply_adds: float | None = None,
+    weights: float | None = None,
+    uniform: bool = False,
+    multiple_of: int = 1,
+    repair: bool = True,
+    steps: int = 0,
+    seed: int = 0,
+    progress: bool = True,
+) -> Shrunk:
+    """Makes a smaller dense network: without its dead channels, or with as few channels as a budget asks for.
 
-    `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. `example` is an input as for
-    `sparse`; without one, noise in the shape of the first layer is used. Channels that cannot be removed safely stay,
-    and the record names them. Outputs are compared before anything is returned: on the example, and at other sizes.
+    `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. Without a budget, channels go
+    that are dead or that no layer reads, and the outputs stay the same. `data` is then an example as for `sparse`, or
+    None: noise in the shape of the first layer. Channels that cannot be removed safely stay, and the record names them.
+    Outputs are compared before anything is returned: on the example, and at other sizes.
+
+    With `multiply_adds=0.5` (or `weights=0.5`: of all parameters) the network keeps half of them, and `data` are
+    calibration inputs as for `prune`; labels are not used. Channels go that only one layer reads, those first that this
+    layer can do without, and every layer gets new weights by least squares, so that it gives what the dense network
+    has there; `repair=False` leaves that out. `steps` of Adam then bring the outputs closer to the dense ones.
+    `uniform=True` takes the same share of every layer, `multiple_of=8` leaves multiples of eight channels. One input in
+    ten is held back, to stop Adam and to measure the error. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        >>> small = sipp.shrink(net, torch.rand(500, 64), multiply_adds=0.5)
+        >>> small.model[0].weight.shape
+        torch.Size([128, 64])
         >>> pruned = sipp.prune(net, None, keep=0.02, method="magnitude")
-        >>> small = sipp.shrink(pruned, torch.rand(4, 64))
-        >>> small.n_parameters < 0.9 * small.n_parameters_before
-        True
+        >>> small = sipp.shrink(pruned, torch.rand(4, 64))  # no budget: the same outputs
         >>> torch.allclose(small.model(torch.ones(1, 64)), pruned.model(torch.ones(1, 64)), atol=1e-5)
         True
     """
+    options = channel_options(
+        multiply_adds=multiply_adds, weights=weights, uniform=uniform, multiple_of=multiple_of, repair=repair,
+        steps=steps, seed=seed, progress=progress,
+    )  # fmt: skip
     network = network_of(model)
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
-    call = guess_call(own) if example is None else _on_device(own, without_aliases(*call_of(example)))
+    chosen, used = None, frozenset[str]()
+    if options is None:
+        call = guess_call(own) if data is None else _on_device(own, without_aliases(*call_of(data)))
+    else:
+        smaller = choose_channels(own, data, options)
+        bounds = assess(own, smaller.model, [as_given(batch) for batch in smaller.split.fit], progress=progress)
+        chosen = replace(smaller.chosen, layers=bounds.layers, guarantee=bounds.guarantee)
+        own, call, used = smaller.model, smaller.call, smaller.split.keys
     expected = _outputs(own, call)
     if not any(isinstance(output, Tensor) for output in expected):
         raise ModelError("returns no tensor to compare", where=type(own).__name__, fix="let forward return one")
@@ -77,11 +113,11 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         module.training = was_training.get(name, module.training)
     before = tensors_hash(network)
     chosen_by = points_seen(model)
-    certificate = model.certificate if isinstance(model, PrunedTo) else None
+    certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
     shapes, smaller_shapes = (
         {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, small)
     )
-    counts, smaller_counts = multiply_adds(program, shapes), multiply_adds(program, smaller_shapes)
+    counts, smaller_counts = count_multiply_adds(program, shapes), count_multiply_adds(program, smaller_shapes)
     layers = [
         ShrunkLayer(name, shapes[name], smaller_shapes[name], count, smaller_counts[name])
         for name, count in counts.items()
@@ -100,8 +136,9 @@ def shrink(model: NetworkLike, example: Any = None) -> Shrunk:
         hash_before=before,
         described_hash=tensors_hash(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
-        seen=chosen_by.hashes,
-        seen_all=chosen_by.is_all,
+        seen=chosen_by.hashes | used,
+        seen_all=chosen_by.is_all or (chosen is not None and isinstance(model, nn.Module)),
+        chosen=chosen,
     )
 
 

@@ -40,7 +40,7 @@ def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The input of a layer that takes one tensor."""
     given = (*args, *kwargs.values())
     if len(given) != 1:
-        raise ModelError(f"is called with {len(given)} arguments, which is not the known map of one input")
+        raise ModelError(f"is called with {len(given)} arguments, not one: sipp cannot reproduce its output")
     if not isinstance(given[0], Tensor):
         raise DataError(f"takes a tensor, not a {type(given[0]).__name__}")
     return given[0]
