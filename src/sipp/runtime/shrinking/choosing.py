@@ -35,12 +35,12 @@ from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.shrinking.applying import parameters_and_buffers
-from sipp.runtime.shrinking.budgets import cheapest_widths, uniform_widths
+from sipp.runtime.shrinking.budgets import cheapest_widths, least_share, uniform_widths
 from sipp.runtime.shrinking.channels import Channels, channels_in
 from sipp.runtime.shrinking.checking import Rules, rules_for_sites
 from sipp.runtime.shrinking.fitting import Cut, Look
 from sipp.runtime.shrinking.running import Tensors, Traced, Use, Values, run_both, trace_batches, uses_in
-from sipp.runtime.shrinking.sites import rows_left, sizes_of, structure_of
+from sipp.runtime.shrinking.sites import Structure, rows_left, sizes_of, structure_of
 
 TITLES = ("comparing channels", "removing channels")
 COUNTED = get_args(Counted)
