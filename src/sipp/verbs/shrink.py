@@ -15,6 +15,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
 from sipp.results.network_hash import tensors_hash
 from sipp.results.numerics import device_of
+from sipp.results.options import Selector
 from sipp.results.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
 from sipp.results.shrunk import Shrunk, ShrunkLayer
 from sipp.runtime.examples import (
@@ -31,6 +32,7 @@ from sipp.runtime.plain_copy import plain_copy
 from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
 from sipp.runtime.shrinking.checking import checked_plan, differs, outputs_of
 from sipp.runtime.shrinking.choosing import channel_options, choose_channels
+from sipp.runtime.shrinking.configuration import match_configuration
 from sipp.verbs.assess import assess
 
 ROUNDING = 1e-9  # of the share that is asked for
@@ -47,6 +49,7 @@ def shrink(
     multiple_of: int = 1,
     repair: bool = True,
     steps: int = 0,
+    exclude: Selector | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Shrunk:
@@ -61,8 +64,10 @@ def shrink(
     calibration inputs as for `prune`; labels are not used. Channels go that only one layer reads, those first that this
     layer can do without, and every layer gets new weights by least squares, so that it gives what the dense network
     has there; `repair=False` leaves that out. `steps` of Adam then bring the outputs closer to the dense ones.
-    `uniform=True` takes the same share of every layer, `multiple_of=8` leaves multiples of eight channels. One input in
-    ten is held back, to stop Adam and to measure the error. All inputs are held in memory.
+    `uniform=True` takes the same share of every layer, which a Hugging Face model needs, because its configuration has
+    one width for all layers; it is set to the new one. `multiple_of=8` leaves multiples of eight channels, and layers
+    named in `exclude` (as in `prune`) keep all their inputs. One input in ten is held back, to stop Adam and to measure
+    the error. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -78,12 +83,13 @@ def shrink(
     """
     options = channel_options(
         multiply_adds=multiply_adds, weights=weights, uniform=uniform, multiple_of=multiple_of, repair=repair,
-        steps=steps, seed=seed, progress=progress,
+        steps=steps, exclude=exclude, seed=seed, progress=progress,
     )  # fmt: skip
     network = network_of(model)
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
+    caches = _turn_off_cache(own)  # torch.export knows no cache among the outputs
     chosen, used = None, frozenset[str]()
     if options is None:
         call = guess_call(own) if data is None else _on_device(own, without_aliases(*call_of(data)))
@@ -105,6 +111,9 @@ def shrink(
         raise differs(moved)
     for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
+    _set_cache(small, caches)
+    if chosen is not None:
+        match_configuration(small, chosen.sites)
     before = tensors_hash(network)
     chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
@@ -151,6 +160,18 @@ def _check_budget(small: Shrunk) -> None:
                 where=type(small.model).__name__,
                 fix="its forward pass may need all channels of a layer: ask for less, or change the layer's code",
             )
+
+
+def _turn_off_cache(model: nn.Module) -> bool:
+    """Lets a Hugging Face model return no cache; whether it would have."""
+    uses_cache = bool(getattr(getattr(model, "config", None), "use_cache", False))
+    _set_cache(model, False)
+    return uses_cache
+
+
+def _set_cache(model: nn.Module, uses_cache: bool) -> None:
+    if hasattr(getattr(model, "config", None), "use_cache"):
+        model.config.use_cache = uses_cache  # type: ignore[union-attr]
 
 
 def _on_device(model: nn.Module, call: Call) -> Call:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, points_at
+from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.outputs import dense_outputs, error_of
 from sipp.inputs.restore import ONE_AT_A_TIME, copy_of
 from sipp.progress import progress_bar
@@ -30,6 +31,7 @@ from sipp.repairing.repair_options import LEARNING_RATE
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_seed, check_share, check_whole
 from sipp.results.display import listed
+from sipp.results.options import Selector
 from sipp.results.shrunk import ChannelsLeft, Chosen, Counted
 from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of
@@ -60,6 +62,7 @@ class ChannelOptions:
     multiple_of: int
     repair: bool
     steps: int
+    exclude: Selector | None
     seed: int
     progress: bool
 
@@ -72,12 +75,14 @@ def channel_options(
     multiple_of: int,
     repair: bool,
     steps: int,
+    exclude: Selector | None,
     seed: int,
     progress: bool,
 ) -> ChannelOptions | None:
     """The options, checked; None without a budget, which the others need."""
     if multiply_adds is None and weights is None:
         given = {"uniform": uniform, "multiple_of": multiple_of != 1, "repair": not repair, "steps": steps != 0}
+        given["exclude"] = exclude is not None
         if odd := [name for name, is_given in given.items() if is_given]:
             raise OptionError(
                 "needs a budget: without one, only dead channels go", option=odd[0], fix="give multiply_adds="
@@ -95,6 +100,7 @@ def channel_options(
         multiple_of=check_whole("multiple_of", multiple_of, least=1),
         repair=check_flag("repair", repair),
         steps=check_whole("steps", steps, least=0),
+        exclude=exclude,
         seed=check_seed(seed),
         progress=check_flag("progress", progress),
     )
@@ -162,7 +168,7 @@ def without_channels(
 ) -> Removal:
     """Takes channels out of the model in place, so that nothing reads them any more, and refits what is left."""
     channels = channels_in(model, traced.programs[0], rules)
-    structure = structure_of(channels)
+    structure = structure_of(channels, _excluded(model, budget.exclude))
     if not structure.sites:
         raise ModelError(
             f"no channels can go: {_why_none(channels, structure)}",
@@ -264,6 +270,15 @@ def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             if name in held and held[name] is not tensor:
                 held[name].copy_(tensor)
+
+
+def _excluded(model: nn.Module, exclude: Selector | None) -> set[str]:
+    """The weights that keep all their inputs."""
+    if exclude is None:
+        return set()
+    every, others = (find_prunable_layers(model, include="*", exclude=one) for one in (None, exclude))
+    names = [{weight.name for layer in layers for weight in layer.weights.values()} for layers in (every, others)]
+    return names[0] - names[1]
 
 
 def _why_none(channels: Channels, structure: Structure) -> str:
