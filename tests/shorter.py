@@ -40,7 +40,7 @@ def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
     if command == "run":  # the commands that name the network itself meet it as users do
         narrow(patch)
     if command == "bench":
-        patch.setattr("sipp.cli.bench_network.LEAST_SECONDS", 0.0)
+        patch.setattr("sipp.verbs.bench.LEAST_SECONDS", 0.0)
     if command == "report":
         of_run = figures._figures
         patch.setattr(figures, "_figures", lambda run: dict([*of_run(run).items()][:1]))

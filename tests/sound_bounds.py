@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from sipp.bounds.sound import NoBound, error_bounds, relative
+from sipp.bounds.rules import NoBound
+from sipp.bounds.sound import error_bounds, relative
 from sipp.inputs.data import as_batch
 
 

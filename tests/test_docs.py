@@ -156,6 +156,22 @@ def test_commands_run_in_order(page: str, yours: Path, tmp_path: Path, monkeypat
                 check_command(line)
 
 
+def test_the_first_page_runs_twice_in_one_folder(yours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python block and its shell block write beside each other, and may be run again."""
+    for path in yours.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my", raising=False)
+    blocks = [block for block in BLOCKS if block.page == "README.md" and block.kind in ("python", "sh")]
+    assert [block.kind for block in blocks] == ["python", "sh"]
+    for block in (*blocks, *blocks):
+        if block.kind == "python":
+            execute(block)
+        else:
+            for line in block.text.splitlines():
+                check_command(line)
+
+
 @pytest.mark.parametrize(
     "line", ["sipp recipes  # exit 3", "sipp run digits-iterative --no-such  # not run: never", "sipp nothing"]
 )
@@ -245,7 +261,7 @@ def test_signatures_are_those_of_the_code(name: str) -> None:
 @pytest.mark.parametrize("name", sipp.__all__)
 def test_public_names_are_documented(name: str) -> None:
     assert gaps(name, (ROOT / "docs" / "api.md").read_text()) == []
-    assert len(sipp.__all__) <= 30
+    assert len(sipp.__all__) <= 31
 
 
 def test_a_missing_description_is_caught() -> None:

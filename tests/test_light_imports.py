@@ -17,7 +17,6 @@ LIGHT = (
     "sipp.results.jsonio",
     "sipp.results.sheet",
     "sipp.results.certificate",
-    "sipp.files",
     *(f"sipp_lab.pipelines.{name.replace('-', '_')}" for name in pipeline_names()),
     "sipp_lab.arms",
     "sipp_lab.recipes",

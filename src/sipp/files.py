@@ -27,7 +27,8 @@ CHANGED = "it was changed after it was written"  # in errors of those who check
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # where a file system has none, or it may not be read
 ROOM = "free space or allow writing and run it again, or give another place"
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
-WEIGHTS_NAME = "model.safetensors"  # and the network
+WEIGHTS_NAME = "model.safetensors"  # and the network,
+RECORD_KEY = "sipp record"  # which has the record in its header too
 BENCH_NAME = "bench.json"  # the result of `sipp bench`, beside the network
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
 _NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
@@ -178,6 +179,20 @@ def _check_of(body: Values) -> str:
     return sha256_of(json.dumps(body, sort_keys=True).encode())
 
 
+# --- what a file of weights says of itself --------------------------------------------------------------------------
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without reading its tensors; empty for any other file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError, ValueError):
+        return {}
+
+
 # --- where a command may write: checked before any work -------------------------------------------------------------
 
 
@@ -227,7 +242,7 @@ def check_folder(path: Path, *, force: bool) -> None:
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
     if path.is_dir():
         check_place(path / WEIGHTS_NAME)
-        if (path / WEIGHTS_NAME).exists() and not (path / RECORD_NAME).exists():
+        if (path / WEIGHTS_NAME).exists() and RECORD_KEY not in metadata_of(path / WEIGHTS_NAME):
             raise OptionError(f"{path} holds a {WEIGHTS_NAME} that is not of sipp", fix="give another folder")
         if any(path.iterdir()) and not force:
             raise OptionError(

@@ -212,7 +212,7 @@ def test_the_required_share_of_points_is_a_threshold(n_above: int, n: int, holds
 
 
 def test_a_weight_never_active_on_the_calibration_points_fails() -> None:
-    """s = (1, 0): each holdout patch that meets the second weight breaks the inequality there, whatever C."""
+    """s = (1, 0): each holdout point that meets the second weight breaks the inequality there, whatever C."""
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
     held_out = torch.tensor([[1.0, 1e-6], [1.0, 0.0], [0.0, 0.0], [0.0, -5.0]])
     seen = check_assumption(linear([[1.0, 1.0]]), x, held_out, c_constant=1e6)
@@ -262,7 +262,9 @@ def test_scales_change_nothing(factor: float) -> None:
     before = check_assumption(model, [x], [y], c_constant=1.0)
     assert before.total.es_failures
     model.weight.data *= factor
-    assert check_assumption(model, [x * factor], [y * factor], c_constant=1.0) == before
+    after = check_assumption(model, [x * factor], [y * factor], c_constant=1.0)
+    assert dataclasses.replace(after, measured=before.measured) == before
+    assert after.measured.c_constant == pytest.approx(before.measured.c_constant, rel=1e-6)
 
 
 # --- Kinds of data, and what is left as it was -----------------------------------------------------------------------
@@ -276,7 +278,7 @@ def test_every_form_of_batch() -> None:
     for data in ([(x, labels)], [{"input": x}], once, torch.utils.data.TensorDataset(x, labels)):
         assert check_assumption(model, data, [{"input": y}], c_constant=1.0) == expected
     assert check_assumption(model, x).n_holdout == 0
-    few = check_assumption(model, x, y, scoring=sipp.Scoring(n_points=3))
+    few = check_assumption(model, x, y, scoring=sipp.Scoring(n_inputs=3))
     assert (few.n_calibration, few.n_holdout) == (3, len(y))
 
 
@@ -363,10 +365,10 @@ def test_the_printed_text_says_what_holds() -> None:
     text = str(wide)
     assert f"does not look plausible on this data: {wide.total.n_holding} of 210 weights" in text
     assert "nearly always fails once rows have more than a few weights" in text and "T5" not in text
-    assert f"failed for {wide.total.es_failures} of 2,100 (patch, weight) pairs on 10 holdout inputs" in text
+    assert f"failed for {wide.total.es_failures} of 2,100 (input, weight) pairs on 10 holdout inputs" in text
     assert all(layer.name in text for layer in wide.layers)
     held = str(check_assumption(linear([[1.0, 1.0]]), torch.ones(4, 2)))
     assert "looks plausible on this data: 2 of 2 weights" in held and "nearly always" not in held
     assert "was not checked: pass a holdout" in held
     narrow = str(check_assumption(linear([[1.0, 9.0]]), torch.ones(4, 2), torch.zeros(1, 2)))
-    assert "does not look plausible" in narrow and "nearly always" not in narrow and "0 of 0 (patch" in narrow
+    assert "does not look plausible" in narrow and "nearly always" not in narrow and "0 of 0 (input" in narrow

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sipp.bounds import operator_norms as norms
 from sipp.bounds.operator_norms import average_pool_norm, conv_norm, linear_norm, max_pool_gain
-from sipp.bounds.sound import SLOPES
+from sipp.bounds.rules import SLOPES
 
 N_CONVOLUTIONS = 300
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sipp.cli import demo
+from sipp.cli.commands import demo_command as demo
 from sipp_lab.training.signals import Interrupted
 
 SHORT = ("prune.methods=[magnitude, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
@@ -29,8 +29,8 @@ def accuracies(records: demo.Records) -> dict[tuple[str | None, int], float]:
 
 def test_two_short_runs_agree_and_end_with_a_page(tmp_path: Path) -> None:
     first, again, other = (
-        demo.run_demo(tmp_path / name, seed=seed, progress=False, settings=SHORT)
-        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+        demo.run_demo(tmp_path / name, progress=False, settings=(*SHORT, *more))
+        for name, more in (("a", ()), ("b", ()), ("c", ("seed=1",)))
     )
     assert accuracies(first[0]) == accuracies(again[0]) != accuracies(other[0])
     assert accuracies(first[0])[None, 0] > 0.8
@@ -49,7 +49,7 @@ def test_ctrl_c_ends_the_demo_with_its_status_and_leaves_nothing(
     def stopped(*args: object, **options: object) -> None:
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr(demo, "run", stopped)
+    monkeypatch.setattr("sipp_lab.runs.run_recipe.run", stopped)
     with pytest.raises(SystemExit) as stop:
         demo.run_demo(tmp_path, progress=False)
     assert stop.value.code == 130

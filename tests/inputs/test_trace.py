@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.inputs.layers import find_prunable_layers, unwrap
 from sipp.inputs.structure import layers_that_read
-from sipp.inputs.trace import BY_VALUES, NOT_MOVED, ModelMap, trace
+from sipp.inputs.trace import BY_VALUES, ELSEWHERE, NOT_MOVED, ModelMap, trace
 
 
 def images(n: int = 6, channels: int = 3, size: int = 8) -> Tensor:
@@ -65,7 +66,7 @@ def test_a_perceptron() -> None:
     assert [read_by(model, found, name) for name in "024"] == [("2",), ("4",), ()]
     assert [one.name for one in found.run.operations if one.module in "024"] == ["t", "addmm"] * 3
     assert str(found).splitlines() == [
-        "Sequential: 3 weights in 3 layers, 8 operations on 2 inputs",
+        "Sequential: 3 weights in 3 layers, 8 operations on 3 inputs",
         "a chain of fully-connected layers",
         "0.weight  Linear  5 x 4",
         "2.weight  Linear  3 x 5",
@@ -259,8 +260,15 @@ def test_an_lstm_with_the_batch_first() -> None:
     assert found.no_chain == "layer lstm (LSTM)"
 
 
+def test_an_lstm_with_time_first_knows_its_batch_and_the_layer_behind_it_does_not() -> None:
+    found = map_of(Tagger(batch_first=False), steps())
+    assert found.order == (*LSTM, "fc.weight")
+    assert found.unassigned == {("fc.weight", 1): ELSEWHERE}
+    assert str(found).splitlines()[-1] == f"not assigned to inputs, {ELSEWHERE}: fc.weight"
+
+
 def test_as_many_steps_as_inputs_are_not_mistaken_for_them() -> None:
-    found = map_of(Tagger(batch_first=False), steps(2, 2))
+    found = map_of(Tagger(batch_first=False), steps(3, 3))
     assert found.unassigned == {("fc.weight", 1): NOT_MOVED}
 
 
@@ -403,24 +411,60 @@ def test_a_branch_that_goes_by_values() -> None:
     assert "not used by these inputs: b.weight" in str(found)
 
 
-class Listing(Branching):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x) if x.flatten().tolist()[0] > 0 else self.b(x)
+class Asking(nn.Module):
+    """A layer, and something else that is done with the inputs."""
 
-
-def test_a_branch_on_a_list() -> None:
-    assert map_of(Listing(), rows()).depends_on_values == "tolist in the model itself"
-
-
-class OnPositions(Branching):
-    """Asks for values that do not depend on the inputs."""
+    def __init__(self, asks: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.a, self.asks = nn.Linear(4, 4), asks
+        self.register_buffer("state", torch.zeros(3, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.a(x) if bool(torch.arange(x.shape[1]).max() > 2) and self.a.bias is not None else self.b(x)
+        self.asks(x, self.state)
+        return self.a(x)
 
 
-def test_values_of_positions_are_the_same_for_all_inputs() -> None:
-    assert map_of(OnPositions(), rows()).depends_on_values == ""
+def through_a_view(x: Tensor, state: Tensor) -> bool:
+    state[:, 1:3].copy_(x[:, :2])
+    return bool(state.sum() > 0)
+
+
+def through_a_list(x: Tensor, state: Tensor) -> bool:
+    zeros = [torch.zeros(3, 4)]
+    torch._foreach_add_(zeros, [x])
+    return bool(zeros[0].sum() > 0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "asks"),
+    [
+        ("_local_scalar_dense", lambda x, state: bool(nn.functional.linear(x, torch.ones(4, 4)).relu().max() > 1)),
+        ("_local_scalar_dense", lambda x, state: torch.zeros(3, 4).add_(x).sum().item()),
+        ("_local_scalar_dense", lambda x, state: bool(torch.where(torch.arange(4) > 1, x, 0.0).any())),
+        ("_local_scalar_dense", lambda x, state: bool(nn.functional.scaled_dot_product_attention(x, x, x).sum() > 0)),
+        ("_local_scalar_dense", through_a_view),
+        ("_local_scalar_dense", through_a_list),
+        ("index", lambda x, state: x[x > 0]),
+        ("nonzero", lambda x, state: x.nonzero()),
+        ("tolist", lambda x, state: x.tolist()),
+        ("numpy", lambda x, state: x.numpy()),
+    ],
+)
+def test_control_flow_that_depends_on_values_is_found(operation: str, asks: Callable[[Tensor, Tensor], object]) -> None:
+    assert map_of(Asking(asks), rows()).depends_on_values == f"{operation} in the model itself"
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda x, state: bool((torch.arange(x.shape[1]) > 2).all()) and x,  # as transformers asks of positions
+        lambda x, state: x[:, torch.arange(4) > 1],
+        lambda x, state: x @ torch.ones(4, 4) if bool(state.sum() > 0) else x,
+        lambda x, state: x[:, torch.tensor([1, 2])],
+    ],
+)
+def test_control_flow_by_positions_or_weights_is_not_flagged(asks: Callable[[Tensor, Tensor], object]) -> None:
+    assert map_of(Asking(asks), rows()).depends_on_values == ""
 
 
 class Elsewhere(nn.Module):
@@ -436,7 +480,7 @@ class Elsewhere(nn.Module):
             "sum": lambda x: x * self.a.weight.sum(),
             "numpy": lambda x: x * float(self.a.weight.detach().numpy()[0, 0]),
             "shape": lambda x: x * self.a.weight.shape[0] + torch.zeros_like(self.a.weight)[0],
-            "view": lambda x: x if self.a.weight.T is not None else x,
+            "view": lambda x: x if len(self.a.weight.T) == 4 else -x,
         }
         return self.b(ways[self.way](self.a(x)))
 

@@ -64,9 +64,7 @@ def test_an_average_that_is_given_is_zero_where_the_network_is(name: str, kind: 
             assert alive(average.module, masks_of(net)) == 0
 
     step, optimizer = loop(net, update)
-    done = sipp.gradual(
-        net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude", cuts=4
-    )
+    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude")
     assert alive(average.module, done.masks) == alive(net, done.masks) == 0
     assert any(bool(average.module.get_parameter(key)[mask].any()) for key, mask in done.masks.items())
     assert masks_of(average) == {} and list(average.module.state_dict()) == list(net.state_dict())
@@ -97,7 +95,7 @@ def test_an_average_that_is_not_given_is_left_alone() -> None:
     net = made("buffers")
     average = AveragedModel(net)
     step, optimizer = loop(net, lambda _: average.update_parameters(net))
-    done = sipp.gradual(net, step, X, keep=0.3, steps=10, optimizer=optimizer, method="magnitude", cuts=2)
+    done = sipp.gradual(net, step, X, keep=0.3, steps=10, optimizer=optimizer, method="magnitude")
     assert alive(net, done.masks) == 0 and alive(average.module, done.masks) > 0 and masks_of(average) == {}
 
 
@@ -111,7 +109,7 @@ def test_an_average_that_is_made_after_the_last_cut_holds_by_itself() -> None:
             one.update_parameters(net)
 
     step, optimizer = loop(net, update)
-    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, method="magnitude", cuts=4)
+    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, method="magnitude")
     assert alive(averages[0].module, done.masks) == 0 and masks_of(averages[0]).keys() == done.masks.keys()
 
 
@@ -125,7 +123,7 @@ def test_an_error_of_the_loop_itself_stays_what_it_is_and_releases_both() -> Non
 
     step, optimizer = loop(net, update)
     with pytest.raises(RuntimeError, match="out of luck"):
-        sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude", cuts=4)
+        sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude")
     assert masks_of(net) == {} == masks_of(average)
 
 

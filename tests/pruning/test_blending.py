@@ -52,7 +52,7 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
     model, x = net(), points()
     pruned = sipp.prune(model, [x], keep=keep, method="sipp-blend", floor=0)
     expected = by_hand(model, x, keep)
-    assert pruned.choice is not None and pruned.choice.n_points == 20
+    assert pruned.choice is not None and pruned.choice.n_inputs == 20
     found = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
     assert found.keys() == expected.keys()
     assert all(found[key] == pytest.approx(expected[key], rel=1e-4) for key in expected)
@@ -77,7 +77,7 @@ def test_the_blend_is_about_as_good_as_magnitude_and_sensitivity_on_held_back_po
 def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
     pruned = sipp.prune(net(), [points()], keep=0.5)
     assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
-    assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
+    assert pruned.guarantee is not None and pruned.kept == pruned.budget
     assert (
         "held-back inputs used to choose it" in " ".join(str(pruned).split())
         and sipp.prune(net(), [points()], keep=0.5, method="magnitude").choice is None
@@ -87,11 +87,11 @@ def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_blend_works_with_two_points_and_with_an_iterator() -> None:
     few = sipp.prune(net(), [points(2)], keep=0.5)
-    assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_held_back
+    assert few.choice is not None and few.choice.n_inputs == 2 and not few.choice.is_held_back
     assert "held-back" not in str(few) and "2 inputs that were also used for scoring" in " ".join(str(few).split())
     once = sipp.prune(net(), iter([points(40), points(40, seed=2)]), keep=0.5)
     again = sipp.prune(net(), [points(40), points(40, seed=2)], keep=0.5)
-    assert once.choice == again.choice and once.choice.n_points == 20 and once.choice.is_held_back
+    assert once.choice == again.choice and once.choice.n_inputs == 20 and once.choice.is_held_back
 
 
 def test_recurrent_networks_and_networks_whose_points_hide() -> None:
@@ -239,5 +239,5 @@ class _Classes(nn.Module):
 def test_an_output_without_real_numbers_is_not_said_to_stay() -> None:
     torch.manual_seed(0)
     pruned = sipp.prune(_Classes(), torch.rand(100, 8), keep=0.3, progress=False)
-    assert pruned.choice is not None and pruned.choice.n_points == 0 and pruned.moved is None
+    assert pruned.choice is not None and pruned.choice.n_inputs == 0 and pruned.moved is None
     assert "nothing to compare" in str(pruned.choice) and "0 %" not in str(pruned)

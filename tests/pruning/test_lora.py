@@ -80,7 +80,7 @@ def test_gradual_masks_what_is_added_and_merges_it(method: str) -> None:
         train(number)
         trained.append(net(points).detach())
 
-    done = sipp.gradual(net, step, points, keep=0.3, steps=20, cuts=4, method=method, optimizer=optimizer)
+    done = sipp.gradual(net, step, points, keep=0.3, steps=20, method=method, optimizer=optimizer)
     assert torch.allclose(net(points), trained[-1], atol=1e-5)  # merging changed nothing
     assert done.masks.keys() == {"0.base_layer.weight", "2.weight"} and done.kept == round(0.3 * done.n_weights)
     layer: Any = net[0]
@@ -100,7 +100,7 @@ def test_a_cut_scores_weights_with_what_is_added_to_them() -> None:
         layer.base_layer.weight[3] = 9.0
         layer.lora_A["default"].weight.zero_()[0] = 9.0
         layer.lora_B["default"].weight.zero_()[3, 0] = -1 / SCALE
-    done = sipp.gradual(net, lambda i: None, None, keep=0.5, steps=4, cuts=1, method="magnitude", include="0.*")
+    done = sipp.gradual(net, lambda i: None, None, keep=0.5, steps=4, method="magnitude", include="0.*")
     assert not bool(done.masks["0.base_layer.weight"][3].any())
 
 

@@ -12,7 +12,7 @@ from sipp.files import seal, write_json
 from sipp.results.accuracy import Accuracy
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
-from sipp.results.evaluation import Evaluated, Evaluation, Inputs
+from sipp.results.evaluation import Evaluation
 from sipp.results.jsonio import to_json
 from sipp.results.pruned import PrunedFacts, PrunedLayer
 from sipp.results.run_records import NetworkRecord
@@ -66,15 +66,13 @@ def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
 
 def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", **changes: Any) -> str:
     """A record as `sipp eval --out` writes it, of the networks of `pruned_folder` and of these points."""
-    n = changes.pop("n_points", 800)
+    n = changes.pop("n_inputs", 800)
     losses = ((dense, 0.5), (pruned, 0.625))
     shares = (None if top1 is None else replace(accuracy(top1, n=n), loss=loss) for top1, loss in losses)
-    evaluated = Evaluated(
-        measured=Evaluation(n, *shares, same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5),
-        data=Inputs(f"300 points of {points}.npz", points * 64),
-        dense_hash="0" * 64,
-        pruned_hash="0" * 64,
-    )
+    evaluated = Evaluation(
+        n, *shares, same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5, data_hash=points * 64,
+        dense_hash="0" * 64, pruned_hash="0" * 64, inputs=f"300 points of {points}.npz",
+    )  # fmt: skip
     return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(evaluated), **changes}))
 
 

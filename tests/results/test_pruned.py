@@ -84,7 +84,7 @@ def test_statements_stay_if_no_weight_changes() -> None:
 
 def test_files_and_pages_say_that_weights_changed(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    pruned = sipp.prune(net, X, keep=0.5)
+    pruned = sipp.prune(net, X, keep=0.5, holdout=X + 1)
     sipp.save_folder(pruned, tmp_path / "before")
     step(pruned)
     sipp.save(pruned, tmp_path / "net.safetensors")

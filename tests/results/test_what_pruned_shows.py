@@ -128,7 +128,7 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     for keep, is_useful in ((0.5, False), (0.99, True)):
-        pruned = sipp.prune(net, torch.rand(400, 8), keep=keep, method="sipp-det")
+        pruned = sipp.prune(net, torch.rand(400, 8), keep=keep, method="sipp-det", holdout=torch.rand(100, 8))
         assert pruned.measured is not None and pruned.measured.epsilon is not None
         assert (pruned.measured.epsilon < 1) == is_useful  # both sides are met
         text, whole = " ".join(str(pruned).split()), " ".join(pruned.details.split())
@@ -140,7 +140,7 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
 def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det")
+    pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det", holdout=torch.rand(100, 8))
     assert pruned.measured is not None and has_useful_layer_bounds(pruned)
     whole = tuple(replace(layer, kept=layer.n_weights) for layer in pruned.layers)
     odd = tuple(replace(layer, eps_measured=math.nan, bound=math.nan) for layer in pruned.layers)

@@ -11,9 +11,9 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.files import RECORD_NAME, WEIGHTS_NAME
+from sipp.files import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
 from sipp.results.network_hash import model_hash
-from sipp.storage.pruned_folder import RECORD_KEY, read_pruned
+from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 

@@ -21,7 +21,7 @@ import sipp
 from sipp.results.options import Method
 from sipp.results.pruned import Pruned
 
-N_CALIBRATION, N_FRESH, N_STEPS = 120, 4000, 15
+N_CALIBRATION, N_HOLDOUT, N_FRESH, N_STEPS = 120, 40, 4000, 15
 N_SEEDS = 6
 CONFIDENCE = 0.9
 
@@ -189,7 +189,7 @@ def chain_events(seeds: range, factor: float = 1.0) -> int:
     events = 0
     for seed in seeds:
         model = made(chain, seed)
-        pruned = pruned_by(model, seed, c_constant=1e5, delta=0.05)
+        pruned = pruned_by(model, seed, c_constant=1e5, delta=0.05, holdout=inputs(N_HOLDOUT, 500 + seed))
         assert pruned.bound.met and pruned.measured.epsilon is not None, pruned.bound.reason
         errors = relative_errors(model, pruned.model, inputs(N_FRESH, 1000 + seed))
         claims = (
@@ -213,7 +213,7 @@ def row_events(name: str, seeds: range, factor: float = 1.0) -> int:
     events = 0
     for seed in seeds:
         model = made({**READABLE, **UNREADABLE}[name], seed)
-        pruned = pruned_by(model, seed)
+        pruned = pruned_by(model, seed, holdout=inputs(N_HOLDOUT, 500 + seed))
         for eps, worst in row_errors(model, pruned, inputs(N_FRESH, 1000 + seed)):
             events += float((worst > factor * eps + 1e-9).double().mean()) > pruned.measured.share
     return events
@@ -260,5 +260,7 @@ def test_a_bound_at_a_point_that_is_too_strong_is_broken() -> None:
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_exactly_is_never_met(name: str) -> None:
     for bound in ("paper", "sound"):
-        pruned = pruned_by(made(UNREADABLE[name], 0), 0, bound=bound, c_constant=1e5, delta=0.05)
-        assert not pruned.bound.met and pruned.bound.reason and pruned.measured.epsilon is None
+        model, new = made(UNREADABLE[name], 0), inputs(N_HOLDOUT, 500)
+        pruned = pruned_by(model, 0, bound=bound, c_constant=1e5, delta=0.05, holdout=new)
+        assert not pruned.bound.met and pruned.bound.reason
+        assert pruned.measured is None if bound == "sound" else pruned.measured.epsilon is None

@@ -127,6 +127,6 @@ def test_a_row_that_has_to_live_keeps_a_weight_that_meets_something() -> None:
 
 @pytest.mark.parametrize("method", FITTED)
 def test_all_points_that_were_fitted_have_chosen(method: str) -> None:
-    few = sipp.Scoring(n_points=50)
+    few = sipp.Scoring(n_inputs=50)
     pruned = sipp.prune(network(), points(), keep=0.4, method=method, scoring=few, progress=False)
     assert pruned.repair is not None and len(pruned.seen) >= pruned.repair.n_fit

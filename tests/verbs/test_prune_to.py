@@ -19,7 +19,7 @@ from sipp.results.binomial import k_allowed
 from sipp.results.options import Method, PruneOptions
 from sipp.results.pruned_to import PrunedTo
 from sipp.scoring.task import task_of
-from sipp.verbs.prune_to import default_levels, prune_to, prune_to_with
+from sipp.verbs.prune_to import default_levels, prune_to
 
 
 @pytest.fixture(autouse=True)
@@ -304,13 +304,6 @@ def test_print_shows_the_path_and_the_claim() -> None:
 def test_the_statements_stand_at_the_confidence_that_was_asked_for() -> None:
     best = prune_to(net(), points(100, 1), points(300, 2), epsilon=1.5, method="sipp-det", confidence=0.9)
     assert best.pruned.guarantee.layers.confidence == 0.9 and best.certificate.confidence == 0.9
-
-
-def test_options_that_only_prune_takes_are_refused() -> None:
-    net = nn.Linear(4, 2)
-    for options, named in ((PruneOptions(keep=0.5), "keep"), (PruneOptions(statements=False), "statements")):
-        with pytest.raises(OptionError, match=f"{named} cannot be chosen with a tolerance"):
-            prune_to_with(net, torch.rand(9, 4), torch.rand(99, 4), options, epsilon=0.5)
 
 
 class Talker(nn.Module):

@@ -1,7 +1,6 @@
 """`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
 
 import importlib
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import sipp
 from sipp.errors import OptionError
 from sipp.pruning import blending, cutting
 from sipp.pruning.largest_scores import breaking_pattern
-from sipp.repairing import both_networks, choosing, repair_network
+from sipp.repairing import choosing, repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
 from sipp.results import ranking as ranking_records
 from sipp.results.options import pattern_of
@@ -205,33 +204,6 @@ def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, mon
     sipp.compare(net(), points(), keeps=(0.5,), methods=("magnitude",), **options)
     sipp.prune_to(net(), points(), points(100, 5), epsilon=0.9, method="magnitude", levels=(0.9,), **options)
     assert len(met) >= 3 and set(met) == {12_345}
-
-
-@pytest.mark.parametrize("way", [True, "refit"])
-def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inner list has too little in its modules to be found by itself."""
-    torch.manual_seed(0)
-    inner = OrderedDict([("first", nn.Linear(16, 16)), ("1", nn.Tanh()), ("last", nn.Linear(16, 16))])
-    model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(inner)).eval()
-    walked: list[str] = []
-    enter = both_networks.enter
-
-    def noted(model: nn.Module, blocks: Any, batch: Any) -> Any:
-        walked.extend(blocks.names)
-        return enter(model, blocks, batch)
-
-    monkeypatch.setattr(both_networks, "enter", noted)
-    said: dict[str, Any] = {"keep": 0.4, "method": "wanda", "repair": way, "progress": False}
-    whole, named = (sipp.prune(model, points(60), blocks=blocks, **said) for blocks in (None, "1"))
-    assert set(walked) == {"1.first", "1.1", "1.last"}
-    assert all(torch.equal(mask, whole.masks[name]) for name, mask in named.masks.items())
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(named.model.parameters(), whole.model.parameters()))
-    with pytest.raises(OptionError, match="'2' is not a module of the network"):
-        sipp.prune(model, points(60), blocks="2", **said)
-    with pytest.raises(OptionError, match="for a repair, but repair= is not set"):
-        sipp.prune(model, points(60), keep=0.4, blocks="1")
-    with pytest.raises(OptionError, match="not a name of a list"):
-        sipp.prune(model, points(60), keep=0.4, blocks=("1",), repair=way)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("statements", [False, True])

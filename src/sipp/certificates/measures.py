@@ -70,16 +70,16 @@ def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor
     zeros_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
     squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
     points = PointComparisons(point_ratios(f, g), *squares, zeros_n + has_classes, *[zeros_n] * 7)
-    if has_classes:
-        is_finite = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # a non-finite output has no class
-        points = points._replace(same_class=is_finite[0] & is_finite[1] & (f_nk.argmax(1) == g_nk.argmax(1)))
+    if has_classes:  # a non-finite output has none
+        *outputs, differ = _classes(f, g)
+        points = points._replace(same_class=~differ)
     if truth.classes_n is not None:
         truth_n = truth.classes_n.to(f.device)
         points = points._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
         if bool(points.label_outside.any()):
             why.add("labels are outside the output's classes")
         else:
-            right = [finite & (out_nk.argmax(1) == truth_n) for finite, out_nk in zip(is_finite, (f_nk, g_nk))]
+            right = [is_finite & (classes_n == truth_n) for classes_n, is_finite in outputs]
             loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
             points = points._replace(
                 has_label=zeros_n + 1.0,

@@ -188,7 +188,7 @@ def summary(points: Points | None) -> dict[str, Any] | None:
         "spec": source.spec,
         "kind": source.kind,
         "what": points.words,
-        "n_points": points.n_points,
+        "n_inputs": points.n_points,
         "normalisation": None if normalised is None else {"mean": normalised.mean, "std": normalised.std},
     }
 

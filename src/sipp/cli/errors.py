@@ -42,7 +42,8 @@ _NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # impossible file 
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 # Python arguments, and their options: "keep=0.5" in a message becomes "--keep 0.5".
 OPTIONS = {field.name: field.name.replace("_", "-") for field in fields(PruneOptions)}
-OPTIONS |= {"output": "part", "epsilon": "epsilon", "max_accuracy_drop": "max-accuracy-drop", "share": "share"}
+OPTIONS |= {name: name.replace("_", "-") for name in ("epsilon", "max_accuracy_drop", "share", "length")}
+OPTIONS["output"] = "part"
 
 
 class CommandError(SippError):

@@ -116,6 +116,12 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
+def names_of(kind: type) -> list[str]:
+    """The fields of a record that are options."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [field.name for field in fields(kind) if get_origin(hints[field.name]) is Annotated]
+
+
 def option_name(name: str, default: Any) -> str:
     return f"no_{name}" if default is True else name
 
@@ -279,12 +285,18 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputOptions:
+class ReadingOptions:
     """How inputs are read: the options of every command that runs a network."""
 
     normalise: Normalise = None
     size: Size = None
     length: Length = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions(ReadingOptions):
+    """The same, for commands that run a network on all of them."""
+
     batch_size: BatchSize = None
 
 
@@ -302,7 +314,7 @@ class StoredOptions:
     data: Annotated[
         str | None, option(f"Inputs; default: noise for a built-in network. Otherwise {KINDS}.", MODEL_PANEL)
     ] = None
-    inputs: InputOptions
+    reading: ReadingOptions
 
 
 def load_code(paths: list[Path] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,10 +13,11 @@ from sipp.cli.data_option import Points, Reader
 from sipp.cli.data_sources import noise_for
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX
-from sipp.cli.language_text import is_language_model
+from sipp.cli.language_text import is_language_model, is_text, length_of
 from sipp.cli.model_option import load_model
-from sipp.cli.options import StoredOptions
+from sipp.cli.options import InputOptions, StoredOptions
 from sipp.results.certificate import AnyCertificate
+from sipp.results.saved_file import SavedFile
 from sipp.results.stored import Report
 from sipp_lab.nets import NETS
 
@@ -29,6 +31,7 @@ class StoredNetwork:
 
     name: str  # as for --model
     model: nn.Module
+    contents: SavedFile | Report
     certificate: AnyCertificate | None
 
 
@@ -52,7 +55,7 @@ def stored_network(asked: StoredOptions) -> StoredNetwork:
             fix="say it: --model my.py:function, or the name of a built-in network",
         )
     name = asked.model or recorded
-    return StoredNetwork(name, load_model(name, asked.file, option="FILE"), certificate)
+    return StoredNetwork(name, load_model(name, asked.file, option="FILE"), contents, certificate)
 
 
 def example_for(network: StoredNetwork, asked: StoredOptions, n_points: int) -> tuple[Any, Points]:
@@ -64,12 +67,12 @@ def example_for(network: StoredNetwork, asked: StoredOptions, n_points: int) -> 
             where=f"FILE {asked.file}",
             fix=f"give --data, such as random:{n_points}x3x32x32",
         )
-    options = replace(asked.inputs, batch_size=n_points)
+    read = asked.reading
+    options = InputOptions(normalise=read.normalise, size=read.size, length=read.length, batch_size=n_points)
+    if options.length is None and is_language_model(network.name) and is_text(Path(spec)):
+        options = replace(options, length=min(length_of(network.name, None), EXAMPLE_TOKENS))
     reader = Reader(network.model, network.name, options)
-    with naming_option(f"--data {spec}", "give --length, the number of tokens in an example"):
-        if options.length is None and asked.data is not None and is_language_model(network.name):
-            reader = replace(reader, options=replace(options, length=EXAMPLE_TOKENS))
-        points = reader.draw(reader.open(spec), n_points)
+    points = reader.draw(reader.open(spec), n_points)
     (batch,) = points.batches[:1]
     inputs = batch[0] if isinstance(batch, tuple) else batch  # without labels
     return inputs, points

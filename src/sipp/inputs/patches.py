@@ -95,6 +95,21 @@ def rows_of(use: WeightUse, weight: Weight) -> slice:
     return slice(use.row_start, use.row_start + n_rows_of(use, weight))
 
 
+def together(use: WeightUse) -> WeightUse:
+    """The use with the patches of all points together, as if they belonged to one."""
+    if not use.attributed:
+        return use
+    windows = use.windows if use.n_position_dims else use.windows.unsqueeze(2)
+    return replace(
+        use,
+        windows=windows.movedim(1, 0).flatten(1, 2)[None],
+        n_position_dims=max(1, use.n_position_dims),
+        counts_B=None if use.counts_B is None else use.counts_B.sum()[None],
+        attributed=False,
+        real_BP=None if use.real_BP is None else use.real_BP.flatten()[None],
+    )
+
+
 def start_value_range(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
     """Starts computing the range of the windows' values, and returns a function that waits for the result.
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sipp.errors import ModelError
@@ -196,6 +195,7 @@ class Operands:
     """What some weights are multiplied by, if an operation shows it (`_OPERANDS`): call it with each operation."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = tuple(weights)
         self._met: dict[int, list[Tensor]] = {extent_of(weight)[0]: [] for weight in weights}
 
     def __call__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -285,7 +285,10 @@ class Recorder:
                     stack.callback(handle.remove)
             stack.enter_context(_Taking(self._on_taken))
             stack.enter_context(self.watch)
-            yield
+            try:
+                yield
+            finally:
+                self.watch.run = self.execute  # or both would refer to each other, and stay for the garbage collector
 
     def recording(self, output: Any) -> Recording:
         """What was recorded, after the run."""
@@ -328,14 +331,14 @@ class Recorder:
     def _with_refs(self, value: Any) -> Any:
         """The value with a `Ref` for every tensor, and the type of whatever may hold tensors unseen (a cache)."""
 
-        def noted(leaf: Any) -> Any:
-            if _is_tensor(leaf):
-                return Ref(self._number(leaf))
-            if isinstance(leaf, PackedSequence):  # it takes nothing but tensors
-                return self._with_refs(tuple(leaf))
-            return leaf if leaf is None or isinstance(leaf, _PLAIN) else type(leaf)
-
-        return tree_map(noted, value, is_leaf=lambda one: isinstance(one, PackedSequence))
+        if isinstance(value, Tensor):
+            return Ref(self._number(value))
+        if isinstance(value, dict):
+            return {name: self._with_refs(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            found = [self._with_refs(one) for one in value]
+            return found if isinstance(value, list) else tuple(found)
+        return value if value is None or isinstance(value, _PLAIN) else type(value)
 
     # --- What torch executes ------------------------------------------------------------------------------------------
 
@@ -345,13 +348,12 @@ class Recorder:
         arguments = {one.name: one.default_value for one in schema} | self._with_refs(given)
         reads = refs_in(arguments)
         result = self.execute(function, args, kwargs)
-        results = [leaf for leaf in tree_leaves(result) if _is_tensor(leaf)]
+        results = every_tensor(result)
         written = [
             leaf
             for one in (schema if function._schema.is_mutable else ())
             if one.alias_info is not None and one.alias_info.is_write
-            for leaf in tree_leaves(given.get(one.name))
-            if _is_tensor(leaf)
+            for leaf in every_tensor(given.get(one.name))
         ]
         by_shape = function.overloadpacket.__name__ in VALUELESS
         flags = {
@@ -469,10 +471,6 @@ def _of_its_form(function: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
 def _sizes(arguments: dict[int | str, Any]) -> list[int]:
     """How many entries the lists and dicts among the arguments have."""
     return [len(value) for value in arguments.values() if isinstance(value, list | dict)]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _named_memory(model: nn.Module) -> dict[int, list[tuple[str, tuple[int, int]]]]:

@@ -1,8 +1,10 @@
-"""`trace`: what sipp knows about a model, from one watched run of two inputs and one with the two exchanged.
+"""`trace`: what sipp knows about a model, from one watched run of three inputs and one with them in reversed order.
 
 Everything that asks about a model's structure asks this record, and runs nothing: which weights are used, in which
 order and how often; whether the values that a use reads belong to one input each; which modules pass a state along;
 what a layer's output is added to; where an intercept goes; whether the network is a chain of fully-connected layers.
+
+`read_uses` runs a whole batch and hands over every use of a weight, as the map says whose patches they are.
 
 Dimension 0 is the input. If the patches of a use move with their inputs when these are exchanged, the use is
 *assigned*; otherwise it says why not. That is enough for a maximum over all inputs, but not for a mean, or for a
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,11 +25,11 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.blocks import Blocks, find_blocks
-from sipp.inputs.capture import Pass, recorded_parameters, run_pass
-from sipp.inputs.data import AnyData, data_of, points_at, tensors_of_inputs
-from sipp.inputs.layer_checks import tolerance_of
+from sipp.inputs.capture import Group, OnUse, Pass, recorded_parameters, run_pass
+from sipp.inputs.data import AnyData, data_of, form_of, points_at, tensors_of_inputs
+from sipp.inputs.layer_checks import every_tensor, tolerance_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
-from sipp.inputs.patches import distinct_values, rows_of
+from sipp.inputs.patches import distinct_values, rows_of, together
 from sipp.inputs.recording import Operands, Recorder, Recording, refs_in
 from sipp.inputs.structure import Place, Sum, norm_behind, output_of, places_in, sums_in, why_no_chain
 from sipp.results.batches import Batch, WeightUse
@@ -35,7 +37,10 @@ from sipp.results.numerics import device_of, integers, same_tensor
 from sipp.results.options import NormStats, Selector
 from sipp.results.ranking import Weight
 
+N_RUN = 3  # inputs
 MOST_COMPARED = 1 << 14  # values of an input that are compared in one use, evenly spaced: they show as much as all
+
+MOST_KEPT = 1 << 22  # numbers of the output: logits of long texts may be larger than the network
 
 _log = logging.getLogger("sipp")
 
@@ -58,11 +63,11 @@ class Use:
 
 @dataclass(frozen=True)
 class ModelMap:
-    """What a model did on one or two inputs, and what follows from it. `print` it: a table of contents."""
+    """What a model did on a few inputs, and what follows from it. `print` it: a table of contents."""
 
     kind: str  # the model's class
     weights: tuple[Weight, ...]  # that may be pruned, in the order of the model's parameters
-    n_points: int  # how many inputs were run
+    n_points: int  # how many inputs were run: 3, or 1 if there was only one
     uses: tuple[Use, ...]  # in the order of execution
     run: Recording  # all operations and calls of modules
     blocks: Blocks | None  # the modules that pass a state along, if there are such
@@ -71,7 +76,7 @@ class ModelMap:
     places: dict[str, Place]  # by weight: where intercepts go
     no_chain: str  # why the network is no chain of fully-connected layers; "" if it is one (T12)
     checked: frozenset[str]  # modules whose output is known to follow from their uses
-    output: Any = field(repr=False, compare=False)  # of these inputs
+    output: Any = field(repr=False, compare=False)  # of these inputs; None if it is large
     points: Tensor = field(repr=False, compare=False)  # which inputs of the batch were run
 
     @property
@@ -123,13 +128,13 @@ class ModelMap:
 def trace(
     model: nn.Module, data: AnyData, *, include: Selector | None = None, exclude: Selector | None = None
 ) -> ModelMap:
-    """Returns what sipp knows about a model, from a run of two inputs of the data.
+    """Returns what sipp knows about a model, from a run of three inputs of the data.
 
     Example:
         >>> import sipp.inputs.trace, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
         >>> print(sipp.inputs.trace.trace(model, torch.rand(8, 4)))
-        Sequential: 2 weights in 2 layers, 5 operations on 2 inputs
+        Sequential: 2 weights in 2 layers, 5 operations on 3 inputs
         a chain of fully-connected layers
         0.weight  Linear  3 x 4
         2.weight  Linear  2 x 3
@@ -145,10 +150,10 @@ def trace_layers(
 ) -> ModelMap:
     """The same for the layers that were found, and a batch.
 
-    Two inputs that differ are run; if the model refuses two, all of the batch.
+    Three inputs that differ are run; if the model refuses three, all of the batch.
     """
     layers = tuple(layers)
-    points = _two_that_differ(batch)
+    points = _inputs_to_run(batch)
     try:
         return _traced(model, layers, batch, points, norm_stats)
     except (DataError, ModelError):
@@ -157,9 +162,79 @@ def trace_layers(
     return _traced(model, layers, batch, integers(0, batch.n_points), norm_stats)
 
 
+Maps = dict[tuple[Any, ...], ModelMap]  # by form of batch: the shapes and dtypes of its inputs
+
+
+def map_for(
+    model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, maps: Maps, norm_stats: NormStats = "running"
+) -> ModelMap:
+    """The map for batches of this form: one that is known, or a new one, which is added.
+
+    A loop over steps uses a weight as often as there are steps: forms with other sizes may be used in other ways.
+    """
+    form = form_of(batch)
+    found = maps.get(form)
+    if found is None:
+        found = maps[form] = trace_layers(model, layers, batch, norm_stats)
+        _warn_of_unassigned(found, [one for one in maps.values() if one is not found], batch)
+    return found
+
+
+def _warn_of_unassigned(found: ModelMap, others: Sequence[ModelMap], batch: Batch) -> None:
+    """Warns about weights whose patches cannot be assigned to inputs, unless it was said already."""
+    padding = "" if batch.real_BT is None else ", and padding is not left out"
+    said = {name for other in others for name, _ in other.unassigned}
+    for name in dict.fromkeys(name for name, _ in found.unassigned if name not in said):
+        _log.warning(
+            "%s: sipp cannot tell which values in %s belong to which input, so statements about single inputs are "
+            "unknown for it%s",
+            batch.where,
+            name,
+            padding,
+        )
+
+
+def read_uses(
+    model: nn.Module,
+    layers: Iterable[PrunableLayer],
+    batch: Batch,
+    on_use: OnUse,
+    found: ModelMap | None = None,
+    norm_stats: NormStats = "running",
+    *,
+    watches: bool = False,
+) -> Any:
+    """The model's output on a batch; `on_use` is called for every use of a weight, in the order of execution.
+
+    A use is handed over before the layer runs and must be consumed at once: later operations may overwrite its input
+    in place. The model is left exactly as it was, also when something raises. With a map, patches that it does not
+    assign to inputs come together, and layers that it did not meet are checked. Without one, uses come as their layers
+    report them. If it `watches`, a weight that is read elsewhere is refused, as in a trace.
+    """
+    layers = tuple(layers)
+    operands = _operands(layers)
+    if found is None:
+        return run_pass(model, layers, Pass(batch, _as_it_is, on_use, operands=operands), norm_stats)
+    recorder = Recorder(model, _holders(layers), batch.where, operands) if watches else None
+    one_pass = Pass(batch, _assigning(found), on_use, set(found.checked), recorder, operands)
+    return run_pass(model, layers, one_pass, norm_stats)
+
+
+def _assigning(found: ModelMap) -> Group:
+    """A function for the uses of one pass, in order: those that are not assigned are put together."""
+    seen: Counter[str] = Counter()
+
+    def group(weight: Weight, use: WeightUse) -> WeightUse:
+        seen[weight.name] += 1
+        is_one = len(use.windows) == 1 and use.attributed  # one input owns all patches
+        return use if is_one or found.is_assigned(weight.name, seen[weight.name]) else together(use)
+
+    return group
+
+
 def record(model: nn.Module, batch: Batch) -> Recording:
-    """A watched run of two inputs of a batch, of a model whose layers do not matter."""
-    few = points_at(batch, _two_that_differ(batch))
+    """A watched run of three inputs of a batch, of a model whose layers do not matter."""
+    few = points_at(batch, _inputs_to_run(batch))
     recorder = Recorder(model, {}, batch.where)
     return recorder.recording(run_pass(model, (), Pass(few, _as_it_is, recorder=recorder), "running"))
 
@@ -168,26 +243,41 @@ def _as_it_is(weight: Weight, use: WeightUse) -> WeightUse:
     return use
 
 
-def _two_that_differ(batch: Batch) -> Tensor:
-    """The first input of a batch and the last one that differs from it; the last one, if none does."""
-    last = batch.n_points - 1
-    for other in range(last, 0, -1):
-        if not all(same_tensor(t[0], t[other]) for t in tensors_of_inputs(batch).values() if len(t) == batch.n_points):
-            return torch.tensor([0, other], dtype=torch.int64, device="cpu")
-    return integers(0, batch.n_points)[:: max(1, last)]
+def _inputs_to_run(batch: Batch) -> Tensor:
+    """Which inputs of a batch are run: the first, and others from the end that differ from each other.
+
+    If there are too few that differ, the last one is repeated. Two are not enough: where a b is repeated an odd number
+    of times (a b a, b a b), the blocks of both seem to be exchanged with them.
+    """
+    if batch.n_points == 1:
+        return integers(0, 1)
+    chosen = {0: _content(batch, 0)}
+    for other in range(batch.n_points - 1, 0, -1):
+        content = _content(batch, other)
+        if not any(all(map(same_tensor, content, known)) for known in chosen.values()):
+            chosen[other] = content
+        if len(chosen) == N_RUN:
+            break
+    found = sorted(chosen)
+    return torch.tensor(found + found[-1:] * (N_RUN - len(found)), dtype=torch.int64, device="cpu")
+
+
+def _content(batch: Batch, point: int) -> list[Tensor]:
+    """The tensors of one input of a batch."""
+    return list(tensors_of_inputs(points_at(batch, slice(point, point + 1))).values())
 
 
 def _traced(
     model: nn.Module, layers: tuple[PrunableLayer, ...], batch: Batch, points: Tensor, norm_stats: NormStats
 ) -> ModelMap:
     few = points_at(batch, points)
-    operands = Operands([one for layer in layers for one in recorded_parameters(layer).values()])
+    operands = _operands(layers)
     recorder = Recorder(model, _holders(layers), batch.where, operands)
     seen, checked = _Uses(recorder), set[str]()
     one_pass = Pass(few, seen, checked=checked, recorder=recorder, operands=operands)
     output = run_pass(model, layers, one_pass, norm_stats)
     run = recorder.recording(output)
-    seen.compare(_exchanged(model, layers, few, norm_stats))
+    seen.compare(*_moved(model, layers, few, norm_stats))
     uses = tuple(seen.uses)
     order = tuple(dict.fromkeys(use.weight for use in uses))
     tensors = {weight.name: output_of(run, layer) for layer in layers for weight in layer.weights.values()}
@@ -204,9 +294,14 @@ def _traced(
         places=places_in(model, run, layers),
         no_chain=why_no_chain(model, run, set(order)),
         checked=frozenset(checked),
-        output=output,
+        output=output if sum(t.numel() for t in every_tensor(output)) <= MOST_KEPT else None,
         points=points,
     )
+
+
+def _operands(layers: Iterable[PrunableLayer]) -> Operands:
+    """What the weights whose adapters ask for it are multiplied by."""
+    return Operands([one for layer in layers for one in recorded_parameters(layer).values()])
 
 
 def _holders(layers: Sequence[PrunableLayer]) -> dict[str, frozenset[str]]:
@@ -221,23 +316,30 @@ def _holders(layers: Sequence[PrunableLayer]) -> dict[str, frozenset[str]]:
 # --- Do the patches of a use move with the inputs? --------------------------------------------------------------------
 
 ELSEWHERE = "the inputs do not run along dimension 0 of what it reads"
-NOT_MOVED = "its patches did not move with the inputs when two were exchanged"
+NOT_MOVED = "its patches did not move with the inputs when these came in another order"
+ALIKE = "its patches are the same for all inputs that were run, and may belong to others"
 BY_VALUES = "values decide which patches it reads"
 REFUSED = "the model refuses its inputs in another order"
 
 
-def _exchanged(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, norm_stats: NormStats) -> _Uses | None:
-    """The uses of a run with the inputs in reversed order; None if the model refuses that."""
-    seen = _Uses(None)
-    if few.n_points == 1:
-        return seen
-    operands = Operands([one for layer in layers for one in recorded_parameters(layer).values()])
-    back = points_at(few, integers(few.n_points - 1, -1, -1))
-    try:
-        run_pass(model, layers, Pass(back, seen, operands=operands), norm_stats)
-    except (DataError, ModelError):  # the order's fault: the first run had the same inputs
-        return None
-    return seen
+def _moved(
+    model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, norm_stats: NormStats
+) -> tuple[Tensor, _Uses | None]:
+    """Another order of the inputs, and the uses of a run in it; None if the model refuses it.
+
+    A reversed batch has the same statistics. If a model refuses that (it wants the longest sequence first), the last
+    input but one takes the place of the last, too.
+    """
+    reverse = integers(few.n_points - 1, -1, -1)
+    sorted_still = integers(0, few.n_points).clamp(max=few.n_points - 2)
+    for placed in (reverse, sorted_still) if few.n_points > 1 else ():
+        seen = _Uses(None)
+        try:
+            run_pass(model, layers, Pass(points_at(few, placed), seen, operands=_operands(layers)), norm_stats)
+        except (DataError, ModelError):  # the order's fault: the first run had the same inputs
+            continue
+        return placed, seen
+    return reverse, None
 
 
 @dataclass(frozen=True)
@@ -247,6 +349,11 @@ class _Sample:
     values_BN: Tensor
     tolerance: float
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether all inputs have the same."""
+        return bool((self.values_BN == self.values_BN[:1]).all())
+
 
 class _Uses:
     """The uses of one run, with samples of their patches."""
@@ -255,6 +362,7 @@ class _Uses:
         self.recorder = recorder
         self.uses: list[Use] = []
         self.samples: dict[Key, _Sample] = {}
+        self.folded: set[Key] = set()  # uses of layers whose input has other things than the inputs along dimension 0
         self._seen: Counter[str] = Counter()
 
     def __call__(self, weight: Weight, use: WeightUse) -> WeightUse:
@@ -266,21 +374,26 @@ class _Uses:
         if self.recorder is not None:
             call, rows = self.recorder.innermost, rows_of(use, weight)
             positions = tuple(windows.shape[2 : 2 + use.n_position_dims])
-            by_values = any(self.recorder.values[read].by_values for read in refs_in(call.arguments))
+            given = [self.recorder.values[read] for read in refs_in(call.arguments)]
+            by_values = any(one.by_values for one in given)
             why = BY_VALUES if by_values else "" if use.attributed else ELSEWHERE
+            if not given or given[0].shape[:1] != windows.shape[:1]:
+                self.folded.add(key)
             self.uses.append(Use(*key, call.module, use.parameter, call.at, positions, (rows.start, rows.stop), why))
         return use
 
-    def compare(self, exchanged: _Uses | None) -> None:
-        """Marks the uses whose patches did not move with the inputs; None: the model refuses another order."""
+    def compare(self, placed_B: Tensor, moved: _Uses | None) -> None:
+        """Marks the uses whose patches did not move with the inputs to their new places; None: none are known."""
         for i, use in enumerate(self.uses):
             key = use.weight, use.nth
             if use.unassigned or len(self.samples[key].values_BN) == 1:
                 continue
-            if exchanged is None:
+            if moved is None:
                 why = REFUSED
             else:
-                why = _why_not_moved(self.samples[key], exchanged.samples.get(key))
+                why = _why_not_moved(self.samples[key], moved.samples.get(key), placed_B)
+            if not why and key in self.folded and self.samples[key].are_alike:
+                why = ALIKE
             self.uses[i] = replace(use, unassigned=why)
 
 
@@ -294,13 +407,13 @@ def _sampled(windows: Tensor) -> Tensor:
     return values_BN.clone()
 
 
-def _why_not_moved(first: _Sample, second: _Sample | None) -> str:
-    """Why patches did not move with their inputs, which the second run has in reversed order."""
+def _why_not_moved(first: _Sample, second: _Sample | None, placed_B: Tensor) -> str:
+    """Why patches did not move with their inputs, which have these places in the second run; "" if they did."""
     if second is None or first.values_BN.shape != second.values_BN.shape:
         return BY_VALUES
-    moved_BN = second.values_BN.flip(0)
-    size = torch.maximum(first.values_BN.abs().amax(), moved_BN.abs().amax())
-    distance = (first.values_BN - moved_BN).abs().amax()
+    wanted_BN, found_BN = first.values_BN[placed_B.to(first.values_BN.device)], second.values_BN
+    size = torch.maximum(first.values_BN.abs().amax(), found_BN.abs().amax())
+    distance = (wanted_BN - found_BN).abs().amax()
     if bool(distance <= first.tolerance * size):  # not if anything is NaN
         return ""
     return NOT_MOVED
@@ -331,8 +444,8 @@ def _lines(found: ModelMap) -> Iterator[str]:
         yield f"not used by these inputs: {', '.join(missing)}"
     why = Counter(found.unassigned.values())
     for reason in why:
-        names = dict.fromkeys(name for (name, _), one in found.unassigned.items() if one == reason)
-        yield f"not assigned to inputs, {reason}: {', '.join(names)}"
+        of_reason = dict.fromkeys(name for (name, _), one in found.unassigned.items() if one == reason)
+        yield f"not assigned to inputs, {reason}: {', '.join(of_reason)}"
 
 
 def _row(found: ModelMap, name: str) -> tuple[str, ...]:

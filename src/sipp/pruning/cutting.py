@@ -136,8 +136,8 @@ def output_change(ranking: Ranking, network_cut: Cut, task: ScoringTask) -> Outp
     """
     choice = network_cut.choice
     if choice is not None:
-        moved = OutputChange(choice.taken.error, choice.n_points, is_held_back=choice.is_held_back)
-        return moved if choice.n_points else None
+        moved = OutputChange(choice.taken.error, choice.n_inputs, is_held_back=choice.is_held_back)
+        return moved if choice.n_inputs else None
     sample = ranking.sample
     if sample is None and task.data is not None and task.data.can_be_read_again:
         sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))

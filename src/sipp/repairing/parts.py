@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_map
 
 from sipp.inputs.capture import OnUse
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.probing import runner
 from sipp.inputs.recording import Recording, refs_in
 from sipp.inputs.restore import StopForward, replaced_forwards
-from sipp.inputs.trace import ModelMap
+from sipp.inputs.trace import ModelMap, read_uses
 from sipp.results.batches import Batch
 from sipp.results.numerics import device_of, float32_products
 from sipp.results.ranking import Weight
@@ -139,7 +138,7 @@ class Side:
             block = self.model.get_submodule(part.end)
             forwards.append((block, ending(block.forward)))
         with suppress(StopForward), replaced_forwards(forwards), float32_products(allow_tf32=self.allow_tf32):
-            runner(self.model, layers)(self.batches[i], on_use)
+            read_uses(self.model, layers, self.batches[i], on_use)
         return outputs[0] if outputs else None
 
     def _returning(self, part: Part, i: int) -> list[tuple[nn.Module, Callable[..., Any]]]:

@@ -46,7 +46,7 @@ def common_points(models: Sequence[PrunedModel]) -> Evaluation | None:
     """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
     evaluations = [evaluation for model in models for evaluation in _with_accuracy(model)]
     counts = Counter(evaluation.data_hash for evaluation in evaluations)
-    return max(evaluations, key=lambda evaluation: (counts[evaluation.data_hash], evaluation.n_points), default=None)
+    return max(evaluations, key=lambda evaluation: (counts[evaluation.data_hash], evaluation.n_inputs), default=None)
 
 
 def _with_accuracy(model: PrunedModel) -> list[Evaluation]:

@@ -68,7 +68,7 @@ class PrunedModel:
     def evaluation(self) -> Evaluation | None:
         """The evaluation with an accuracy (if any) on the most inputs."""
         known = [measured for measured in self.evaluations.values() if isinstance(measured, Evaluation)]
-        return max(known, key=lambda measured: (measured.accuracies is not None, measured.n_points), default=None)
+        return max(known, key=lambda measured: (measured.accuracies is not None, measured.n_inputs), default=None)
 
     @property
     def text_scores(self) -> TextScores | None:

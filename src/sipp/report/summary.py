@@ -79,7 +79,7 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
             f"{stored} as a small file (sipp export --to small), {dense} before{bench.why_larger}",
         )
         run = bench.runs[-1]
-        place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
+        place = f"{counted(run.n_inputs, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
         speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
     change = shown_output_change(pruned)
@@ -161,9 +161,18 @@ def next_steps(pruned: PrunedModel) -> list[NextStep]:
     if len(steps) < 2:
         command = f"sipp export {stored} --out small.safetensors"
         fast = "fast = sipp.sparse(pruned, example)"
+        from_file = _python_line(pruned.identity.model)
         steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
-        steps.append(("Run it faster on a CPU, in Python:", fast, fast))
+        steps.append(("Run it faster on a CPU, in Python:", from_file, fast))
     return [NextStep(why, command if is_in_shell else python) for why, command, python in steps[:3]]
+
+
+def _python_line(model: str) -> str:
+    """How a network that the shell named, and stored in the small file, runs in Python."""
+    module, _, function = model.replace(".py:", ":").partition(":")
+    is_own = function.isidentifier() and module.replace(".", "").isidentifier() and module != "hf"
+    network, imported = (f"{module}.{function}()", f"sipp, {module}") if is_own else ("network", "sipp")
+    return f'import {imported}; fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,7 @@ class Shell:
         dense = "" if model.startswith("hf:") else f" --dense {shlex.quote(pruned.identity.weights or 'WEIGHTS')}"
         is_data_set = (pruned.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
         new = asked.get("holdout") or (asked.get("data") if is_data_set else None) or "NEW"
-        reading = {**(asked.get("inputs") or {}), "batch_size": None, "part": asked.get("part")}
+        reading = {name: asked.get(name) for name in ("normalise", "size", "length", "part")}
         options = "".join(f" --{name} {value}" for name, value in reading.items() if value is not None)
         return cls(model, folder, f"--model {model}{dense} --pruned {folder}", f"{shlex.quote(str(new))}{options}")
 

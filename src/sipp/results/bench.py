@@ -24,9 +24,9 @@ class BenchBytes:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """Timings of dense and sparse calls with `n_points` points: medians over alternating calls."""
+    """Timings of dense and sparse calls with `n_inputs` inputs: medians over alternating calls."""
 
-    n_points: int
+    n_inputs: int
     dense_ms: float
     sparse_ms: float
     faster: Speed  # than dense, over pairs of calls
@@ -80,7 +80,7 @@ class Bench:
     bytes: BenchBytes
     runs: tuple[BenchRun, ...]  # the fewest points first
     steps: tuple[BenchStep, ...]  # of the last run
-    step_points: int  # points per call in that run
+    step_inputs: int  # points per call in that run
 
     ALSO_IN_JSON = ("sentence",)
 
@@ -90,7 +90,7 @@ class Bench:
         run = self.runs[-1]
         return (
             f"{size_words(self.bytes.file, self.bytes.dense)} as a small file ({self.bytes.file:,} bytes, before "
-            f"pruning {self.bytes.dense:,}); {counted(run.n_points, 'input')} per call, "
+            f"pruning {self.bytes.dense:,}); {counted(run.n_inputs, 'input')} per call, "
             f"{counted(self.n_threads, 'thread')}: {run.words}"
         )
 
@@ -133,7 +133,7 @@ def _steps_table(bench: Bench) -> Table:
         )
         for step in bench.steps
     )
-    words = f"steps with weights, {counted(bench.step_points, 'input')}, one thread"
+    words = f"steps with weights, {counted(bench.step_inputs, 'input')}, one thread"
     return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=words)
 
 
@@ -141,9 +141,9 @@ def _calls_table(bench: Bench) -> Table:
     columns = ("inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed")
     rows = tuple(
         (
-            str(run.n_points),
+            str(run.n_inputs),
             *(f"{ms:.3f}" for ms in (run.dense_ms, run.sparse_ms)),
-            *(f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms)),
+            *(f"{1e3 * run.n_inputs / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms)),
             f"{run.off_by:.0e}",
             run.words,
         )

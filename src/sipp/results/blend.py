@@ -40,7 +40,7 @@ class BlendChoice:
 
     taken: BlendTrial
     tried: tuple[BlendTrial, ...]
-    n_points: int  # 0: the output has no real numbers, so nothing was compared
+    n_inputs: int  # 0: the output has no real numbers, so nothing was compared
     is_held_back: bool = True  # the points were held back from scoring; False: there were too few
 
     ALSO_IN_JSON = ("sentence",)
@@ -48,13 +48,13 @@ class BlendChoice:
     @property
     def sentence(self) -> str:
         """What was chosen, and how far it moved the output beside others."""
-        if self.n_points == 0:
+        if self.n_inputs == 0:
             return f"{self.taken.name}: nothing to compare, the output has no real numbers"
         others = ("magnitude", "max sensitivity")
         known = {trial.name: trial.error for trial in self.tried if trial.name in others and trial != self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
         held = "held-back " if self.is_held_back else ""
-        inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points:,} {held}inputs"
+        inputs = f"1 {held}input" if self.n_inputs == 1 else f"{self.n_inputs:,} {held}inputs"
         where = "used to choose it" if self.is_held_back else "that were also used for scoring"
         text = f"{self.taken.name}: output error {self.taken.error:.3g}" + (f" ({beside})" if beside else "")
         return f"{text} on {inputs} {where}{self._why_not_the_least()}"

@@ -17,7 +17,7 @@ KIND = "evaluation"
 class Evaluation:
     """Accuracy of a dense and a pruned network on the same inputs, and how far their outputs differ. `print` it."""
 
-    n_points: int
+    n_inputs: int
     dense: Accuracy | None  # None: no classes, or no labels
     pruned: Accuracy | None
     same_class: float | None  # share of inputs with the same predicted class
@@ -54,7 +54,7 @@ class Evaluation:
 
 
 def _facts(measured: Evaluation) -> list[tuple[str, str]]:
-    facts = [("inputs", f"{measured.n_points:,}")]
+    facts = [("inputs", f"{measured.n_inputs:,}")]
     if measured.dense is not None and measured.pruned is not None:
         dense, pruned = measured.dense, measured.pruned
         change = f"{100 * (pruned.top1 - dense.top1):+.2f} percentage points"
@@ -65,7 +65,7 @@ def _facts(measured: Evaluation) -> list[tuple[str, str]]:
     if measured.same_class is not None:
         facts.append(("same class", f"{measured.same_class:.2%} of inputs"))
     if measured.n_not_finite:
-        facts.append(("epsilon", f"not finite on {measured.n_not_finite:,} of {measured.n_points:,} inputs"))
+        facts.append(("epsilon", f"not finite on {measured.n_not_finite:,} of {measured.n_inputs:,} inputs"))
     else:
         errors = (("mean", measured.error_mean), ("median", measured.error_median), ("largest", measured.error_max))
         words = ", ".join(f"{error:.4g} {name}" for name, error in errors)

@@ -38,7 +38,7 @@ Allocation = Literal["layers", "paper"]  # of the budget of sampled rows (T10)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
 Floor = float | None  # under rows and layers: a share of an even cut; 0 is none, None the default of the method
 ChunkBytes = int | Literal["auto"]
-NPoints = int | Literal["theory"] | None
+NInputs = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
 Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
 
@@ -113,12 +113,12 @@ class Scoring:
 
     Example:
         >>> import sipp
-        >>> sipp.Scoring(n_points="theory").norm_stats
+        >>> sipp.Scoring(n_inputs="theory").norm_stats
         'running'
     """
 
     norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
-    n_points: NPoints = None  # None: all there are; "theory": as many as T4 asks for
+    n_inputs: NInputs = None  # None: all there are; "theory": as many as T4 asks for
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
     chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
@@ -130,8 +130,8 @@ class Scoring:
             raise OptionError(
                 f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
             )
-        if self.n_points is not None and not _is_word(self.n_points, "theory"):
-            check_whole("n_points (or 'theory')", self.n_points, least=1)
+        if self.n_inputs is not None and not _is_word(self.n_inputs, "theory"):
+            check_whole("n_inputs (or 'theory')", self.n_inputs, least=1)
         if not _is_word(self.chunk_bytes, "auto"):
             check_whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
 
@@ -186,10 +186,6 @@ class PruneOptions:
     repair: Annotated[RepairChoice, _repair("Find the mask and the weights together, without labels or training.")] = (
         False
     )
-    blocks: Annotated[
-        str | None,
-        _repair("The list of modules to prune one by one, such as model.layers; default: found automatically."),
-    ] = None
     seed: Annotated[int, CliOption("Seed for everything random.", "Machine", least=0, most=MOST_SEED)] = 0
     scoring: Scoring = Scoring()
 
@@ -212,12 +208,6 @@ class PruneOptions:
             pattern_of(self.pattern)
         check_flag("statements", self.statements)
         check_repair(self.repair)
-        if self.blocks is not None and (not isinstance(self.blocks, str) or not self.blocks):
-            raise OptionError(
-                f"blocks={self.blocks!r:.60} is not a name of a list of modules",
-                fix="give one such as 'model.layers'",
-                option="blocks",
-            )
         if not self.statements and self.bound != "paper":
             raise OptionError(
                 "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"

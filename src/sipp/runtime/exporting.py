@@ -46,7 +46,7 @@ def export(
     example: Any = None,
     *,
     values: Values = "same",
-    shard: str | int = SHARD,
+    shard: str | int | None = None,
     tokenizer: Any = None,
 ) -> Exported:
     """Writes the network as an ONNX file (NAME.onnx) or a new Hugging Face folder; returns what was written.
@@ -75,7 +75,7 @@ def export(
             option="path",
         )
     is_onnx = target.suffix == ONNX
-    if is_onnx and (values != "same" or shard != SHARD or tokenizer is not None):
+    if is_onnx and (values != "same" or shard is not None or tokenizer is not None):
         raise OptionError(f"values, shard and tokenizer are for a folder, not for NAME{ONNX}", fix="leave them out")
     if is_onnx == (example is None):
         words = "needs an example" if is_onnx else "takes no example: it holds weights"
@@ -86,7 +86,7 @@ def export(
     if not is_onnx:
         if values != "same":
             own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
-        n_bytes, beside = _save_pretrained(own, target, shard, tokenizer)
+        n_bytes, beside = _save_pretrained(own, target, SHARD if shard is None else shard, tokenizer)
         return Exported(target, "hf", n_bytes, beside=beside)
     turn_off_caches(own.modules())
     call = without_aliases(*call_of(example))

@@ -122,7 +122,7 @@ def register_method(
 
     `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
     `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:
-    `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` is what it cannot do without: "data", "labels".
+    `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` are its required inputs: "data", "labels".
     `cut` says where scores compete: in the whole network ("global"), or in each "layer" or "row" on its own.
     Registering the same name again replaces it.
 

@@ -14,13 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.files import CHANGED, RECORD_NAME, WEIGHTS_NAME, check_folder, new_folder, read_json, seal, write_atomic
+from sipp.files import (
+    CHANGED,
+    RECORD_KEY,
+    RECORD_NAME,
+    WEIGHTS_NAME,
+    check_folder,
+    metadata_of,
+    new_folder,
+    read_json,
+    seal,
+    write_atomic,
+)
 from sipp.results.jsonio import to_json
 from sipp.results.network_hash import state_hash, with_buffers
 from sipp.results.stored import Report, read_report
-from sipp.storage.tensors import metadata_of, read_tensors, tensors_to_bytes
+from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
-RECORD_KEY = "sipp record"  # of the record in the header of the weights
 NO_NETWORK = "The network is missing, so its record could not be checked against it."
 
 
@@ -52,6 +62,10 @@ def read_pruned(folder: Path) -> Report:
     It is checked by its checksum, and by the hash of the network beside it.
     """
     copy, path = folder / RECORD_NAME, folder / WEIGHTS_NAME
+    if not path.exists() and not copy.exists():
+        raise DataError(
+            f"holds no pruned network ({RECORD_NAME})", where=folder, fix="give a folder of sipp prune or save_folder"
+        )
     if not path.exists():
         return replace(read_report(read_json(copy), copy), note=NO_NETWORK)
     tensors, metadata = read_tensors(path)

@@ -46,14 +46,3 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise DataError(f"is not a whole safetensors file ({error})", where=path) from error
-
-
-def metadata_of(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, without reading its tensors; empty for any other file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError, ValueError):
-        return {}

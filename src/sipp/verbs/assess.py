@@ -18,7 +18,7 @@ from sipp.pruning.cutting import cut_as_given
 from sipp.pruning.ranking import rank
 from sipp.results.checking import check_choice, check_record
 from sipp.results.numerics import device_of
-from sipp.results.options import C_CONSTANT, CONFIDENCE, DELTA, K_CONSTANT, Mode, PruneOptions, Scoring, Selector
+from sipp.results.options import C_CONSTANT, K_CONSTANT, Mode, PruneOptions, Scoring, Selector
 from sipp.results.pruned import Pruned
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
@@ -30,13 +30,10 @@ def assess(
     pruned: nn.Module | Mapping[str, Tensor],
     data: AnyData,
     *,
-    delta: float = DELTA,
-    confidence: float = CONFIDENCE,
     include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
     holdout: AnyData | None = None,
-    seed: int = 0,
     scoring: Scoring = Scoring(),
     c_constant: float = C_CONSTANT,
     k_constant: float = K_CONSTANT,
@@ -53,8 +50,8 @@ def assess(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> assessed = sipp.assess(net, {"0.weight": torch.rand(16, 8) > 0.2}, torch.rand(300, 8))
-        >>> assessed.method, assessed.layers[1].eps, assessed.measured.n
-        ('given', 0.0, 64)
+        >>> assessed.method, assessed.kept == assessed.budget, assessed.layers[1].eps
+        ('given', True, 0.0)
     """
     check_choice("bound", bound, get_args(Mode))
     check_record("scoring", scoring, Scoring)
@@ -65,16 +62,14 @@ def assess(
         given = _with_masks(dense, pruned)
     else:
         given = unwrap(pruned)
-        batch, data = data_of(data, device=device_of(dense), seed=seed).first_batch()
+        batch, data = data_of(data, device=device_of(dense)).first_batch()
         check_same_architecture(dense, given, batch, scoring.norm_stats)
-    task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring)
     # sipp-det: its scores are the sensitivities
-    options = PruneOptions(
-        method="sipp-det", delta=delta, confidence=confidence, seed=seed, c_constant=c_constant, k_constant=k_constant
-    )
+    options = PruneOptions(method="sipp-det", c_constant=c_constant, k_constant=k_constant)
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
-    network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
+    network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
     return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)
 
 

@@ -50,16 +50,16 @@ def bench(pruned: NetworkLike, example: Any, *, repeats: int = REPEATS) -> Bench
         >>> import sipp, torch
         >>> pruned = sipp.prune(torch.nn.Linear(300, 200), None, keep=0.05, method="magnitude")
         >>> measured = sipp.bench(pruned, torch.rand(16, 300), repeats=5)
-        >>> measured.bytes.file < measured.bytes.dense / 5, [run.n_points for run in measured.runs]
+        >>> measured.bytes.file < measured.bytes.dense / 5, [run.n_inputs for run in measured.runs]
         (True, [1, 16])
     """
     check_whole("repeats", repeats, least=LEAST_REPEATS)
     model = plain_copy(network_of(pruned))
     turn_off_caches(model.modules())  # `sparse` does the same; a cache is not an output
     args, kwargs = call_of(example)
-    n_points = next((len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()), 1)
+    n_inputs = next((len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()), 1)
     runs = []
-    for n in sorted({1, n_points}):
+    for n in sorted({1, n_inputs}):
         call: Call = pytree.tree_map(partial(_first, n), (args, kwargs))
         fast = sparse(model, call[0] if call[0] else call[1])
         runs.append(_time_calls(model, fast, call, n, repeats))
@@ -85,11 +85,11 @@ def bench(pruned: NetworkLike, example: Any, *, repeats: int = REPEATS) -> Bench
         ),
         runs=tuple(runs),
         steps=tuple(steps),
-        step_points=fast.latest.chunk or n_points,
+        step_inputs=fast.latest.chunk or n_inputs,
     )  # fmt: skip
 
 
-def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_points: int, repeats: int) -> BenchRun:
+def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_inputs: int, repeats: int) -> BenchRun:
     """Times a call, dense and sparse; ModelError if the outputs differ."""
     args, kwargs = call
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
@@ -113,7 +113,7 @@ def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_points: int, repea
         taken = alternate(lambda: [fast(*args, **kwargs) for _ in range(n_calls)], dense, repeats=repeats)
     sparse_ms, dense_ms = (MS * statistics.median(times) / n_calls for times in taken)
     return BenchRun(
-        n_points=n_points, dense_ms=dense_ms, sparse_ms=sparse_ms, faster=speed_of(*taken),
+        n_inputs=n_inputs, dense_ms=dense_ms, sparse_ms=sparse_ms, faster=speed_of(*taken),
         runs_dense=fast.latest.is_dense, off_by=gap,
     )  # fmt: skip
 

@@ -49,7 +49,7 @@ def evaluate(
     elif not is_labelled:
         no_accuracy = why_not_measured(why, comparisons.has_label)
     return Evaluation(
-        n_points=len(comparisons.ratio),
+        n_inputs=len(comparisons.ratio),
         dense=_accuracy(comparisons.dense_right, comparisons.dense_loss) if is_labelled else None,
         pruned=_accuracy(comparisons.pruned_right, comparisons.pruned_loss) if is_labelled else None,
         same_class=float(comparisons.same_class.mean()) if bool(comparisons.has_classes.all()) else None,

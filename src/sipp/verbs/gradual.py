@@ -4,7 +4,7 @@ The share of weights left falls along a cubic curve, fast at first, while many w
 
     keep(t) = keep + (1 - keep) (1 - t)^3,    t from 0 after BEGIN of all steps to 1 after END of them
 
-in `cuts` equal steps of t. Before BEGIN the network is dense; after END the masks stay fixed and training recovers.
+in CUTS equal steps of t. Before BEGIN the network is dense; after END the masks stay fixed and training recovers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from sipp.scoring.task import task_of
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
 CUTS = 10  # how often the masks shrink in between
-MOST_STEPS, MOST_CUTS = 10**9, 10**4  # a larger number is taken for a mistake
+MOST_STEPS = 10**9  # a larger number is taken for a mistake
 
 
-def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
+def cut_times(n_steps: int) -> dict[int, float]:
     """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
-    times = [k / cuts for k in range(1, cuts + 1)]
+    times = [k / CUTS for k in range(1, CUTS + 1)]
     return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
 
 
@@ -59,7 +59,6 @@ def gradual(
     keep: float,
     steps: int,
     method: Method = DEFAULT_METHOD,
-    cuts: int = CUTS,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -88,7 +87,7 @@ def gradual(
         >>> done.kept, done.n_weights, len(done.path)
         (48, 192, 10)
     """
-    _check_loop(train_step, data, steps, cuts, progress)
+    _check_loop(train_step, data, steps, progress)
     options = PruneOptions(method=method, seed=seed)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
@@ -100,7 +99,7 @@ def gradual(
         raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
     checked_optimizers(model, optimizer)
     averages = _checked_averages(model, average)
-    times = cut_times(steps, cuts)
+    times = cut_times(steps)
     masks: dict[str, Tensor] = {}
     path: list[tuple[int, float]] = []
     with ExitStack() as at_the_end:
@@ -173,7 +172,7 @@ def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module]
     return averages
 
 
-def _check_loop(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> None:
+def _check_loop(train_step: object, data: AnyData | None, steps: int, progress: bool) -> None:
     """Raises unless these can be run as a loop that reads the data at every cut."""
     check_flag("progress", progress)
     if not callable(train_step):
@@ -181,6 +180,5 @@ def _check_loop(train_step: object, data: AnyData | None, steps: int, cuts: int,
             f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"
         )
     check_whole("steps", steps, least=1, most=MOST_STEPS)
-    check_whole("cuts", cuts, least=1, most=MOST_CUTS)
     if data is not None and not data_of(data).can_be_read_again:
         raise OptionError("the data is read again at every cut", fix="give a list, a loader or a tensor", option="data")

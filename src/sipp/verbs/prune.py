@@ -70,7 +70,6 @@ def prune(
     holdout: AnyData | None = None,
     statements: bool = True,
     repair: RepairChoice = False,
-    blocks: str | None = None,
     scoring: Scoring = Scoring(),
     c_constant: float = C_CONSTANT,
     k_constant: float = K_CONSTANT,
@@ -79,15 +78,14 @@ def prune(
     """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
-    and the weights together, starting from the method's mask; `"refit"` keeps that mask. A repair goes through
-    the network block by block if it finds blocks, or through the list of modules that `blocks` names ("model.layers").
-    `allocation` and `draws` are for methods that sample.
-    With a `floor` above 0, every row keeps at least one weight, and every layer that share of an even cut.
+    and the weights together, starting from the method's mask; `"refit"` keeps that mask. `allocation` and `draws` are
+    for methods that sample. With a `floor` above 0, every row keeps at least one weight, and every layer that share of
+    an even cut.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
-    measured on inputs holds for all but a share of new inputs, with the given `confidence`; for the network, that
-    share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
-    quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
+    measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` that is
+    used for nothing else that share is smaller, and the theory's constant is measured instead of assumed.
+    `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
     need them. `delta` is the probability that the theory's inequality fails (T4).
 
     All options: docs/api.md, "Shared options" and "sipp.prune".
@@ -101,7 +99,7 @@ def prune(
     options = PruneOptions(
         keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
         draws=draws, allocation=allocation, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
-        statements=statements, c_constant=c_constant, k_constant=k_constant, repair=repair, blocks=blocks,
+        statements=statements, c_constant=c_constant, k_constant=k_constant, repair=repair,
         scoring=scoring,
     )  # fmt: skip
     info = checked_method(options)
@@ -119,9 +117,7 @@ def prune(
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
         split = split_data(ranking.model, task.points, seed=options.seed)  # without new points
-        repair_options = RepairOptions(
-            blocks=options.blocks, seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress
-        )
+        repair_options = RepairOptions(seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress)
         network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, repair_options)
     moved = None if repairs else output_change(ranking, network_cut, task)
     pruned = pruned_of(
@@ -139,8 +135,6 @@ def _refuse_contradictions(
         raise OptionError(
             "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
         )
-    if options.blocks is not None and not repairs:
-        raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
     if options.repair and data is None:
         raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
     if has_holdout and data is None:

@@ -55,7 +55,6 @@ def prune_on_disk(
     pattern: str | None = None,
     method: Method = "wanda",
     repair: bool = False,
-    blocks: str | None = None,
     seed: int = 0,
     scoring: Scoring = Scoring(),
     device: str | torch.device = "cpu",
@@ -66,7 +65,7 @@ def prune_on_disk(
     `model` has no weights (they are on the meta device: `with accelerate.init_empty_weights(): ...`); `weights` is the
     folder with its model.safetensors, or several files and their index. Each block keeps the share `keep`, or the
     pattern; everything before and after the blocks stays dense. The blocks are the list of modules with the most
-    weights, or the list that `blocks` names ("model.layers"). `repair=True` finds the mask and the weights together and
+    weights. `repair=True` finds the mask and the weights together and
     makes up for what earlier blocks lost. Call it again with the same arguments to resume a stopped run.
 
     Example:
@@ -83,16 +82,14 @@ def prune_on_disk(
         >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
         3
     """
-    options = PruneOptions(
-        keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, blocks=blocks
-    )
+    options = PruneOptions(keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False)
     _check(model, options, repair=repair, progress=progress)
     give_back_large_pieces()
     source, target = sharded_weights(check_path("weights", weights, "model")), check_path("out", out, "pruned")
     device = _device(device)
     batches = tuple(data_of(data, device=device, seed=seed).batches())
     split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
-    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device, blocks)
+    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device, None)
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
     output = BlockFolder(target, _task_hash(options, repair, source, chain, split.batches))

@@ -45,7 +45,6 @@ from sipp.results.options import (
     DEFAULT_METHOD,
     Method,
     PruneOptions,
-    Reduce,
     RepairChoice,
     Scoring,
     Selector,
@@ -86,7 +85,6 @@ def prune_to(
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
     seed: int = 0,
-    reduce: Reduce | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
@@ -109,7 +107,7 @@ def prune_to(
         ('certified', True, 0.5)
     """
     options = PruneOptions(
-        method=method, confidence=confidence, seed=seed, reduce=reduce, include=include, exclude=exclude,
+        method=method, confidence=confidence, seed=seed, include=include, exclude=exclude,
         repair=repair, scoring=scoring,
     )  # fmt: skip
     checked_method(options)

@@ -29,10 +29,10 @@ def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -
 
 def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
     """The cuts during one training, each to the share of weights in the schedule."""
-    from sipp.verbs.gradual import CUTS, cut_times
+    from sipp.verbs.gradual import cut_times
     from sipp_lab.training.loop import MaskChanges
 
-    times = cut_times(n_steps, CUTS)
+    times = cut_times(n_steps)
     return MaskChanges(frozenset(times), lambda step, state: _cut_once(context, stage, step, times[step], state))
 
 

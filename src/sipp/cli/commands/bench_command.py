@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ def bench(
         Path | None, option("File for the record; in the network's folder, it appears on the page.", OUTPUT_PANEL)
     ] = None,
     force: Force = False,
-    batch: Annotated[
+    batch_size: Annotated[
         int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
     ] = N_POINTS,
 ) -> Answer:
@@ -33,11 +34,15 @@ def bench(
     from sipp.cli.stored_option import example_for, stored_network
     from sipp.results.bench import KIND
     from sipp.results.jsonio import to_json
+    from sipp.results.saved_file import SavedFile
 
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
-    example, points = example_for(network, stored, batch)
+    example, points = example_for(network, stored, batch_size)
     with naming_option(f"FILE {stored.file}", "see sipp bench --help"):
         measured = sipp.bench(network.model, example)
+    if isinstance(network.contents, SavedFile):  # this very file, which may hold rounded values and a certificate
+        file = network.contents
+        measured = replace(measured, bytes=replace(measured.bytes, file=file.n_bytes, bound=file.bound_bytes))
     record = {"kind": KIND, "sipp": sipp.__version__, **to_json(measured)}
     return Answer([*normalisation_lines(points), str(measured), *write_record(out, record)], record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def certify(
     holdout: Annotated[str, option(f"Inputs that are new to both networks: {REAL_KINDS}.", MODEL_PANEL)],
     calibration: Annotated[
         str | None,
-        option("Inputs that were used for pruning, if --pruned is no folder that knows them.", MODEL_PANEL),
+        option("Inputs that were used for pruning, beside those that the folder of --pruned knows.", MODEL_PANEL),
     ] = None,
     device: shared.Device = "auto",
     inputs: shared.InputOptions,
@@ -67,7 +68,7 @@ def certify(
     reader = Reader(networks[0], model, inputs)
     fresh = reader.holdout(holdout, None)
     used = None if calibration is None else reader.draw(reader.open(calibration, option="--calibration"), None)
-    known = points_seen_by(pruned) if used is None else used.batches
+    known = replace(points_seen_by(pruned), given=None if used is None else used.batches)
     certificate: AnyCertificate
     with naming_option(f"--holdout {holdout}", "see sipp certify --help"):
         if accuracy:

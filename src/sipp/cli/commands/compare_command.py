@@ -9,6 +9,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
+from sipp.results.checking import check_keep
 from sipp.results.display import labelled_line
 from sipp.results.jsonio import to_json
 
@@ -53,6 +54,11 @@ def compare(
     shared.load_code(code)
     shares = _parse_keeps(keeps)
     names = None if methods is None else [name.strip() for name in methods.split(",")]
+    if names is not None and (unknown := [name for name in names if name not in sipp.methods()]):
+        raise CommandError(
+            f"{unknown[0]!r:.40} is not a method", where=f"--methods {methods:.60}",
+            fix=f"give some of {','.join(sipp.methods())}",
+        )  # fmt: skip
     network = load_model(model, weights, seed=seed, device=device)
     reader = Reader(network, model, inputs, seed)
     chosen = reader.calibration(data, points, include=include, exclude=exclude)
@@ -72,10 +78,13 @@ def compare(
 
 
 def _parse_keeps(keeps: str) -> list[float]:
-    """Parses a comma-separated list of shares; `compare` checks them."""
+    """Parses a comma-separated list of shares."""
+    fix = "give numbers: 0.5,0.3,0.1"
     try:
-        return [float(text) for text in keeps.split(",")]
+        shares = [float(text) for text in keeps.split(",")]
     except ValueError as error:
-        raise CommandError(
-            f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
-        ) from error
+        raise CommandError(f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix=fix) from error
+    with naming_option(f"--keeps {keeps:.60}", fix):
+        for share in shares:
+            check_keep(share)
+    return shares

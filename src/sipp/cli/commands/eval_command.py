@@ -33,7 +33,7 @@ def eval(  # the name of the command
     ] = None,
     force: shared.Force = False,
 ) -> Answer:
-    """Compare a pruned network with the dense one: accuracy (or perplexity), loss, and how far outputs move.
+    """Compare a pruned network with the dense one: accuracy (or perplexity), and how far outputs move.
 
     For example: sipp eval --model my.py:net --dense my.pt --pruned sparse --data new.npz --out sparse/eval.json
     """

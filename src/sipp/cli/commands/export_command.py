@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import Force, StoredOptions
+from sipp.cli.options import OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
 from sipp.files import FILE_SUFFIX
 from sipp.results.jsonio import to_json
@@ -23,23 +21,24 @@ def export(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        typer.Option(
+        option(
+            f"NAME{FILE_SUFFIX}: the small file that sipp.save writes; NAME{ONNX}; any other name: a new Hugging Face "
+            "folder.",
+            OUTPUT_PANEL,
             "--out",
             "-o",
-            help=f"NAME{FILE_SUFFIX}: the small file that sipp.save writes; NAME{ONNX}; any other name: a new Hugging "
-            "Face folder.",
         ),
     ],
     force: Force = False,
     values: Annotated[
         Literal["same", "bf16", "fp16"],
-        typer.Option(help="Of a small file or a folder: the precision of the weights.", metavar="FORMAT"),
+        option("Of a small file or a folder: the precision of the weights.", OUTPUT_PANEL, metavar="FORMAT"),
     ] = "same",
     shard: Annotated[
-        str | None, typer.Option(help="Of a folder: size of the largest file of weights, such as 5GB.")
+        str | None, option("Of a folder: size of the largest file of weights, such as 5GB.", OUTPUT_PANEL)
     ] = None,
 ) -> Answer:
-    """Export a pruned network for other programs, or as one small file; the result is read back and compared.
+    """Export a pruned network for other programs, or as one small file; the result is compared.
 
     For example: sipp export sparse --model my.py:net --out small.safetensors
     """

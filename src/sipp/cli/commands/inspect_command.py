@@ -16,7 +16,7 @@ from sipp.results.jsonio import to_json
 def inspect(
     file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
 ) -> Answer:
-    """Show what is in a file from sipp.save or a folder from `sipp prune`: sizes, method, statements, certificate."""
+    """Show what is in a file from sipp.save or a folder from `sipp prune`: sizes, method, certificate."""
     with naming_option(f"FILE {file}", "give a file that sipp.save wrote, or a folder of `sipp prune`"):
         contents = sipp.inspect(file)
     return Answer([str(contents)], {"kind": "network file", "sipp": sipp.__version__, **to_json(contents)})

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXACT = ("fp32", "lossless")  # values that are not rounded
 SEE_BELOW = "see the certificate below."
+HOLDOUT_USED = "; but the holdout was used, so take other inputs for your next claim"
 FIX = "see sipp prune --help"
 
 
@@ -137,7 +138,7 @@ def prune(request: PruneRequest) -> Answer:
         )
     if request.out is None and not request.dry_run:
         raise OptionError(
-            "the pruned network would be lost",
+            "no output given",
             fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table",
         )
     if request.values != "fp32" and not request.is_one_file:
@@ -178,7 +179,10 @@ def _check(request: PruneRequest, goal: str) -> None:
                 fix="give --values lossless; or --keep with --holdout, which certifies what is stored",
             )
         if request.max_accuracy_drop is not None and request.share is not None:
-            raise OptionError("--share is for --epsilon; an accuracy drop leaves no inputs out", fix="leave it out")
+            raise OptionError(
+                "--share is for --epsilon; an accuracy drop leaves no inputs out",
+                fix="leave it out, or give --epsilon instead of --max-accuracy-drop",
+            )
     else:
         of_certificates = ("share", "output") if request.holdout is not None else ()
         _arguments(request, sipp.prune, "without --holdout or --epsilon", *of_certificates)
@@ -220,7 +224,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
                 certificate = _certificate(request, model, pruned, holdout)
     seconds = time.perf_counter() - began
     about = {
-        "asked": request,
+        "asked": _asked(request),
         "model": request.model,
         "weights": None if request.weights is None else str(request.weights),
         "dense_hash": model_hash(model),
@@ -240,8 +244,10 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
         assert pruned is not None
         lines, written = _write(request, pruned, certificate, values)
         shown, values = shown + lines, values | written
+    if request.dry_run or failure is not None:
+        values["written"] = {}
     if request.dry_run:
-        shown.append(labelled_line("dry run", "nothing was written"))
+        shown.append(labelled_line("dry run", f"nothing was written{HOLDOUT_USED if holdout is not None else ''}"))
     return Answer([*shown, labelled_line("time", f"{seconds:.1f} s for pruning")], values, failure)
 
 
@@ -253,6 +259,12 @@ def _read_inputs(request: PruneRequest, reader: Reader) -> tuple[Points | None, 
     calibration = None
     holdout = None if request.holdout is None else reader.holdout(request.holdout, None)
     needs_both = request.has_tolerance and holdout is None
+    if holdout is not None and request.holdout == request.data and not holdout.source.has_holdout:  # before the work
+        raise CommandError(
+            "it is --data too, and a certificate needs inputs that the pruning has not seen",
+            where=holdout.source.where,
+            fix="give other inputs",
+        )
     if request.data is None:
         if request.has_tolerance:
             raise OptionError("certifying a tolerance needs data", fix="give --data")
@@ -321,6 +333,14 @@ def _not_certified(
     )
 
 
+def _asked(request: PruneRequest) -> dict[str, Any]:
+    """Every option of the command and its value."""
+    options = {name: getattr(request.options, name) for name in shared.names_of(PruneOptions)}
+    own = {field.name: getattr(request, field.name) for field in fields(request)}
+    del own["options"], own["inputs"]
+    return own | vars(request.inputs) | options
+
+
 def _about_inputs(calibration: Points | None, holdout: Points | None) -> dict[str, Any]:
     from sipp.cli.data_option import summary
 
@@ -335,13 +355,14 @@ def _write(
     with naming_option(f"--out {request.out}", "give another place"):
         if not request.is_one_file:
             sipp.save_folder(pruned, request.out, about=values)
-            n_bytes = (request.out / WEIGHTS_NAME).stat().st_size
+            files = [request.out / name for name in (WEIGHTS_NAME, RECORD_NAME)]
+            sizes = {str(file): file.stat().st_size for file in files}
             small = f"sipp export {request.out} --model {request.model} --out small{FILE_SUFFIX}"
             lines = [
-                labelled_line("written", f"{request.out} ({bytes_in_words(n_bytes)})"),
+                *(labelled_line("written", f"{file} ({bytes_in_words(n)})") for file, n in sizes.items()),
                 labelled_line("", f"zeros are stored too, so this is not smaller; {small} makes a small file"),
             ]
-            return lines, {"written": {str(request.out): n_bytes}}
+            return lines, {"written": sizes}
         saved = sipp.save(pruned, request.out, values=request.values, certificate=certificate)
     lines = [
         labelled_line("written", f"{request.out} ({bytes_in_words(saved.n_bytes)})"),

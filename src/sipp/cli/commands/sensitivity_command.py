@@ -54,7 +54,7 @@ def sensitivity(
         scores = sipp.sensitivity(network, chosen.batches, include=include, exclude=exclude, seed=seed, scoring=scoring)
         assumption = sipp.check_assumption(
             network, chosen.batches, None if test is None else test.batches, include=include, exclude=exclude,
-            seed=seed, scoring=scoring, c_constant=c_constant, k_constant=k_constant,
+            scoring=scoring, c_constant=c_constant, k_constant=k_constant,
         )  # fmt: skip
     write_out(out, save({name: score.contiguous() for name, score in scores.items()}))
     shown = [labelled_line("network", model), labelled_line("data", chosen.words)]

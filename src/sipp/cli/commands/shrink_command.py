@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import Force, StoredOptions
+from sipp.cli.options import OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
 from sipp.results.jsonio import to_json
 
@@ -24,7 +22,7 @@ def shrink(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="NAME.pt (the module, by torch.save), or NAME.onnx."),
+        option("NAME.pt (the module, by torch.save), or NAME.onnx.", OUTPUT_PANEL, "--out", "-o"),
     ],
     force: Force = False,
 ) -> Answer:
