@@ -59,7 +59,8 @@ def sums_of(both: Both, part: Part, names: Sequence[str]) -> dict[str, WeightMom
             if [u.windows.shape for u in uses] != [u.windows.shape for u in other_uses] or streams is None:
                 sums[name].obstacle = NOT_ALIGNED
             for one in zip(uses, other_uses, streams or ()) if not sums[name].obstacle else ():
-                known = _add(both, sums[name], both.weights[name], i, one, known)
+                shares = len(names) > 1
+                known = _add(both, sums[name], both.weights[name], i, one, known, shares=shares)
     return sums
 
 
@@ -151,7 +152,14 @@ _Uses = tuple[WeightUse, WeightUse, WeightUse | None]  # dense, pruned, and the 
 
 
 def _add(
-    both: Both, sums: WeightMoments, weight: Weight, i: int, uses: _Uses, known: tuple[Tensor, Moments] | None
+    both: Both,
+    sums: WeightMoments,
+    weight: Weight,
+    i: int,
+    uses: _Uses,
+    known: tuple[Tensor, Moments] | None,
+    *,
+    shares: bool,
 ) -> tuple[Tensor, Moments]:
     """Adds one use to the sums of a weight; returns its windows with the sums over them, which others may share.
 
@@ -168,7 +176,9 @@ def _add(
         Moments.zeros(n_groups, n_rows, weight.fan_in, rows_GRK.device),
     )
     shared = known[1] if known is not None and known[0] is use.windows else None
-    here = Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device) if shared is None else shared
+    here = shared if shared is not None else moments
+    if shares and shared is None:
+        here = Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device)
     is_padded, allow_tf32 = use.counts_B is not None or use.real_BP is not None, both.dense.allow_tf32
     for dense_GKP, patches_GKP, stream_GRP in _patches(both, weight, uses, dtype):
         with exact_matmul(use.windows, parameter, allow_tf32=allow_tf32):
@@ -189,7 +199,8 @@ def _add(
             here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
         with exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
             moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
-    moments.add_inputs(here.xx_GKK, here.x_GK)
+    if here is not moments:
+        moments.add_inputs(here.xx_GKK, here.x_GK)
     moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
     return use.windows, here
 
