@@ -230,7 +230,7 @@ def check_layer(
 def test_layers_one_after_another(a: float) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
-    masks, made = found(net, points, error_feedbacks=(a,))
+    masks, made = found(net, points, error_feedback=a)
     x, w = fit_points(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
     assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
@@ -504,11 +504,11 @@ def test_the_error_feedback_is_smaller_for_large_networks_of_linear_layers(monke
     net, points = Stream(), alike(100, 12)
     masks = sipp.prune(net, None, keep=0.3, method="lamp").masks
     (images, image_points), taken = block(), []
+    image_masks = sipp.prune(images, None, keep=0.3, method="lamp").masks
     for small in (10**9, 100):
         monkeypatch.setattr(weights_module, "MOST_WEIGHTS_OF_SMALL", small)
-        for model, given, x in ((net, masks, points), (images, None, image_points)):
-            given = given or sipp.prune(images, None, keep=0.3, method="lamp").masks
-            taken.append(repair(model, given, parts_of(x)).record.error_feedback)
+        for model, own, x in ((net, masks, points), (images, image_masks, image_points)):
+            taken.append(repair(model, own, parts_of(x)).record.error_feedback)
     assert taken == [1.0, 1.0, 0.25, 1.0]
     assert repair(net, masks, parts_of(points), error_feedback=0.5).record.error_feedback == 0.5
     with pytest.raises(OptionError, match="not in"):

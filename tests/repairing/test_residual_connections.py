@@ -102,9 +102,8 @@ def test_streams_are_found(case: str) -> None:
     found = streams_in(trace(net, x), layers, (), inputs_differ=False)
     assert set(found) == wanted
     for name, stream in found.items():
-        module, met = net.get_submodule(stream.module), dict[str, Tensor]()
-        outputs = list[Tensor]()
-        hook = module.register_forward_hook(
+        met, outputs = dict[str, Tensor](), list[Tensor]()
+        hook = net.get_submodule(stream.module).register_forward_hook(
             lambda module, args, output, outputs=outputs: outputs.append(output.clone())
         )
         with torch.no_grad(), reading(net, {name: stream}, met.__setitem__):
@@ -147,10 +146,7 @@ def test_the_end_of_attention_is_its_out_proj(batch_first: bool, norm_first: boo
             return (found if batch_first else found.transpose(0, 1)).mean(1)
 
     torch.manual_seed(0)
-    names = (
-        ("self_attn.out_proj", "linear2") if batch_first else ("self_attn.out_proj",)
-    )  # points of others lie along time
-    ends = [f"layers.layers.{i}.{name}.weight" for i in range(2) for name in names]
+    ends = [f"layers.layers.{i}.{name}.weight" for i in range(2) for name in ("self_attn.out_proj", "linear2")]
     assert corrected(Encoder().eval(), torch.randn(60, 7, 5)) == ends
 
 

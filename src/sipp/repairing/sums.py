@@ -130,22 +130,17 @@ def _strides(sizes: Sequence[int], too_many: int) -> tuple[int, ...]:
 
 
 def _stream_gap(both: Both, name: str, dense: _Met, pruned: _Met, i: int) -> list[WeightUse | None] | None:
-    """By use, the dense stream minus the pruned one, like the layer's output, or None; None if they cannot be compared.
-
-    A stream that is not laid out as the uses are (time-first, padded) is not corrected.
-    """
+    """By use, the dense stream minus the pruned one, like the layer's output; None if they cannot be compared."""
     if name not in both.streams:
         return [None] * len(dense.uses[name])
     found = dense.streams.get(name), pruned.streams.get(name)
     if found[0] is None or found[1] is None or found[0].shape != found[1].shape or len(dense.uses[name]) != 1:
         return None
-    use = stream_as_use(both.pruned.model, both.streams[name], found[0] - found[1], both.pruned.batches[i])
-    if use is None:
-        return [None]
-    of_use, n_dims = dense.uses[name][0], use.n_position_dims
+    like = dense.uses[name][0]
+    use = stream_as_use(both.pruned.model, both.streams[name], found[0] - found[1], like, both.pruned.batches[i])
     use = thinned(use, both.weights[name], both.n_points, i)
-    is_like = use.windows.shape[: 2 + n_dims] == of_use.windows.shape[: 2 + of_use.n_position_dims]
-    return [use if is_like else None]
+    is_like = use.windows.shape[: 2 + use.n_position_dims] == like.windows.shape[: 2 + like.n_position_dims]
+    return [use] if is_like else None
 
 
 _Uses = tuple[WeightUse, WeightUse, WeightUse | None]  # dense, pruned, and the gap between their streams
