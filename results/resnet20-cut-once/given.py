@@ -1,9 +1,8 @@
 """The published ResNet20 of `docs/how-to/prune-a-resnet.md`, for `sipp run --model given:resnet20`."""
 
 from safetensors.torch import load_file
-from torch import nn
-
 from sipp.experiments.nets import build
+from torch import nn
 
 
 def resnet20() -> nn.Module:
