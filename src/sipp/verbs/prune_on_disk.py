@@ -32,7 +32,7 @@ from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.parts import Part, Side, parts_of, run_part
-from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACKS, LARGE_RIDGES
+from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACK, RIDGE
 from sipp.repairing.walk import NetworkFit, both_of, fit_parts, side_of, task_for
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_path
@@ -286,7 +286,7 @@ def _repaired(work: _Work, part: Part, dense: _FromState, masks: dict[str, Tenso
     )
     both = both_of(task, dense_side, pruned_side, work.split.n_fit_batches)
     pattern = None if options.pattern is None else pattern_of(options.pattern)
-    how = LayerTask("joint", LARGE_ERROR_FEEDBACKS[0], LARGE_RIDGES, pattern, keeps_rows=False)
+    how = LayerTask("joint", LARGE_ERROR_FEEDBACK, (RIDGE,), pattern, keeps_rows=False)
     return pruned, fit_parts(task, how, both, [replace(part, groups=found.groups)], masks)
 
 
