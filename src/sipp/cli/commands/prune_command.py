@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import sipp
 from sipp.cli import options as shared
@@ -13,18 +13,18 @@ from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option,
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
+from sipp.results.certificate import AnyCertificate
 from sipp.results.checking import check_drop, check_number, check_share
 from sipp.results.display import bytes_in_words, labelled_line, size_words
 from sipp.results.jsonio import to_json
 from sipp.results.options import SHARE, Precision, PruneOptions
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from sipp.cli.data_option import Points, Reader
-    from sipp.results.certificate import AnyCertificate
-    from sipp.results.pruned import Pruned
-    from sipp.results.pruned_to import PrunedTo
+# of torch, and of files that import it
+Module = Any
+Points = Any
+Reader = Any
+Pruned = Any
+PrunedTo = Any
 
 EXACT = ("fp32", "lossless")  # values that are not rounded
 SEE_BELOW = "see the certificate below."
@@ -293,7 +293,7 @@ def _read_inputs(request: PruneRequest, reader: Reader) -> tuple[Points | None, 
     return calibration, holdout
 
 
-def _certificate(request: PruneRequest, model: nn.Module, pruned: Pruned, holdout: Points) -> AnyCertificate:
+def _certificate(request: PruneRequest, model: Module, pruned: Pruned, holdout: Points) -> AnyCertificate:
     """The certificate of the network as it is stored, which rounding may change."""
     import copy
     import tempfile
@@ -375,7 +375,7 @@ def _write(
 
 def _lines(
     request: PruneRequest,
-    model: nn.Module,
+    model: Module,
     pruned: Pruned | None,
     walk: PrunedTo | None,
     certificate: AnyCertificate | None,
