@@ -147,6 +147,7 @@ def prune(request: PruneRequest) -> Answer:
             fix=f"give --out NAME{FILE_SUFFIX}, or leave it out",
         )
     shared.load_code(request.code)
+    shared.check_method(str(request.options.method), f"--method {request.options.method}")
     if request.on_disk:
         return _prune_on_disk(request)
     _check(request, chosen[0])
