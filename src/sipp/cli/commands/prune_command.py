@@ -76,8 +76,8 @@ class PruneRequest:
     on_disk: Annotated[
         bool,
         option(
-            "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. The "
-            "default method is wanda.",
+            "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. "
+            "wanda takes the place of sipp-blend.",
             shared.MACHINE_PANEL,
             "--on-disk",
         ),
@@ -196,7 +196,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
     """Prunes, certifies, writes, and shows the report."""
     import time
 
-    from sipp.cli.data_option import Reader
+    from sipp.cli.data_option import Reader, summary
     from sipp.cli.model_option import load_model, norm_stats_of
     from sipp.results.network_hash import model_hash
     from sipp.results.options import Scoring
@@ -230,7 +230,8 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
         "weights": None if request.weights is None else str(request.weights),
         "dense_hash": model_hash(model),
         "norm_stats": scoring.norm_stats,
-        **_about_inputs(calibration, holdout),
+        "data": summary(calibration),
+        "holdout": summary(holdout),
         "verdict": None if walk is None else walk.verdict,
         "path": [] if walk is None else walk.path,
         "certificate": certificate,
@@ -340,12 +341,6 @@ def _asked(request: PruneRequest) -> dict[str, Any]:
     own = {field.name: getattr(request, field.name) for field in fields(request)}
     del own["options"], own["inputs"]
     return own | vars(request.inputs) | options
-
-
-def _about_inputs(calibration: Points | None, holdout: Points | None) -> dict[str, Any]:
-    from sipp.cli.data_option import summary
-
-    return {"data": summary(calibration), "holdout": summary(holdout)}
 
 
 def _write(
