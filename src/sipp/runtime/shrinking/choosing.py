@@ -86,6 +86,7 @@ def channel_options(
         if odd := [name for name, is_given in given.items() if is_given]:
             raise OptionError(
                 f"{odd[0]}= needs a budget: without one, only dead channels go",
+                option=odd[0],
                 fix="give multiply_adds= or weights=",
             )
         return None
