@@ -16,7 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from shorter import narrow_resnets, search_once, shorten
+from shorter import narrow_resnets, shorten
 
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
@@ -87,7 +87,6 @@ def shell(script: str) -> str:
 def python(path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What the script prints, run with these words behind its name."""
     monkeypatch.setattr(sys, "argv", [str(path), *words])
-    search_once(monkeypatch)
     out = io.StringIO()
     with warnings.catch_warnings(), redirect_stdout(out):
         warnings.simplefilter("ignore")

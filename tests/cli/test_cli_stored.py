@@ -84,7 +84,7 @@ def test_values_options_that_cannot_apply_are_refused(folder: Path, tmp_path: Pa
     save_file({k: 1e6 * v for k, v in mlp().state_dict().items()}, tmp_path / "large.safetensors")
     words = ["prune", "--model", "cli_zoo:mlp", "--method", "magnitude", "--keep", 0.5, "--values", "fp16"]
     done = run(*words, "--weights", tmp_path / "large.safetensors", "--out", tmp_path / "n.safetensors")
-    refused(done, "--model", "too large for fp16")
+    refused(done, "--out", "too large for fp16")
     assert not (tmp_path / "n.safetensors").exists()
 
 

@@ -270,7 +270,7 @@ def _read_inputs(request: PruneRequest, reader: Reader) -> tuple[Points | None, 
             raise OptionError("certifying a tolerance needs data", fix="give --data")
     else:
         calibration, split_off = reader.calibration_and_holdout(
-            request.data, request.points, needs_both, method=options.method, include=options.include,
+            request.data, request.points, has_holdout=needs_both, method=options.method, include=options.include,
             exclude=options.exclude, k_constant=options.k_constant,
         )  # fmt: skip
         holdout = holdout or split_off
