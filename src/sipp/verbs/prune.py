@@ -88,7 +88,7 @@ def prune(
     `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
     need them. `delta` is the probability that the theory's inequality fails (T4).
 
-    All options: docs/api.md, "Shared options" and "sipp.prune".
+    All options: docs/api.md ("Shared options") and docs/api/prune.md.
 
     Example:
         >>> import sipp, torch
