@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shorter import narrow, search_once, shorten
+from shorter import narrow, shorten
 
 import sipp
 from sipp.cli.errors import run_and_report
@@ -96,7 +96,6 @@ def test_code_blocks_run(session: list[Block], tmp_path: Path, monkeypatch: pyte
     needs = [name for block in session for name in (block.mark("needs") or "").split(", ") if name]
     if missing := [name for name in needs if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    search_once(monkeypatch)
     execute(*session)
 
 

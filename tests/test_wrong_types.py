@@ -144,6 +144,9 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "register_method": lambda: {"name": "of-a-test", "score": lambda task: task.parameters()},
     "sample_size": lambda: {"model": net(), "example": points(1)},
     "certify": lambda: {"dense": net(), "pruned": pruned().model, "holdout": points(100)},
+    "evaluate": lambda: {"dense": net(), "pruned": pruned().model, "data": labelled()},
+    "bench": lambda: {"pruned": pruned(), "example": points(4), "repeats": 5},
+    "methods": dict,
     "certify_accuracy": lambda: {"dense": net(), "pruned": pruned().model, "holdout": labelled()},
     "prune_to": lambda: {
         "model": net(),

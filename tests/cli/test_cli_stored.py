@@ -84,7 +84,7 @@ def test_values_options_that_cannot_apply_are_refused(folder: Path, tmp_path: Pa
     save_file({k: 1e6 * v for k, v in mlp().state_dict().items()}, tmp_path / "large.safetensors")
     words = ["prune", "--model", "cli_zoo:mlp", "--method", "magnitude", "--keep", 0.5, "--values", "fp16"]
     done = run(*words, "--weights", tmp_path / "large.safetensors", "--out", tmp_path / "n.safetensors")
-    refused(done, "--model", "too large for fp16")
+    refused(done, "--out", "too large for fp16")
     assert not (tmp_path / "n.safetensors").exists()
 
 
@@ -227,6 +227,17 @@ def test_shrink_gives_a_smaller_network_with_its_certificate(folder: Path, tmp_p
     assert (tmp_path / "small.onnx").is_file()
     refused(run(*words, tmp_path / "small.pt"), "--out", "exists")
     refused(run(*words, tmp_path / "small.npy"), "--out", "ends in none of")
+
+
+def test_shrink_within_a_budget(folder: Path, tmp_path: Path) -> None:
+    sipp.save(mlp(), tmp_path / "net.sipp.safetensors")
+    words = ["shrink", tmp_path / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--out"]
+    done = run(*words, tmp_path / "small.pt", "--weights", 0.6, "--points", 40, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["n_parameters"] <= 0.6 * found["n_parameters_before"] and found["chosen"]["n_fit"] == 36
+    refused(run(*words, tmp_path / "other.pt", "--steps", 5), "", "needs a budget")
+    refused(run(*words, tmp_path / "other.pt", "--weights", 0.01), "", "channels that can go leave")
 
 
 def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:

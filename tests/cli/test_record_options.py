@@ -73,7 +73,7 @@ def test_what_the_record_refuses_is_told_at_its_option(typed: dict[str, Any], wh
     assert ("below 1" in refused.value.what) == (where == "--floor 1.5")
 
 
-@pytest.mark.parametrize("words", [["--floor", 0.1], ["--c-constant", 2], ["--blocks", "model"], ["--no-statements"]])
+@pytest.mark.parametrize("words", [["--floor", 0.1], ["--c-constant", 2], ["--no-statements"]])
 def test_an_option_that_prune_to_would_ignore_is_refused(words: list[object]) -> None:
     done = run("prune", "--model", "digits-cnn", "--data", "digits", "--dry-run", "--epsilon", 0.1, *words)
     assert done.returncode == 2 and f"{words[0]} does nothing with --epsilon" in three_lines(done.stderr)[0]

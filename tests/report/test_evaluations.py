@@ -19,7 +19,7 @@ from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
 from sipp.results.certificate import AccuracyCertificate
 from sipp.results.display import percent_up, points_up
-from sipp.results.evaluation import Evaluation
+from sipp.results.evaluation import Evaluation, Measured
 from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
 from sipp.results.text_scores import TextScores
@@ -28,6 +28,11 @@ REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")
 
 
 ABOUT = {"dense_hash": "0" * 64, "pruned_hash": "0" * 64, "data_hash": "a" * 64, "inputs": "some inputs"}
+
+
+def record_of(measured: Measured) -> str:
+    """What `sipp eval --out` writes of it."""
+    return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(measured), **ABOUT}))
 
 
 def network(folder: Path, *records: str, **changes: Any) -> Path:
@@ -63,13 +68,13 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
     assert "The output moved by 20 % of its norm on average" in page
     assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
     infinite = Evaluation(300, None, None, 0.75, math.inf, 0.1, math.inf, n_not_finite=7)
-    page = shown(network(tmp_path / "nan", evaluation(None, None, **to_json(infinite) | ABOUT)))
+    page = shown(network(tmp_path / "nan", record_of(infinite)))
     assert "An output is not finite on 7 inputs" in page and "not finite on 7 of 300 inputs" in page
 
 
 def test_a_language_model_has_its_perplexity_on_its_page(tmp_path: Path) -> None:
     scores = TextScores(12, 64, 700, loss=3.0, dense_loss=2.5, kl=0.25, same_token=0.75)
-    page = shown(network(tmp_path / "net", evaluation(None, None, **to_json(scores) | ABOUT)))
+    page = shown(network(tmp_path / "net", record_of(scores)))
     assert "Perplexity 20.09, dense 12.18" in page and "the perplexity is 20.09 (before: 12.18)" in page
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
     assert tiles["perplexity"] == "12.18 \u2192 20.09" and "0.25 nats per token" in page
@@ -177,7 +182,7 @@ def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) 
             f"sipp export {tmp_path / 'shell'} --model my:net --out small.safetensors",
             'import sipp, my; fast = sipp.sparse(sipp.load("small.safetensors", my.net()), example)',
         )),
-        ("program", {"model": "torch.nn.Linear"}, ("fast = sipp.sparse(pruned, example)", "sipp.save(pruned, ")),
+        ("program", {"model": "torch.nn.Linear"}, ("sipp.save(pruned, ", "fast = sipp.sparse(pruned, example)")),
     ):  # fmt: skip
         folder = pruned_folder(tmp_path / name, certificate=own, **more)
         (folder / "eval.json").write_text(evaluation(0.9, 0.9))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from results.test_results_shown import Page
-from shorter import narrow_resnets, search_once
+from shorter import narrow_resnets
 from torch import Tensor, nn
 
 import sipp
@@ -110,7 +110,6 @@ def lines_of(text: str, label: str) -> list[str]:
 def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     narrow_resnets(monkeypatch)
-    search_once(monkeypatch)
     net = build("resnet20").eval()
     pruned = sipp.prune(net, torch.rand(16, 3, 8, 8), keep=0.3, method="sipp-det", repair=True)
     lines = str(pruned).splitlines()

@@ -123,7 +123,7 @@ def false_drops(limit: Callable[[np.ndarray, np.ndarray], float], n_copies: int)
 
 
 def limit_of(which: np.ndarray, outcome: np.ndarray) -> float:
-    columns = (outcome == 0, outcome == 1, outcome < 2, outcome < 3, outcome < 0)
+    columns = (outcome == 0, outcome == 1, outcome < 2, outcome < 3, outcome < 0, outcome < 0)
     outcomes = Outcomes(*(torch.from_numpy(column).double() for column in columns))
     draws = [int(one).to_bytes(48, "little") + b"f" for one in which]
     lost, gained, _, _ = outcome_counts(outcomes, [draw[:16] * 3 + b"f" for draw in draws])

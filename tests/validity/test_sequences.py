@@ -74,7 +74,7 @@ def test_shares_of_positions_are_added_without_rounding() -> None:
         n, length = 2 + trial % 50, (3, 6, 7, 11)[trial % 4]
         kinds = torch.randint(0, 3, (n, length), generator=generator)  # the same, lost, gained
         shares = [mean_at(one, torch.ones_like(one)) for one in (kinds == 1, kinds == 2, kinds > 0)]
-        found = outcome_counts(Outcomes(*shares, torch.ones(n), torch.ones(n)), [bytes([i]) for i in range(n)])
+        found = outcome_counts(Outcomes(*shares, *[torch.ones(n)] * 3), [bytes([i]) for i in range(n)])
         lost, gained, differ = (Fraction(int(one.sum()), length) for one in (kinds == 1, kinds == 2, kinds > 0))
         assert found == (math.ceil(lost), math.floor(gained), math.ceil(differ), n)
 

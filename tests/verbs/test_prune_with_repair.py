@@ -1,7 +1,6 @@
 """`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
 
 import importlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import sipp
 from sipp.errors import OptionError
 from sipp.pruning import blending, cutting
 from sipp.pruning.largest_scores import breaking_pattern
-from sipp.repairing import choosing, repair_network
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
 from sipp.results import ranking as ranking_records
 from sipp.results.options import pattern_of
@@ -125,9 +124,9 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     fits, budgets, blends = list[int](), list[int](), list[int]()
     fitted, repaired, choose = repair_network.fit_network, walking.apply_repairs, cutting.choose_blend
 
-    def counted_fit(task: Any, layer_task: Any, masks: Any, split: Any, **options: Any) -> Any:
-        fits.append(sum(batch.n_points for batch in split.fit))
-        return fitted(task, layer_task, masks, split, **options)
+    def counted_fit(task: Any, layer_task: Any, masks: Any, batches: Any, n_fit: int, **options: Any) -> Any:
+        fits.append(sum(batch.n_points for batch in batches[:n_fit]))
+        return fitted(task, layer_task, masks, batches, n_fit, **options)
 
     def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
         budgets.append(sum(int(mask.sum()) for mask in masks.values()))
@@ -138,32 +137,16 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
         blends.append(len(choice.tried))
         return masks, choice
 
-    for module in (choosing, repair_network):
-        monkeypatch.setattr(module, "fit_network", counted_fit)
+    monkeypatch.setattr(repair_network, "fit_network", counted_fit)
     monkeypatch.setattr(walking, "apply_repairs", counted_level)
     monkeypatch.setattr(cutting, "choose_blend", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
     best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
     assert best.pruned is not None and len(best.levels) == 59 and len(best.path) <= walking.START_MARGIN + 4
     assert len(set(budgets)) == len(budgets) <= 6 + len(best.path)  # bisection of 59 levels, and the walk
-    n_tried = len(fits) - len(budgets)
-    assert n_tried == fits.count(270) <= 6 and fits.count(540) == len(budgets)  # trials with half of the points
+    assert fits == [540] * len(budgets)
     assert max(blends) == blends[0] > 1 and set(blends[1:]) == {1}
     assert Counted.n_points <= 52_000  # 168,172 when every level chose and was fitted twice, on a grid half as fine
-
-
-def test_a_level_that_was_undone_chooses_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    repaired, feedbacks = walking.apply_repairs, list[Any]()
-
-    def undone_at_first(*given: Any, **start: Any) -> Any:
-        feedbacks.append(given[4].error_feedbacks)
-        fixed = repaired(*given, **start)
-        undone = "" if len(feedbacks) > 1 else "no closer"
-        return replace(fixed, record=replace(fixed.record, undone=undone))
-
-    monkeypatch.setattr(walking, "apply_repairs", undone_at_first)
-    sipp.prune_to(net(), points(200), points(300, 5), epsilon=0.3, method="magnitude", repair=True, progress=False)
-    assert feedbacks[:2] == [None, None] and len(feedbacks) > 2 and None not in feedbacks[2:]
 
 
 def test_compare_shows_what_prune_gives() -> None:

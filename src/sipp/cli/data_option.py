@@ -16,6 +16,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import N_SEQUENCES
 from sipp.cli.options import KINDS, InputOptions
 from sipp.results.display import labelled_line
+from sipp.results.options import Method
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
@@ -61,24 +62,26 @@ class Reader:
 
     def calibration(self, spec: str, asked: str | None, **of_theory: Any) -> Points:
         """Draws the calibration points of `spec`, as many as --points asks for."""
-        return self.calibration_and_holdout(spec, asked, False, **of_theory)[0]
+        return self.calibration_and_holdout(spec, asked, has_holdout=False, **of_theory)[0]
 
     def calibration_and_holdout(
-        self, spec: str, asked: str | None, has_holdout: bool, **of_theory: Any
+        self, spec: str, asked: str | None, *, has_holdout: bool, method: Method = "", **of_theory: Any
     ) -> tuple[Points, Points | None]:
         """The same, and holdout points if asked for: the test part of the source, or split off.
 
         The options `of_theory` are those of `sipp.sample_size`.
         """
         source = self.open(spec)
-        n_points = self._n_calibration(source, asked, of_theory)
+        n_points = self._n_calibration(source, asked, method, of_theory)
         if not has_holdout:
             return self.draw(source, n_points), None
         if source.has_holdout:
             return self.draw(source, n_points), self.holdout(spec, None, "--data")
         return self._split(source, n_points)
 
-    def _n_calibration(self, source: Source, asked: str | None, of_theory: dict[str, Any]) -> int | None:
+    def _n_calibration(
+        self, source: Source, asked: str | None, method: Method, of_theory: dict[str, Any]
+    ) -> int | None:
         """The number of points that --points asks for; None: all.
 
         By default all of a file, `N_SEQUENCES` of a text, and as many as T4 requires from a data set.
@@ -91,8 +94,7 @@ class Reader:
             example = self.draw(source, 1).batches[0]
             with naming_option(f"--model {self.model}, {source.where}", "see --help"):
                 n = sipp.sample_size(self.network, example, **of_theory)
-            is_blend = of_theory.get("method") == BLEND
-            return math.ceil(n / (1 - HELD_BACK)) if is_blend else n
+            return math.ceil(n / (1 - HELD_BACK)) if method == BLEND else n
         if not asked.isascii() or not asked.isdigit() or int(asked) < 1:
             raise CommandError(
                 f"{asked!r} is not a number of inputs",

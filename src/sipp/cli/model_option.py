@@ -17,7 +17,7 @@ import sipp
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.files import WEIGHTS_NAME
+from sipp.files import WEIGHTS_NAME, metadata_of
 from sipp.results.display import labelled_line, listed
 from sipp.results.options import NormStats
 from sipp.results.pruned_to import SeenPoints
@@ -179,8 +179,9 @@ def _read(path: Path) -> Any:
         if path.name == INDEX:
             files = sorted({str(name) for name in json.loads(path.read_text())["weight_map"].values()})
             return {name: tensor for file in files for name, tensor in load_file(path.parent / file).items()}
-        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-        if path.suffix == ".safetensors" and content.keys() == SMALL_FILE:
+        is_safetensors = path.suffix == ".safetensors" or bool(metadata_of(path))
+        content = load_file(path) if is_safetensors else torch.load(path, "cpu", weights_only=True)
+        if is_safetensors and content.keys() == SMALL_FILE:
             content = sipp.load(path)
         return content
     except Exception as error:  # a broken or hostile file may raise anything

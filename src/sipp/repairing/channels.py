@@ -25,24 +25,34 @@ RIDGE = 0.01  # of the mean square of an input
 
 @dataclass
 class Sums:
-    """Sums over the patches that a layer met: of inputs x, wanted outputs t, and their products. All float64."""
+    """Sums over the patches that a layer met: of inputs x, wanted outputs t, and their products. All float64.
 
+    With a free intercept, the first patches' means are subtracted from x and t, so that little is lost to rounding
+    when the sums are taken about the means of all.
+    """
+
+    has_intercept: bool
     xx_KK: Tensor
     xt_KF: Tensor
     x_K: Tensor
     t_F: Tensor
     tt_F: Tensor
+    first_K: Tensor  # what was subtracted
+    first_F: Tensor
     n: int = 0
 
     @staticmethod
-    def zeros(fan_in: int, n_rows: int, device: torch.device) -> Sums:
-        shapes = (fan_in, fan_in), (fan_in, n_rows), (fan_in,), (n_rows,), (n_rows,)
-        xx_KK, xt_KF, x_K, t_F, tt_F = (torch.zeros(shape, dtype=BOUND_DTYPE, device=device) for shape in shapes)
-        return Sums(xx_KK, xt_KF, x_K, t_F, tt_F)
+    def zeros(fan_in: int, n_rows: int, device: torch.device, *, has_intercept: bool) -> Sums:
+        shapes = (fan_in, fan_in), (fan_in, n_rows), (fan_in,), (n_rows,), (n_rows,), (fan_in,), (n_rows,)
+        xx, xt, x, t, tt, first_x, first_t = (torch.zeros(s, dtype=BOUND_DTYPE, device=device) for s in shapes)
+        return Sums(has_intercept, xx, xt, x, t, tt, first_x, first_t)
 
     def add(self, x_PK: Tensor, t_PF: Tensor) -> None:
         """Adds some patches; products of one call are summed in float32."""
         x_PK, t_PF = (some.to(torch.promote_types(some.dtype, SCORE_DTYPE)) for some in (x_PK, t_PF))
+        if self.has_intercept and self.n == 0:
+            self.first_K, self.first_F = x_PK.mean(0).to(BOUND_DTYPE), t_PF.mean(0).to(BOUND_DTYPE)
+        x_PK, t_PF = x_PK - self.first_K.to(x_PK.dtype), t_PF - self.first_F.to(t_PF.dtype)
         self.xx_KK += x_PK.T @ x_PK
         self.xt_KF += x_PK.T @ t_PF
         self.x_K += x_PK.sum(0)
@@ -50,22 +60,26 @@ class Sums:
         self.tt_F += t_PF.square().sum(0)
         self.n += len(x_PK)
 
-    def centred(self) -> Sums:
-        """The same about the means of x and t, for least squares with a free intercept."""
+    def about_means(self) -> tuple[Tensor, Tensor, Tensor]:
+        """xx, xt and tt about the means of x and t."""
         x_K, t_F = self.x_K / self.n, self.t_F / self.n
-        return Sums(
-            self.xx_KK - self.n * torch.outer(x_K, x_K),
-            self.xt_KF - self.n * torch.outer(x_K, t_F),
-            torch.zeros_like(x_K),
-            torch.zeros_like(t_F),
-            (self.tt_F - self.n * t_F.square()).clamp(min=0),
-            self.n,
-        )
+        xx_KK = self.xx_KK - self.n * torch.outer(x_K, x_K)
+        return xx_KK, self.xt_KF - self.n * torch.outer(x_K, t_F), (self.tt_F - self.n * t_F.square()).clamp(min=0)
 
-    def error(self, weight_KF: Tensor) -> Tensor:
-        """The squared error of each output with these weights, without an intercept."""
-        quadratic_F = (weight_KF * (self.xx_KK @ weight_KF - 2 * self.xt_KF)).sum(0)
-        return (self.tt_F + quadratic_F).clamp(min=0)
+    def system(self, weight_KF: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+        """H and R of the head of this file, about the means if there is an intercept.
+
+        An input that never varies keeps its weight: the intercept takes what it gave.
+        """
+        xx_KK, xt_KF = (self.xx_KK.clone(), self.xt_KF) if not self.has_intercept else self.about_means()[:2]
+        size = float(xx_KK.diagonal().mean()) if len(xx_KK) else 0.0
+        lam = ridge * size if size > 0 else 1.0
+        xx_KK.diagonal().add_(lam)
+        return xx_KK, xt_KF + lam * weight_KF
+
+    def intercept(self, weight_KF: Tensor) -> Tensor:
+        """The best intercept for these weights."""
+        return self.first_F + self.t_F / self.n - (self.first_K + self.x_K / self.n) @ weight_KF
 
 
 @dataclass(frozen=True)
@@ -75,15 +89,6 @@ class Elimination:
     orders: list[Tensor]  # of the groups of each list, as many as were removed
     errors: Tensor  # errors[m]: what removing the first m added; errors[0] = 0
     weight_KF: Tensor
-
-
-def ridge_system(sums: Sums, weight_KF: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
-    """H and R of the head of this file; an input that never occurs keeps its weight."""
-    size = float(sums.xx_KK.diagonal().mean()) if len(sums.xx_KK) else 0.0
-    lam = ridge * size if size > 0 else 1.0
-    system_KK = sums.xx_KK.clone()
-    system_KK.diagonal().add_(lam)
-    return system_KK, sums.xt_KF + lam * weight_KF
 
 
 def eliminate(

@@ -19,7 +19,6 @@ from sipp.repairing.layer_search import (
     ALPS_GROWTHS,
     DAMPING,
     GROWTHS,
-    TRIAL_GROWTHS,
     WIDE,
     LeastSquares,
     MaskRule,
@@ -50,7 +49,6 @@ class LayerTask:
     ridges: tuple[float, ...]  # shares of the mean diagonal, towards the old weights; tried while the error falls
     pattern: Pattern | None
     keeps_rows: bool  # a row with a weight in the first mask keeps at least one
-    validates: bool = True  # False, in a trial: takes the searched mask and the first ridge
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class _Block:
 
     rows: slice
     fit: Moments
-    validation: Moments | None  # None: there are no validation points
+    validation: Moments
     system: LeastSquares
 
 
@@ -94,7 +92,7 @@ def fit_layer(
     place: Place,
 ) -> tuple[Tensor, FittedLayer]:
     """Writes the best values into the model; returns their mask and what was done."""
-    keys, obstacle = solvable(sums, validates=task.validates)
+    keys, obstacle = solvable(sums)
     if obstacle:
         return first_mask, leave_unfitted(model, weight, first_mask, obstacle)
     place = NOWHERE if task.method in PEERS else place
@@ -103,9 +101,8 @@ def fit_layer(
     blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]
     problem = _Problem(model, weight, place, before_FK, blocks)
     fits, ridge, n_rounds = _fits(task, problem, mask_FK)
-    if task.validates:
-        fits = [_unfitted(problem, mask_FK), *fits]  # the first wins a tie
-    if task.validates and task.method not in PEERS:
+    fits = [_unfitted(problem, mask_FK), *fits]  # the first wins a tie
+    if task.method not in PEERS:
         best = min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
     else:
         best = fits[-1] if _are_finite(fits[-1]) else _unfitted(problem, mask_FK)
@@ -163,7 +160,7 @@ def _block(
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
     system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n, has_intercept)
-    validation = _with_error_feedback(sums.validation[key], task.error_feedback) if task.validates else None
+    validation = _with_error_feedback(sums.validation[key], task.error_feedback)
     return _Block(slice_of(key), fit, validation, system)
 
 
@@ -194,7 +191,7 @@ def _origins(task: LayerTask) -> tuple[MaskOrigin, ...]:
     """Which masks to fit; both if validation points will choose."""
     if task.method == "refit":
         return ("first",)
-    if task.method in PEERS or not task.validates:
+    if task.method in PEERS:
         return ("searched",)
     return ("first", "searched")
 
@@ -223,7 +220,7 @@ def _search_mask(
         return _with_rows(mask_FK, blocks, found_FK), _with_rows(bare_FK, blocks, values_FK), 0
     with exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
         is_fast = task.method == "alps" or mask_FK.shape[1] >= WIDE
-        growths = ALPS_GROWTHS if is_fast else GROWTHS if task.validates else TRIAL_GROWTHS
+        growths = ALPS_GROWTHS if is_fast else GROWTHS
         found_FK, n_rounds = search(systems, start_FK, rule, growths)
     return _with_rows(mask_FK, blocks, found_FK), None, n_rounds
 
@@ -243,7 +240,7 @@ def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor) -> float:
     if task.method == "alps":
         return DAMPING
     errors = list[float]()
-    for ridge in task.ridges if len(task.ridges) > 1 and task.validates else ():
+    for ridge in task.ridges if len(task.ridges) > 1 else ():
         errors.append(_trial_error(blocks, mask_FK, ridge, N_TRIAL_ROWS))
         if errors[-1] > min(errors):  # the error falls, then rises
             break
@@ -259,7 +256,6 @@ def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: 
     """The squared validation error of at most `most` rows, spread over the weight."""
     total = torch.zeros((), dtype=BOUND_DTYPE, device=mask_FK.device)
     for block in blocks:
-        assert block.validation is not None
         whole = block.system
         n_groups, n_rows, _ = whole.dense_GRK.shape
         n_taken = min(n_rows, max(1, most // n_groups))
@@ -332,8 +328,6 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
     """
     sums = list[Tensor]()
     for block in blocks:
-        if block.validation is None:
-            return None
         shape = block.validation.d_GR.shape
         change_GRK = change_FK[block.rows].unflatten(0, shape)
         far_GR = block.validation.error(change_GRK, shift_F[block.rows].view(shape))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from sipp.inputs.recording import Recording, refs_in
 from sipp.inputs.restore import StopForward, replaced_forwards
 from sipp.inputs.trace import ModelMap, read_uses
 from sipp.results.batches import Batch
-from sipp.results.numerics import device_of, float32_products
+from sipp.results.numerics import float32_products
 from sipp.results.ranking import Weight
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the outputs of one network stay there if they take at most this
@@ -49,7 +49,7 @@ def parts_of(found: ModelMap, blocks: Sequence[str], names: Collection[str]) -> 
     for use in found.uses:
         numbers.setdefault(use.weight, set()).add(bisect_right(stops, found.run.calls[use.call].start))
     if any(len(numbers[name]) > 1 for name in names if name in numbers):
-        ends, numbers = [], dict.fromkeys(numbers, {0})
+        ends, numbers = [], {name: {0} for name in numbers}
     groups = [tuple(name for name in group if name in names) for group in found.same_input]
     return [
         Part(
@@ -75,6 +75,38 @@ def _is_passed_once(run: Recording, blocks: Sequence[str], last: str) -> bool:
     return made.isdisjoint(run.outputs) and not any(
         not made.isdisjoint(operation.reads) for operation in run.operations[stop:]
     )
+
+
+def run_part(model: nn.Module, part: Part, kept: Any, run: Callable[[], Any]) -> Any:
+    """The output of a part's block in a run of the model, which ends there; None if the run is stopped before.
+
+    `kept` is what the last finished block gave; the others' output is read by nobody.
+    """
+    outputs = []
+
+    def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run_block(*args: Any, **kwargs: Any) -> Any:
+            outputs.append(forward(*args, **kwargs))
+            return outputs[0]
+
+        return run_block
+
+    def stop(*_: Any) -> None:
+        raise StopForward
+
+    finished = [model.get_submodule(name) for name in part.finished]
+    device = next(p.device for p in model.parameters() if not p.is_meta)
+    last, unread = (_moved(kept, device) for _ in range(2))  # copies: what follows may write to them
+    forwards = [(block, _constant(last if block is finished[-1] else unread)) for block in finished]
+    with ExitStack() as stack:
+        if part.end:
+            block = model.get_submodule(part.end)
+            forwards.append((block, ending(block.forward)))
+            stack.callback(block.register_forward_hook(stop).remove)  # when the block's other hooks have run
+        stack.enter_context(suppress(StopForward))
+        stack.enter_context(replaced_forwards(forwards))
+        run()
+    return outputs[0] if outputs else None
 
 
 class States(Protocol):
@@ -113,6 +145,7 @@ class Side:
     """One of the two networks: its layers, its batches, and what its finished blocks gave."""
 
     model: nn.Module
+    map: ModelMap | None  # None: it is only run, and no uses are read
     layers: tuple[PrunableLayer, ...]
     batches: Sequence[Batch]
     states: States
@@ -124,29 +157,10 @@ class Side:
 
     def run(self, part: Part, i: int, layers: Iterable[PrunableLayer], on_use: OnUse) -> Any:
         """Runs a part on batch i: the output of its block, or None if `on_use` stopped it or it ends the network."""
-        outputs = []
-
-        def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                outputs.append(forward(*args, **kwargs))
-                raise StopForward
-
-            return run
-
-        forwards = [] if not part.finished else self._returning(part, i)
-        if part.end:
-            block = self.model.get_submodule(part.end)
-            forwards.append((block, ending(block.forward)))
-        with suppress(StopForward), replaced_forwards(forwards), float32_products(allow_tf32=self.allow_tf32):
-            read_uses(self.model, layers, self.batches[i], on_use)
-        return outputs[0] if outputs else None
-
-    def _returning(self, part: Part, i: int) -> list[tuple[nn.Module, Callable[..., Any]]]:
-        """The finished blocks with what they do: the last one returns what is kept; nobody reads the others' output."""
-        kept, device = self.states.read(part.number, i), device_of(self.model)
-        last, unread = (_moved(kept, device) for _ in range(2))  # copies: what follows may write to them
-        blocks = [self.model.get_submodule(name) for name in part.finished]
-        return [(block, _constant(last if block is blocks[-1] else unread)) for block in blocks]
+        kept, batch = self.states.read(part.number, i) if part.finished else None, self.batches[i]
+        found = None if batch.real_BT is None else self.map  # padding is left out where patches belong to inputs
+        with float32_products(allow_tf32=self.allow_tf32):
+            return run_part(self.model, part, kept, lambda: read_uses(self.model, layers, batch, on_use, found))
 
     def pass_on(self, part: Part) -> None:
         """Keeps what the block of a part gives, which is finished, for the next part."""

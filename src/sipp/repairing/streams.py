@@ -38,7 +38,8 @@ def streams_in(
 ) -> dict[str, Stream]:
     """By weight, the residual stream to which its layer's output is added and which depends on earlier weights.
 
-    The sum must be met before the block of the layer ends. With `inputs_differ`, these are the weights of earlier blocks too, which made the inputs.
+    The sum must be met before the block of the layer ends. With `inputs_differ`, weights of earlier blocks count too,
+    which made the inputs.
     """
     streams, ends = {}, [found.run.calls_of[name][0].stop for name in blocks]
     for layer in layers:
@@ -93,24 +94,21 @@ def reading(model: nn.Module, streams: Mapping[str, Stream], on_found: Callable[
         yield
 
 
-def stream_as_use(model: nn.Module, stream: Stream, tensor: Tensor, batch: Batch) -> WeightUse | None:
-    """A stream in units of the layer's output, as windows of its patches with rows in place of the fan-in.
-
-    None if the points cannot be told apart.
-    """
+def stream_as_use(model: nn.Module, stream: Stream, tensor: Tensor, like: WeightUse, batch: Batch) -> WeightUse:
+    """A stream in units of the layer's output, laid out like a use of it, with rows in place of the fan-in."""
     module = model.get_submodule(stream.module)
     tensor = _in_units_of_output(model, stream, module, tensor)
+    n_blocks = len(like.windows)  # the points; 1 if they cannot be told apart
     if isinstance(module, _ConvNd):
-        if tensor.ndim != len(module.kernel_size) + 2 or len(tensor) % batch.n_points:
-            return None
-        images = tensor.unflatten(0, (batch.n_points, -1)).movedim(2, 1)  # B x F x images x size
+        if tensor.ndim == len(module.kernel_size) + 1:  # one image without a batch dimension
+            tensor = tensor[None]
+        images = tensor.unflatten(0, (n_blocks, -1)).movedim(2, 1)  # B x F x images x size
         windows = images.unflatten(1, (module.groups, -1)).movedim(2, -1)
         return WeightUse("", windows, n_position_dims=len(module.kernel_size) + 1)
     if isinstance(module, nn.MultiheadAttention) and tensor.ndim == 3 and not module.batch_first:
         tensor = tensor.transpose(0, 1)
-    if tensor.ndim < 2 or len(tensor) % batch.n_points:
-        return None
-    return with_padding_zeroed(WeightUse("", tensor.reshape(batch.n_points, 1, -1, tensor.shape[-1])), batch)
+    use = WeightUse("", tensor.reshape(n_blocks, 1, -1, tensor.shape[-1]), attributed=like.attributed)
+    return with_padding_zeroed(use, batch)
 
 
 def _in_units_of_output(model: nn.Module, stream: Stream, module: nn.Module, tensor: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ def sums_of(both: Both, part: Part, names: Sequence[str]) -> dict[str, WeightMom
             if [u.windows.shape for u in uses] != [u.windows.shape for u in other_uses] or streams is None:
                 sums[name].obstacle = NOT_ALIGNED
             for one in zip(uses, other_uses, streams or ()) if not sums[name].obstacle else ():
-                known = _add(both, sums[name], both.weights[name], i, one, known)
+                shares = len(names) > 1
+                known = _add(both, sums[name], both.weights[name], i, one, known, shares=shares)
     return sums
 
 
@@ -135,12 +136,10 @@ def _stream_gap(both: Both, name: str, dense: _Met, pruned: _Met, i: int) -> lis
     found = dense.streams.get(name), pruned.streams.get(name)
     if found[0] is None or found[1] is None or found[0].shape != found[1].shape or len(dense.uses[name]) != 1:
         return None
-    use = stream_as_use(both.pruned.model, both.streams[name], found[0] - found[1], both.pruned.batches[i])
-    if use is None:
-        return None
-    of_use, n_dims = dense.uses[name][0], use.n_position_dims
+    like = dense.uses[name][0]
+    use = stream_as_use(both.pruned.model, both.streams[name], found[0] - found[1], like, both.pruned.batches[i])
     use = thinned(use, both.weights[name], both.n_points, i)
-    is_like = use.windows.shape[: 2 + n_dims] == of_use.windows.shape[: 2 + of_use.n_position_dims]
+    is_like = use.windows.shape[: 2 + use.n_position_dims] == like.windows.shape[: 2 + like.n_position_dims]
     return [use] if is_like else None
 
 
@@ -148,7 +147,14 @@ _Uses = tuple[WeightUse, WeightUse, WeightUse | None]  # dense, pruned, and the 
 
 
 def _add(
-    both: Both, sums: WeightMoments, weight: Weight, i: int, uses: _Uses, known: tuple[Tensor, Moments] | None
+    both: Both,
+    sums: WeightMoments,
+    weight: Weight,
+    i: int,
+    uses: _Uses,
+    known: tuple[Tensor, Moments] | None,
+    *,
+    shares: bool,
 ) -> tuple[Tensor, Moments]:
     """Adds one use to the sums of a weight; returns its windows with the sums over them, which others may share.
 
@@ -165,7 +171,9 @@ def _add(
         Moments.zeros(n_groups, n_rows, weight.fan_in, rows_GRK.device),
     )
     shared = known[1] if known is not None and known[0] is use.windows else None
-    here = Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device) if shared is None else shared
+    here = shared if shared is not None else moments
+    if shares and shared is None:
+        here = Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device)
     is_padded, allow_tf32 = use.counts_B is not None or use.real_BP is not None, both.dense.allow_tf32
     for dense_GKP, patches_GKP, stream_GRP in _patches(both, weight, uses, dtype):
         with exact_matmul(use.windows, parameter, allow_tf32=allow_tf32):
@@ -186,7 +194,8 @@ def _add(
             here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
         with exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
             moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
-    moments.add_inputs(here.xx_GKK, here.x_GK)
+    if here is not moments:
+        moments.add_inputs(here.xx_GKK, here.x_GK)
     moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
     return use.windows, here
 

@@ -75,16 +75,18 @@ def task_for(
     start: nn.Module | None = None,
     blocks: str | None = None,
     corrects: bool = True,
+    inputs_differ: bool = False,
 ) -> NetworkTask:
     """The task of fitting the masked weights, with a map of the dense network on a few points of the batch.
 
-    `corrects`: the ends of residual blocks compensate the error of the stream.
+    `corrects`: the ends of residual blocks compensate the error of the stream. `inputs_differ`: earlier blocks have
+    made the inputs, so that these streams have an error too.
     """
     layers = masked_layers(dense, masks)
     found = trace_layers(dense, layers, batch)
     chain = found.blocks if blocks is None else find_blocks(dense, found.run, blocks)
     names = () if chain is None else chain.names
-    streams = streams_in(found, layers, names, inputs_differ=False) if corrects else {}
+    streams = streams_in(found, layers, names, inputs_differ=inputs_differ) if corrects else {}
     return NetworkTask(dense, dense if start is None else start, layers, found, names, streams, chunk_bytes)
 
 
@@ -119,11 +121,22 @@ def fit_network(
     """
     pruned = copy_of(task.start)
     dense, other = (
-        side_of(task, model, batches, StatesInMemory(len(batches)), first_masks) for model in (task.dense, pruned)
+        side_of(task, model, first_masks, batches, StatesInMemory(len(batches))) for model in (task.dense, pruned)
     )
-    both = both_of(task, dense, other, n_fit_batches)
-    masks, fitted = dict(first_masks), list[FittedLayer]()
     parts = parts_of(task.map, task.blocks, first_masks.keys())
+    return fit_parts(task, layer_task, both_of(task, dense, other, n_fit_batches), parts, first_masks, advance)
+
+
+def fit_parts(
+    task: NetworkTask,
+    layer_task: LayerTask,
+    both: Both,
+    parts: Sequence[Part],
+    first_masks: Masks,
+    advance: Advance = lambda n: None,
+) -> NetworkFit:
+    """The pruned one of both networks with the weights of these parts fitted in place, part by part."""
+    masks, fitted = dict(first_masks), list[FittedLayer]()
     n_left = sum(len(part.groups) for part in parts)
     for part in parts:
         for mask, layer in fit_part(task, layer_task, both, part, first_masks):
@@ -131,20 +144,20 @@ def fit_network(
             fitted.append(layer)
             advance(fit_cost(mask.shape))
         n_left -= len(part.groups)
-        for side in (dense, other) if n_left else ():
+        for side in (both.dense, both.pruned) if n_left else ():
             side.pass_on(part)
     reached = {layer.name for layer in fitted}
     for name in (name for name in first_masks if name not in reached):
         advance(fit_cost(first_masks[name].shape))
-        fitted.append(leave_unfitted(pruned, task.weights[name], first_masks[name], "no inputs reach it"))
-    return NetworkFit(pruned, masks, tuple(fitted))
+        fitted.append(leave_unfitted(both.pruned.model, task.weights[name], first_masks[name], "no inputs reach it"))
+    return NetworkFit(both.pruned.model, masks, tuple(fitted))
 
 
-def side_of(task: NetworkTask, model: nn.Module, batches: Sequence[Batch], states: States, masks: Masks) -> Side:
+def side_of(task: NetworkTask, model: nn.Module, masks: Masks, batches: Sequence[Batch], states: States) -> Side:
     """One of the two networks, with the layers of these masks."""
     chosen = (replace(one, weights={l: w for l, w in one.weights.items() if w.name in masks}) for one in task.layers)
-    layers = tuple(replace(layer, module=model.get_submodule(layer.module_name)) for layer in chosen if layer.weights)
-    return Side(model, layers, batches, states, task.allow_tf32)
+    layers = (replace(layer, module=model.get_submodule(layer.module_name)) for layer in chosen if layer.weights)
+    return Side(model, task.map, tuple(layers), batches, states, task.allow_tf32)
 
 
 def both_of(task: NetworkTask, dense: Side, pruned: Side, n_fit_batches: int) -> Both:

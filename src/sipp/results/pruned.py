@@ -14,7 +14,7 @@ from sipp.results.display import LARGE_ERROR, how_sure, listed, number, number_u
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.network_hash import tensors_hash
 from sipp.results.options import Draws
-from sipp.results.repair import Repair, Trial
+from sipp.results.repair import Repair
 from sipp.results.sheet import Sheet, Table, sheet_text, shown, without_empty
 
 CHANGED = (
@@ -185,7 +185,6 @@ class Repaired:
     masks: dict[str, Tensor]
     record: Repair
     keys: frozenset[str]
-    trials: tuple[Trial, ...]  # empty if there was nothing to choose
 
     @property
     def moved(self) -> OutputChange | None:

@@ -33,12 +33,13 @@ class ShrunkLayer:
 
 @dataclass(frozen=True)
 class ChannelsLeft:
-    """Channels between layers, before and after: those that `makers` give and only `reader` reads."""
+    """Channels between layers: those that the weights `makers` give and only the weight `reader` reads."""
 
     makers: tuple[str, ...]
     reader: str
     before: int
     after: int
+    removed: tuple[int, ...]  # the inputs of `reader` that are gone (dimension 1 of its weight)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The levels of keep, dense to sparse, are fixed before the holdout is used. Each is tested in order at the full
 confidence. The first failure ends the walk, and the last level that passed is returned. The first level to test may be
 chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels. If levels
-are repaired, the first one that is tried chooses the blend, the error feedback and the layer budgets for all others.
+are repaired, the first one that is tried chooses the blend for all others.
 
 The data is read once for every level, and both networks run on the same batch, so a loader may shuffle. It must give
 the same inputs in every pass; random augmentation does not, and then the certificate is about the inputs of its own
@@ -35,7 +35,7 @@ from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, w
 from sipp.pruning.ranking import rank
 from sipp.repairing.data_split import DataSplit, split_data
 from sipp.repairing.repair_network import apply_repairs
-from sipp.repairing.repair_options import BUDGETS, RepairOptions
+from sipp.repairing.repair_options import RepairOptions
 from sipp.results.batches import Batch
 from sipp.results.blend import BlendChoice
 from sipp.results.checking import check_number, explain_unknown_options
@@ -53,7 +53,6 @@ from sipp.results.options import (
 from sipp.results.pruned import Pruned, Repaired
 from sipp.results.pruned_to import Level, PrunedTo
 from sipp.results.ranking import Ranking
-from sipp.results.repair import Repair
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of, warn_of_dead_rows
@@ -247,7 +246,6 @@ class _LevelNetworks:
             repaired = apply_repairs(
                 self.ranking, network_cut.masks, split, repairs, self.repair_options, start=network_cut.model
             )
-            self._fix_search(repaired.record)
             self.repaired[budget] = repaired, network_cut.choice
         return self.repaired[budget]
 
@@ -255,20 +253,6 @@ class _LevelNetworks:
         """Takes this blend for all later levels."""
         if choice is not None and self.ranking.blend is not None:
             self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=choice.taken))
-
-    def _fix_search(self, record: Repair) -> None:
-        """Takes the error feedback and the layer budgets of the first joint repair for all later levels.
-
-        A repair that was undone says what it went back to, not what was best.
-        """
-        is_fixed = self.repair_options.error_feedbacks is not None
-        if is_fixed or record.way != "joint" or record.undone or record.error_feedback is None:
-            return
-        self.repair_options = replace(
-            self.repair_options,
-            error_feedbacks=(record.error_feedback,),
-            budgets=tuple(kind for kind in BUDGETS if kind == record.budgets),
-        )
 
 
 # --- the test of a level ----------------------------------------------------------------------------------------------

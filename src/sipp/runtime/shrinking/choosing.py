@@ -21,27 +21,32 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.data import AnyData, points_at
+from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.outputs import dense_outputs, error_of
-from sipp.inputs.restore import copy_of
+from sipp.inputs.restore import ONE_AT_A_TIME, copy_of
 from sipp.progress import progress_bar
 from sipp.repairing.data_split import DataSplit, error_on_test_points, merged_batches, split_data
 from sipp.repairing.polishing import polish
 from sipp.repairing.repair_options import LEARNING_RATE
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_seed, check_share, check_whole
+from sipp.results.display import listed
+from sipp.results.options import Selector
 from sipp.results.shrunk import ChannelsLeft, Chosen, Counted
 from sipp.runtime.examples import Call
+from sipp.runtime.graph import program_of
 from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.shrinking.applying import parameters_and_buffers
-from sipp.runtime.shrinking.budgets import Widths, cheapest_widths, uniform_widths
-from sipp.runtime.shrinking.channels import channels_in
+from sipp.runtime.shrinking.budgets import cheapest_widths, least_share, uniform_widths
+from sipp.runtime.shrinking.channels import Channels, channels_in
+from sipp.runtime.shrinking.checking import Rules, rules_for_sites
 from sipp.runtime.shrinking.fitting import Cut, Look
-from sipp.runtime.shrinking.rules import rule_of
 from sipp.runtime.shrinking.running import Tensors, Traced, Use, Values, run_both, trace_batches, uses_in
 from sipp.runtime.shrinking.sites import Structure, rows_left, sizes_of, structure_of
 
 TITLES = ("comparing channels", "removing channels")
 COUNTED = get_args(Counted)
+N_REASONS = 3  # named in an error
 N_EXAMPLES = 2  # inputs on which both networks are compared
 SMALLEST = 1e-300  # a divisor
 N_EFFECT_POINTS = 256  # on which the effect of halving each site is measured
@@ -57,6 +62,7 @@ class ChannelOptions:
     multiple_of: int
     repair: bool
     steps: int
+    exclude: Selector | None
     seed: int
     progress: bool
 
@@ -69,15 +75,19 @@ def channel_options(
     multiple_of: int,
     repair: bool,
     steps: int,
+    exclude: Selector | None,
     seed: int,
     progress: bool,
 ) -> ChannelOptions | None:
     """The options, checked; None without a budget, which the others need."""
     if multiply_adds is None and weights is None:
         given = {"uniform": uniform, "multiple_of": multiple_of != 1, "repair": not repair, "steps": steps != 0}
+        given["exclude"] = exclude is not None
         if odd := [name for name, is_given in given.items() if is_given]:
             raise OptionError(
-                "needs a budget: without one, only dead channels go", option=odd[0], fix="give multiply_adds="
+                f"{odd[0]}= needs a budget: without one, only dead channels go",
+                option=odd[0],
+                fix="give multiply_adds= or weights=",
             )
         return None
     if multiply_adds is not None and weights is not None:
@@ -92,6 +102,7 @@ def channel_options(
         multiple_of=check_whole("multiple_of", multiple_of, least=1),
         repair=check_flag("repair", repair),
         steps=check_whole("steps", steps, least=0),
+        exclude=exclude,
         seed=check_seed(seed),
         progress=check_flag("progress", progress),
     )
@@ -111,46 +122,61 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
     """A copy of the network without the channels that the budget asks for; the rest is refitted and polished."""
     split = split_data(dense, data, seed=options.seed)
     model = copy_of(dense)
-    structure, widths, masks = without_channels(model, split.fit, options)
+    example = points_at(split.fit[0], slice(N_EXAMPLES))
+    call = example.args, example.kwargs
+    with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
+        rules = rules_for_sites(model, call, program_of(model, *call, is_plain=False))
+        traced = trace_batches(model, merged_batches(split.fit, max(batch.n_points for batch in split.fit)))
+    removal = without_channels(model, traced, split.fit, rules, options)
     polished = None
     if options.steps:
         polished, _ = polish(
-            dense, model, masks, split, steps=options.steps, learning_rate=LEARNING_RATE, seed=options.seed,
-            progress=options.progress,
+            dense, model, _masks(model, removal), split, steps=options.steps, learning_rate=LEARNING_RATE,
+            seed=options.seed, progress=options.progress,
         )  # fmt: skip
     chosen = Chosen(
         share=options.share,
         of=options.of,
-        sites=tuple(
-            ChannelsLeft(site.makers, site.reader, site.width, width) for site, width in zip(structure.sites, widths)
-        ),
-        stays=tuple(f"{weight}: {why}" for weight, why in structure.refused.items()),
+        sites=removal.sites,
+        stays=tuple(f"{weight}: {why}" for weight, why in removal.refused.items()),
         is_refitted=options.repair,
         polish=polished,
         n_fit=sum(batch.n_points for batch in split.fit),
         n_test=sum(batch.n_points for batch in split.test),
         output_error=error_on_test_points(dense, model, split),
     )
-    example = points_at(split.fit[0], slice(N_EXAMPLES))
-    return Smaller(model, (example.args, example.kwargs), chosen, split)
+    return Smaller(model, call, chosen, split)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The channels between layers that were taken out, what stays and why, and the weights that could be refitted."""
+
+    sites: tuple[ChannelsLeft, ...]
+    refused: dict[str, str]
+    weights: tuple[str, ...]
+
+
+def _masks(model: nn.Module, removal: Removal) -> dict[str, Tensor]:
+    """The masks of the weights that a polish moves: False where an input was taken out."""
+    masks = {name: torch.ones_like(model.get_parameter(name), dtype=torch.bool) for name in removal.weights}
+    for site in removal.sites:
+        masks[site.reader][:, list(site.removed)] = False
+    return masks
 
 
 def without_channels(
-    model: nn.Module, batches: Sequence[Batch], budget: ChannelOptions
-) -> tuple[Structure, Widths, dict[str, Tensor]]:
-    """Takes channels out of the model in place: nothing reads them any more. Gives the widths of its sites, and masks.
-
-    The masks are of the weights that were refitted, and False where an input was taken out.
-    """
-    batches = merged_batches(batches, max(batch.n_points for batch in batches))
-    traced = trace_batches(model, batches)
-    channels = channels_in(model, traced.programs[0], rule_of)
-    structure = structure_of(channels)
+    model: nn.Module, traced: Traced, batches: Sequence[Batch], rules: Rules, budget: ChannelOptions
+) -> Removal:
+    """Takes channels out of the model in place, so that nothing reads them any more, and refits what is left."""
+    channels = channels_in(model, traced.programs[0], rules)
+    structure = structure_of(channels, _excluded(model, budget.exclude))
     if not structure.sites:
         raise ModelError(
-            f"no channels can go: {_first(structure.refused)}", where=type(model).__name__,
+            f"no channels can go: {_why_none(channels, structure)}",
+            where=type(model).__name__,
             fix="leave out the budget to remove dead channels only",
-        )  # fmt: skip
+        )
     dense = {name: tensor.detach().clone() for name, tensor in parameters_and_buffers(model).items()}
     if budget.of == "parameters":
         full = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -165,16 +191,22 @@ def without_channels(
         and (product.bias is None or channels.n_reads[product.bias] == 1)
     }  # fmt: skip
     uses = uses_in(traced, fitted, channels.leaves)
-    most, full_widths = budget.share * sum(full.values()), [site.width for site in structure.sites]
+    full_widths = [site.width for site in structure.sites]
+    if (least := least_share(full_widths, sizes, budget.multiple_of)) > budget.share:
+        raise OptionError(
+            f"the channels that can go leave {least:.4g} of the {budget.of}, more than {budget.share:.4g}",
+            option="multiply_adds" if budget.of == COUNTED[0] else "weights",
+            fix=f"give at least {math.ceil(1e4 * least) / 1e4:g}",
+        )
     look, titles = Look(structure.sites), TITLES if budget.progress else (None, None)
     readers = {site.reader for site in structure.sites}
     _walk(traced, dense, dict(dense), [use for use in uses if use.weight in readers], look, titles[0])
     if budget.uniform:
-        widths = uniform_widths(full_widths, sizes, most, budget.multiple_of)
+        widths = uniform_widths(full_widths, sizes, budget.share, budget.multiple_of)
     else:
         effects = _effects(model, batches, look)
         errors = [effect * look.errors[i] for i, effect in enumerate(effects)]
-        widths = cheapest_widths(full_widths, errors, sizes, most, budget.multiple_of)
+        widths = cheapest_widths(full_widths, errors, sizes, budget.share, budget.multiple_of)
     left = [torch.ones(width, dtype=torch.bool) for width in full_widths]
     for i, width in enumerate(widths):
         left[i][look.orders[i][: full_widths[i] - width].cpu()] = False
@@ -183,11 +215,11 @@ def without_channels(
     cut = Cut(structure.sites, widths, budget.repair, look.orders, counts)
     _walk(traced, dense, small, uses, cut, titles[1])
     set_tensors(model, small)
-    masks = {use.weight: torch.ones_like(dense[use.weight], dtype=torch.bool) for use in uses}
+    sites = []
     for i, site in enumerate(structure.sites):
-        gone = site.columns_GC[cut.orders[i][: site.width - widths[i]].cpu()].flatten()
-        masks[site.reader][:, gone] = False
-    return structure, widths, masks
+        gone = site.columns_GC[cut.orders[i][: site.width - widths[i]].cpu()].flatten().sort().values
+        sites.append(ChannelsLeft(site.makers, site.reader, site.width, widths[i], tuple(gone.tolist())))
+    return Removal(tuple(sites), structure.refused, tuple(use.weight for use in uses))
 
 
 def _walk(
@@ -242,5 +274,18 @@ def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 held[name].copy_(tensor)
 
 
-def _first(refused: Mapping[str, str]) -> str:
-    return next((f"{weight}: {why}" for weight, why in refused.items()), "it has no two layers in a row")
+def _excluded(model: nn.Module, exclude: Selector | None) -> set[str]:
+    """The weights that keep all their inputs."""
+    if exclude is None:
+        return set()
+    every, others = (find_prunable_layers(model, include="*", exclude=one) for one in (None, exclude))
+    names = [{weight.name for layer in layers for weight in layer.weights.values()} for layers in (every, others)]
+    return names[0] - names[1]
+
+
+def _why_none(channels: Channels, structure: Structure) -> str:
+    if structure.refused:
+        return "; ".join(f"{weight}: {why}" for weight, why in list(structure.refused.items())[:N_REASONS])
+    if channels.left_alone:
+        return f"these keep all that they read: {listed(list(channels.left_alone))}"
+    return "it has no two layers in a row"

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.repairing.channels import Sums, eliminate, ridge_system
+from sipp.repairing.channels import Sums, eliminate
 from sipp.results.numerics import BOUND_DTYPE, integers
 from sipp.runtime.shrinking.rules import named_arguments, operation_name
 from sipp.runtime.shrinking.running import Tensors, Use, Values
 from sipp.runtime.shrinking.sites import Site
 
 PATCH_BYTES = 256 << 20  # of the patches that are laid out at a time
+PATCHES_PER_INPUT = 100  # neighbours in an image are alike: more change little and cost much
 LEAST_SCALE = 1e-6  # of a norm's largest factor: an output below has no say in the stream, and keeps its weights
 
 
@@ -45,7 +46,7 @@ class Look:
                 (self.orders[i],), self.errors[i] = found.orders, found.errors
                 half = eliminate(*problem.system, [groups_GS], [site.width // 2])
                 self.halved[i] = problem.solution(half.weight_KF, refits=True)
-                self.variances[i] = float(problem.sums.centred().tt_F.sum())
+                self.variances[i] = float(problem.sums.about_means()[2].sum())
 
 
 @dataclass
@@ -101,12 +102,8 @@ class _Problem:
         return _Problem(use, tensors, old_KF, scale_F, shift_F, _sums(use, values, old_KF))
 
     @property
-    def takes_intercept(self) -> bool:
-        return self.use.norm is not None or self.use.bias is not None
-
-    @property
     def system(self) -> tuple[Tensor, Tensor]:
-        return ridge_system(self.sums.centred() if self.takes_intercept else self.sums, self.old_KF)
+        return self.sums.system(self.old_KF)
 
     def inputs_of(self, site: Site) -> Tensor:
         """The inputs of each channel of a site: the columns of the flattened weight (G x S)."""
@@ -125,9 +122,9 @@ class _Problem:
         kept_KF = old.flatten(1).to(BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
         own_KF = torch.where(is_used, new_KF / self.scale_F, kept_KF)
         found = {use.weight: own_KF.T.reshape(old.shape).to(old.dtype)}
-        if not (refits and self.takes_intercept):
+        if not (refits and self.sums.has_intercept):
             return found
-        intercept_F = (self.sums.t_F - self.sums.x_K @ new_KF) / self.sums.n
+        intercept_F = self.sums.intercept(new_KF)
         bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(BOUND_DTYPE)
         moved_F = torch.where(is_used, intercept_F - self.scale_F * bias_F - self.shift_F, 0.0)
         _, bias, mean, _ = use.norm_names or (None, use.bias, None, None)
@@ -152,28 +149,33 @@ def _norm(use: Use, tensors: Tensors) -> tuple[Tensor, Tensor]:
 
 
 def _sums(use: Use, values: Values, old_KF: Tensor) -> Sums:
-    """The sums over all patches of all batches."""
-    sums = Sums.zeros(len(old_KF), old_KF.shape[1], old_KF.device)
-    is_linear = operation_name(use.node) == "linear"
+    """The sums over the patches of all batches, or over as many at random places as are enough for so many inputs."""
+    fan_in = len(old_KF)
+    has_intercept = use.norm is not None or use.bias is not None
+    sums = Sums.zeros(fan_in, old_KF.shape[1], old_KF.device, has_intercept=has_intercept)
+    generator = torch.Generator("cpu").manual_seed(0)
+    most = -(-PATCHES_PER_INPUT * fan_in // values.n_batches)
+    at_once = max(1, PATCH_BYTES // (fan_in * old_KF.element_size()))
     for batch in range(values.n_batches):
-        x = values.of(use.inputs, batch, is_small=True)
         target = values.computed(use.node, batch, is_small=False)
         if use.norm is not None:
             target = values.computed(use.norm, batch, is_small=False, given={use.node: target})
         if use.stream is not None and values.is_changed(use.stream):
             dense, small = (values.of(use.stream, batch, is_small=which) for which in (False, True))
             target = target + (dense - small)
-        target = target if is_linear else target.movedim(1, -1)
-        step = max(1, PATCH_BYTES // max(1, target[0, ..., 0].numel() * len(old_KF) * x.element_size()))
-        for start in range(0, len(x), step):
-            part = x[start : start + step]
-            x_PK = part.flatten(0, -2) if is_linear else _patches(part, use)
-            sums.add(x_PK, target[start : start + step].flatten(0, -2))
+        x = values.of(use.inputs, batch, is_small=True)
+        if operation_name(use.node) != "linear":
+            x, target = _windows(x, use), target.movedim(1, -1)
+        n_places = target[..., 0].numel()
+        places = torch.randperm(n_places, generator=generator, dtype=torch.int64, device="cpu")[:most]
+        for some in places.sort().values.to(x.device).split(at_once):
+            index = torch.unravel_index(some, target.shape[:-1])
+            sums.add(x[index].flatten(1), target[index])
     return sums
 
 
-def _patches(x: Tensor, use: Use) -> Tensor:
-    """The windows of a convolution, one row each, with the entries of a channel side by side."""
+def _windows(x: Tensor, use: Use) -> Tensor:
+    """The windows of a convolution: points and positions, then channels and kernel (a view)."""
     arguments = named_arguments(use.node)
     kernel = arguments["weight"].meta["val"].shape[2:]
     n = len(kernel)
@@ -186,7 +188,7 @@ def _patches(x: Tensor, use: Use) -> Tensor:
     x = F.pad(x, [one for pair in reversed(pads) for one in pair])
     for i in range(n):
         x = x.unfold(2 + i, spans[i], stride[i])[..., :: dilation[i]]
-    return x.movedim(1, 1 + n).flatten(n + 1).flatten(0, n)
+    return x.movedim(1, 1 + n)
 
 
 def _each(given: Any, n: int) -> list[Any]:

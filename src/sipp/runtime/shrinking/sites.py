@@ -7,7 +7,7 @@ the hidden units of an MLP. It follows from the same ties as dead channels do (c
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,8 +60,8 @@ class Structure:
     refused: dict[str, str]
 
 
-def structure_of(channels: Channels) -> Structure:
-    """The sites of a network."""
+def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structure:
+    """The sites of a network; the weights `excluded` keep all their inputs."""
     refused: dict[str, str] = {}
     class_of = classes_of(channels, list(_more_ties(channels, refused)))
     readers, makers = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
@@ -80,6 +80,8 @@ def structure_of(channels: Channels) -> Structure:
             why = STREAM
         elif n_uses[reader] > 1 or channels.n_reads[reader] > 1 or reader in channels.fixed:
             why = f"{reader}, which reads them, is used more than once"
+        elif reader in excluded:
+            why = f"{reader}, which reads them, is excluded"
         if why:
             refused |= dict.fromkeys(sorted(makers[name]), why)
         else:
