@@ -5,6 +5,7 @@
     python benchmarks/bench_channels.py ... --steps 1000          # also polished towards the dense outputs
     python benchmarks/bench_channels.py ... --mirrored            # 1,000 images and their mirror images
     python benchmarks/bench_channels.py ... --peer FOLDER         # also Torch-Pruning, installed in that folder
+    python benchmarks/bench_channels.py --networks 300            # random networks: equal to their masked networks
 
 1,000 training images without labels calibrate, all 10,000 test images judge. `l1` takes the filters with the smallest
 sums of magnitudes, the same share in every residual block; `not refitted` is sipp's choice with the dense weights; both
@@ -20,6 +21,7 @@ import copy
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +35,8 @@ from sipp.results.shrunk import Shrunk
 
 N_POINTS = 1_000
 TIMED = 64
+TOLERANCE = 1e-6  # in float64
+WORK = "1,000 inputs without labels, 10,000 test images, not trained"
 FIGURES = Path(__file__).parent / "figures" / "channels.json"
 
 
@@ -88,17 +92,48 @@ def by_torch_pruning(net: nn.Module, points: Tensor, fewer: float) -> nn.Module:
     return recalibrated(found, points)
 
 
+def search(n_networks: int) -> None:
+    """Random networks with a budget, not refitted: the same as with zeros in place of what is gone, or the seed."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from runtime.shrinkable_networks import network
+
+    wrong, smaller = [], 0
+    for seed in range(n_networks):
+        net, _ = network(seed)
+        try:
+            small = sipp.shrink(net, torch.randn(24, 3, 8, 8), weights=0.95, repair=False, progress=False)
+        except sipp.errors.SippError:  # nothing can go, or too little
+            continue
+        smaller += 1
+        with torch.no_grad():
+            for site in small.chosen.sites if small.chosen is not None else ():
+                net.get_parameter(site.reader)[:, list(site.removed)] = 0.0
+            x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+            wanted, found = net.double()(x), small.model.double()(x)
+        if not float((wanted - found).norm()) <= TOLERANCE * float(wanted.norm()):
+            wrong.append(seed)
+    print(f"{n_networks} random networks: {smaller} smaller, outputs differ for {wrong or 'none'}")
+    found_before = json.loads(FIGURES.read_text())["values"] if FIGURES.exists() else {}
+    found_before["random networks"] = {"tried": n_networks, "smaller": smaller, "wrong": len(wrong)}
+    write_figures("channels", WORK, found_before)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--cifar10", type=Path, required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--cifar10", type=Path)
     parser.add_argument("--fewer", type=float, nargs="+", default=[2.0])
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--mirrored", action="store_true")
     parser.add_argument("--only", nargs="+", default=["sipp", "not refitted", "l1"])
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of the training images")
+    parser.add_argument("--networks", type=int, help="only compare so many random networks")
     given = parser.parse_args()
+    warnings.simplefilter("ignore")  # of bounds
+    if given.networks:
+        search(given.networks)
+        return
     images, net = images_of(given.cifar10, given.seed), resnet(given.weights)
     points = images.points(0, N_POINTS)
     used = torch.stack((points, points.flip(3)), 1).flatten(0, 1) if given.mirrored else points
@@ -131,7 +166,7 @@ def main() -> None:
             print(*rows[-1], flush=True)
             before = json.loads(FIGURES.read_text())["values"] if FIGURES.exists() else {}
             before.setdefault(name, {}).setdefault(way, {})[f"{fewer:g}"] = values
-            write_figures("channels", f"{N_POINTS:,} inputs without labels, 10,000 test images, not trained", before)
+            write_figures("channels", WORK, before)
     table("Smaller dense networks", ["network", "way", "fewer", "accuracy", "faster", "made in"], rows)
 
 

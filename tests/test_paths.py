@@ -51,7 +51,7 @@ ENDS = {
         "",
         "",
         ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.onnx"],
-        r"x smaller [\s\S]* certified: [\s\S]* inputs per call",
+        r"x smaller [\s\S]* inputs per call",
     ),
     "shell_images.sh": ("", "PIL", ["sparse/eval.json", "page.html"], r"2 classes[\s\S]*accuracy: +[\d.]+% pruned"),
     "researcher.py": ("", "", ["page.html"], r"mine: [\d.]+% right after retraining"),

@@ -229,6 +229,17 @@ def test_shrink_gives_a_smaller_network_with_its_certificate(folder: Path, tmp_p
     refused(run(*words, tmp_path / "small.npy"), "--out", "ends in none of")
 
 
+def test_shrink_within_a_budget(folder: Path, tmp_path: Path) -> None:
+    sipp.save(mlp(), tmp_path / "net.sipp.safetensors")
+    words = ["shrink", tmp_path / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--out"]
+    done = run(*words, tmp_path / "small.pt", "--weights", 0.6, "--points", 40, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["n_parameters"] <= 0.6 * found["n_parameters_before"] and found["chosen"]["n_fit"] == 36
+    refused(run(*words, tmp_path / "other.pt", "--steps", 5), "", "needs a budget")
+    refused(run(*words, tmp_path / "other.pt", "--weights", 0.01), "", "channels that can go leave")
+
+
 def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     words = ["bench", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy"]
     threads = torch.get_num_threads()

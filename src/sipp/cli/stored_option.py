@@ -58,8 +58,13 @@ def stored_network(asked: StoredOptions) -> StoredNetwork:
     return StoredNetwork(name, load_model(name, asked.file, option="FILE"), contents, certificate)
 
 
-def example_for(network: StoredNetwork, asked: StoredOptions, n_points: int) -> tuple[Any, Points]:
-    """An example batch of `n_points`, from --data or noise in a built-in network's shape."""
+def example_for(
+    network: StoredNetwork, asked: StoredOptions, n_points: int, batch_size: int | None = None
+) -> tuple[Any, Points]:
+    """The first batch of `n_points`, from --data or noise in a built-in network's shape, and all of them.
+
+    Without a `batch_size` they are in one batch.
+    """
     spec = asked.data or noise_for(network.name, n_points)
     if spec is None:
         raise CommandError(
@@ -68,7 +73,9 @@ def example_for(network: StoredNetwork, asked: StoredOptions, n_points: int) -> 
             fix=f"give --data, such as random:{n_points}x3x32x32",
         )
     read = asked.reading
-    options = InputOptions(normalise=read.normalise, size=read.size, length=read.length, batch_size=n_points)
+    options = InputOptions(
+        normalise=read.normalise, size=read.size, length=read.length, batch_size=batch_size or n_points
+    )
     if options.length is None and is_language_model(network.name) and is_text(Path(spec)):
         options = replace(options, length=min(length_of(network.name, None), EXAMPLE_TOKENS))
     reader = Reader(network.model, network.name, options)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.data import as_given
+from sipp.inputs.data import as_given, data_of
 from sipp.inputs.restore import ONE_AT_A_TIME
 from sipp.native import pytree
 from sipp.results.network_hash import tensors_hash
@@ -35,6 +35,7 @@ from sipp.runtime.shrinking.choosing import channel_options, choose_channels
 from sipp.runtime.shrinking.configuration import match_configuration
 from sipp.verbs.assess import assess
 
+N_BOUND_POINTS = 256  # inputs that the bounds of layers are computed on: the theory asks for fewer
 ROUNDING = 1e-9  # of the share that is asked for
 
 
@@ -95,7 +96,9 @@ def shrink(
         call = guess_call(own) if data is None else _on_device(own, without_aliases(*call_of(data)))
     else:
         smaller = choose_channels(own, data, options)
-        bounds = assess(own, smaller.model, [as_given(batch) for batch in smaller.split.fit], progress=progress)
+        n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
+        scored = data_of([as_given(batch) for batch in smaller.split.fit], n_points=n_points)
+        bounds = assess(own, smaller.model, scored, progress=progress)
         chosen = replace(smaller.chosen, layers=bounds.layers, guarantee=bounds.guarantee)
         own, call, used = smaller.model, smaller.call, smaller.split.keys
     expected = outputs_of(own, call)

@@ -1,4 +1,4 @@
-"""`sipp shrink`: removes dead channels from a stored network."""
+"""`sipp shrink`: makes a smaller dense network of a stored one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import OUTPUT_PANEL, Force, StoredOptions, option
+from sipp.cli.options import OUTPUT_PANEL, PRUNE_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
 from sipp.results.jsonio import to_json
 
 KINDS = (".pt", ".onnx")
+
+BATCH_SIZE = 50  # of calibration inputs
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 
@@ -24,9 +26,17 @@ def shrink(
         Path,
         option("NAME.pt (the module, by torch.save), or NAME.onnx.", OUTPUT_PANEL, "--out", "-o"),
     ],
+    multiply_adds: Annotated[float | None, option("Share of the multiply-adds to keep.", PRUNE_PANEL)] = None,
+    weights: Annotated[float | None, option("Share of all parameters to keep instead.", PRUNE_PANEL)] = None,
+    uniform: Annotated[
+        bool, option("The same share of every layer, as Hugging Face models need.", PRUNE_PANEL, "--uniform")
+    ] = False,
+    multiple_of: Annotated[int, option("Leave multiples of so many channels.", PRUNE_PANEL)] = 1,
+    steps: Annotated[int, option("Steps of Adam towards the original outputs.", PRUNE_PANEL)] = 0,
+    points: Annotated[int, option("How many calibration inputs to take from --data.", PRUNE_PANEL)] = 1000,
     force: Force = False,
 ) -> Answer:
-    """Remove dead channels for good: a smaller dense network with the same outputs.
+    """Make a smaller dense network: without dead channels (the same outputs), or within a budget.
 
     For example: sipp shrink sparse --model my.py:net --data points.npz --out small.onnx
     """
@@ -42,8 +52,14 @@ def shrink(
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
     example = example_for(network, stored, N_POINTS)[0]
+    data = example
+    if multiply_adds is not None or weights is not None:
+        data = example_for(network, stored, points, BATCH_SIZE)[1].batches
     with naming_option(f"FILE {stored.file}", "see sipp shrink --help"):
-        small = sipp.shrink(network.model, example)
+        small = sipp.shrink(
+            network.model, data, multiply_adds=multiply_adds, weights=weights, uniform=uniform,
+            multiple_of=multiple_of, steps=steps,
+        )  # fmt: skip
         certificate = network.certificate
         if certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)

@@ -85,7 +85,9 @@ def channel_options(
         given["exclude"] = exclude is not None
         if odd := [name for name, is_given in given.items() if is_given]:
             raise OptionError(
-                "needs a budget: without one, only dead channels go", option=odd[0], fix="give multiply_adds="
+                f"{odd[0]}= needs a budget: without one, only dead channels go",
+                option=odd[0],
+                fix="give multiply_adds= or weights=",
             )
         return None
     if multiply_adds is not None and weights is not None:
