@@ -7,7 +7,6 @@ import pytest
 
 from sipp.repairing import repair_network
 from sipp.repairing.repair_options import Candidates
-from sipp.report import figures
 
 
 def narrow(patch: pytest.MonkeyPatch) -> None:
@@ -32,7 +31,7 @@ def search_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
-    """A recipe that is run trains the narrow network; one small figure a run is drawn (report/test_figures.py: all).
+    """A recipe that is run trains the narrow network.
 
     What is timed is called once a turn, however short that is.
     """
@@ -41,8 +40,3 @@ def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
         narrow(patch)
     if command == "bench":
         patch.setattr("sipp.cli.bench_network.LEAST_SECONDS", 0.0)
-    if command == "report":
-        of_run = figures._figures
-        patch.setattr(figures, "_figures", lambda run: dict([*of_run(run).items()][:1]))
-        patch.setattr("sipp.report.figures.FORMATS", ("png",))
-        patch.setattr("sipp.report.figures.DPI", 20)

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-
-from sipp.report.compare_runs import panels_of
 from sipp.report.figures import figure_names, pipeline_curves
-from sipp.report.results import read_results
-from sipp_lab.runs.reading import Run
+
+from sipp_lab.page import read_results
+from sipp_lab.page.compare_runs import panels_of
+from sipp_lab.runs.folder import Run
 
 RESULTS = Path(__file__).parents[1] / "results"
 STUDIES = sorted(path.parent for path in RESULTS.glob("*/README.md"))

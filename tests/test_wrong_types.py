@@ -140,6 +140,7 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "inspect": lambda: {"path": file()},
     "sensitivity": lambda: {"model": net(), "data": points()},
     "prune": lambda: {"model": net(), "data": labelled(), "keep": 0.5},
+    "methods": lambda: {},
     "register_method": lambda: {"name": "of-a-test", "score": lambda task: task.parameters()},
     "sample_size": lambda: {"model": net(), "example": points(1)},
     "certify": lambda: {"dense": net(), "pruned": pruned().model, "holdout": points(100)},

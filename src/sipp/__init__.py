@@ -34,6 +34,7 @@ _MODULES = {
     "hold": "sipp.pruning.masking",
     "inspect": "sipp.verbs.inspect",
     "load": "sipp.verbs.load",
+    "methods": "sipp.scoring.methods",
     "page": "sipp.report.page",
     "perplexity": "sipp.verbs.perplexity",
     "prune": "sipp.verbs.prune",

@@ -11,6 +11,7 @@ from sipp.results.options import Constants as Constants
 from sipp.results.options import Scoring as Scoring
 from sipp.results.pruned import Pruned as Pruned
 from sipp.runtime.sparse_network import sparse as sparse
+from sipp.scoring.methods import methods as methods
 from sipp.scoring.methods import register_method as register_method
 from sipp.scoring.sensitivities import sensitivity as sensitivity
 from sipp.scoring.task import sample_size as sample_size

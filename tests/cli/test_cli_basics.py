@@ -17,7 +17,7 @@ from sipp.cli import demo, errors
 from sipp.cli.main import COMMANDS
 from sipp.errors import DataError, OptionError, SippError
 from sipp.results.jsonio import to_json
-from sipp_lab.runs import run_recipe as train_run
+from sipp_lab.runs import running as train_run
 
 
 @pytest.fixture

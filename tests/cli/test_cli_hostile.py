@@ -13,7 +13,7 @@ from commandline import Done, files_in, run, three_lines
 
 from sipp.cli.errors import run_and_report
 from sipp.errors import DataError
-from sipp_lab.runs.store import read_records
+from sipp_lab.runs.folder import read_records
 
 
 def prune(folder: Path, *change: object) -> Done:

@@ -13,13 +13,13 @@ from cli_zoo import mlp
 from commandline import files_in, must_not_be_called, refused, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
+from sipp_lab.training.signals import Interrupted
 
 from sipp.cli import demo, model_option, prune_work
 from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
 from sipp.storage.files import read_json, write_json
 from sipp.storage.outputs import check_file
-from sipp_lab.training.signals import Interrupted
 
 NOBODY = 65534
 LONG = "x" * 252  # letters: a name, but too long with the start it has while it is being written

@@ -12,13 +12,13 @@ from commandline import run
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.report import render
 from sipp.report.compare_networks import networks_table
 from sipp.report.contents import TableCell
-from sipp.report.results import read_pruned_result, read_results
-from sipp.report.run_article import best_choice, method_table, tone_of
+from sipp.report.results import read_pruned_result
 from sipp.results.display import percent_up
-from sipp_lab.runs.reading import read_run
+from sipp_lab.page import read_results, render
+from sipp_lab.page.run_article import best_choice, method_table, tone_of
+from sipp_lab.runs.folder import read_run
 
 
 def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:

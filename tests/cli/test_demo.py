@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from sipp_lab.training.signals import Interrupted
 
 from sipp.cli import demo
-from sipp_lab.training.signals import Interrupted
 
 SHORT = ("prune.methods=[magnitude, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
 

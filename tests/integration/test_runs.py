@@ -18,9 +18,8 @@ from sipp.cli.commands import run_command, runs_command
 from sipp.cli.options import as_command
 from sipp.errors import OptionError
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.reading import list_runs
-from sipp_lab.runs.run_recipe import run
-from sipp_lab.runs.store import checkpoints
+from sipp_lab.runs.folder import checkpoints, list_runs
+from sipp_lab.runs.running import run
 
 KILL_LOOP = Path(__file__).parent.parent / "lab" / "runs" / "kill_loop.py"
 N_KILLS = 3

@@ -14,8 +14,8 @@ from sipp.results.certificate import Certificate
 from sipp.results.evaluation import Evaluated, Evaluation, Inputs
 from sipp.results.jsonio import to_json
 from sipp.results.pruned import PrunedFacts, PrunedLayer
-from sipp.results.run_records import NetworkRecord
 from sipp.storage.files import seal, write_json
+from sipp_lab.runs.records import NetworkRecord
 
 METHODS = ("sipp-hybrid", "sipp-det", "magnitude", "snip", "random")
 

@@ -8,9 +8,9 @@ import pytest
 from report.synthetic import big_run
 
 from sipp.report import figures
-from sipp.report.compare_runs import panels_of
-from sipp.report.rendering import render
-from sipp_lab.runs.reading import Run, read_run
+from sipp_lab.page import render
+from sipp_lab.page.compare_runs import panels_of
+from sipp_lab.runs.folder import Run, read_run
 
 
 def made(folder: Path, **options: Any) -> Run:

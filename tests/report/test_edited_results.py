@@ -12,8 +12,8 @@ from sipp.errors import DataError
 from sipp.report.results import read_intact_results, read_pruned_result
 from sipp.storage.files import read_json, write_json
 from sipp_lab.recipes import Recipe, load_recipe
-from sipp_lab.runs.reading import read_run
-from sipp_lab.runs.run_recipe import run as run_recipe
+from sipp_lab.runs.folder import read_run
+from sipp_lab.runs.running import run as run_recipe
 
 SMALL = (
     "train.epochs=1",

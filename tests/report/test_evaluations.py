@@ -12,7 +12,6 @@ from report.synthetic import certificate, evaluation
 from report.test_first_screen import BENCH
 from report.test_result_folders import pruned_folder
 
-from sipp.report import figure_names, read_results, render
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
@@ -23,6 +22,7 @@ from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
 from sipp.results.text_scores import TextScores
 from sipp.storage.files import seal
+from sipp_lab.page import figure_names, read_results, render
 
 REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")
 

@@ -6,14 +6,14 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from report.synthetic import big_run, config, layer, level_record, write_run
+from sipp.report.figures import _draw_column, _layer_figures, _rounded, draw_lines, figure_names, write_figures
 
 from sipp.report import figures, series
-from sipp.report.figures import _draw_column, _layer_figures, _rounded, draw_lines, figure_names, write_figures
 from sipp.report.palette import STYLES, style_of
 from sipp.report.plots import curve_view
-from sipp.report.results import read_results
 from sipp.report.series import Curve, Point
-from sipp_lab.runs.reading import Run
+from sipp_lab.page import read_results
+from sipp_lab.runs.folder import Run
 
 NAMES = {
     "delta-top1", "delta-top5", "top1", "top5", "before-top1", "certified-epsilon", "theory-epsilon",

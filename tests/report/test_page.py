@@ -15,12 +15,12 @@ from sipp.cli.commands import report_command
 from sipp.cli.options import as_command
 from sipp.errors import SippError
 from sipp.report.plots import statement_cards
-from sipp.report.rendering import embedded, render
-from sipp.report.results import read_results
+from sipp.report.rendering import embedded
 from sipp.results.bounds import Coverage, Guarantee, NetworkBound
 from sipp.results.jsonio import to_json
 from sipp.storage.files import read_json, write_json
-from sipp_lab.runs.reading import read_run
+from sipp_lab.page import read_results, render
+from sipp_lab.runs.folder import read_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 MAX_BYTES = 3_000_000

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from report.test_page import data_of, faults
 
-from sipp.report import read_results, render
-from sipp.report.run_article import method_table, run_article
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import from_json
+from sipp_lab.page import read_results, render
+from sipp_lab.page.run_article import method_table, run_article
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.reading import read_run
-from sipp_lab.runs.run_recipe import FinishedRun, run
-from sipp_lab.runs.store import without_times
+from sipp_lab.runs.folder import read_run, without_times
+from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (
     "train.epochs=1",

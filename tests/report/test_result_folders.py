@@ -12,13 +12,14 @@ import pytest
 from report.synthetic import big_run, certificate, facts, layer
 
 from sipp.errors import DataError
-from sipp.report.results import PrunedModel, read_pruned_result, read_results
+from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import to_json
 from sipp.results.stored import Identity
 from sipp.storage.files import seal
-from sipp_lab.runs.reading import Run, read_run
+from sipp_lab.page import read_results
+from sipp_lab.runs.folder import Run, read_run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from report.synthetic import certificate, config, dense, layer, level_record, wr
 from sipp.report import numbers, run_article, series
 from sipp.results.display import percent_up
 from sipp.results.jsonio import to_json
-from sipp_lab.runs.reading import Run, read_run
+from sipp_lab.runs.folder import Run, read_run
 
 
 def small_run(folder: Path, *, pipeline: str = "iterative", n_seeds: int = 2, without: tuple[int, ...] = ()) -> Run:

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sipp.results.manifest import Manifest
 
 from sipp.errors import DataError
 from sipp.results.jsonio import NOT_JSON, from_json, to_json
-from sipp.results.manifest import Manifest
-from sipp.results.run_records import NetworkRecord
 from sipp.storage.files import read_json
-from sipp_lab.runs.reading import read_run
+from sipp_lab.runs.folder import read_run
+from sipp_lab.runs.records import NetworkRecord
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/*/manifest.json"))
 

@@ -153,6 +153,17 @@ def register_method(
     _ROWS[name] = MethodInfo(name, about or "a score of your own", score, used, cut)
 
 
+def methods() -> dict[str, MethodInfo]:
+    """The methods by name, the package's and those that you registered: what each needs, and how it cuts.
+
+    Example:
+        >>> import sipp
+        >>> sorted(sipp.methods()["snip"].needs)
+        ['data', 'labels']
+    """
+    return dict(_ROWS)
+
+
 def method_of(method: Any) -> MethodInfo:
     """The row of a method by its name, or for a user's function; an OptionError lists all names, and the nearest one.
 

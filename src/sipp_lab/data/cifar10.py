@@ -8,9 +8,9 @@ import torch
 
 from sipp.errors import DataError
 from sipp.progress import Advance
-from sipp.storage.files import sha256_of
 from sipp_lab.data.download import fetch_files
 from sipp_lab.data.imageset import ImageSet
+from sipp_lab.files import sha256_of
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 

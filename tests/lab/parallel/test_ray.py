@@ -18,13 +18,14 @@ import pytest
 import torch
 import typer
 from lab.small_runs import SMALL, contents, small
+from sipp.results.manifest import Origin
+from sipp_lab.training.signals import Interrupted
 from typer.testing import CliRunner
 
 from sipp.cli import run_display
 from sipp.cli.commands import run_command
 from sipp.cli.options import as_command
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.results.manifest import Origin
 from sipp.storage.files import temporary_path
 from sipp_lab.parallel import on_ray
 from sipp_lab.parallel.on_ray import (
@@ -38,12 +39,10 @@ from sipp_lab.parallel.on_ray import (
 from sipp_lab.parallel.processes import Processes
 from sipp_lab.pipelines import parent_of
 from sipp_lab.recipes import Recipe, config_of
+from sipp_lab.runs.folder import code_version, list_runs, open_run
 from sipp_lab.runs.plan import Stage, plan
-from sipp_lab.runs.reading import list_runs
-from sipp_lab.runs.run_recipe import FinishedRun, Progress, run
-from sipp_lab.runs.store import code_version, open_run
+from sipp_lab.runs.running import FinishedRun, Progress, run
 from sipp_lab.training.setup import load_feed
-from sipp_lab.training.signals import Interrupted
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
