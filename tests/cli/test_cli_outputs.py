@@ -14,7 +14,6 @@ from report.synthetic import big_run
 from safetensors.torch import save_file
 
 from sipp.cli import demo, model_option, prune_work, stored_networks
-from sipp.report.plots import metric_view
 from sipp.scoring import methods
 
 Words = list[object]
@@ -23,7 +22,7 @@ READ = {
     "--weights", "--data", "--holdout", "--calibration", "--code", "--dense", "--pruned", "FILE", "RECIPE",
     "RUNS",
 }  # fmt: skip
-WRITTEN = {"--out", "--figures", "FOLDER"}  # `runs` only lists its --out
+WRITTEN = {"--out", "FOLDER"}
 NAMES_OR_PLACES = {"--data", "--holdout", "--calibration", "RECIPE"}
 PLACES = [one for one in asked() if one.kind is Path or one.label in NAMES_OR_PLACES]
 
@@ -202,26 +201,6 @@ def test_it_is_replaced_with_force(tmp_path: Path) -> None:
             if code:
                 refused(done, "--out")
                 assert "--force" in three_lines(done.stderr)[2] and files_in(tmp_path) == before
-
-
-# --- report ---------------------------------------------------------------------------------------------------------
-
-
-def test_figures_are_replaced_with_force_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
-    runs, figures = (
-        big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1),
-        tmp_path / "figures",
-    )
-    monkeypatch.setattr("sipp.report.figures.metric_views", lambda run: {"top1": metric_view(run, "top1")})
-    monkeypatch.setattr("sipp.report.figures._layer_figures", lambda run: {})
-    monkeypatch.setattr("sipp.report.figures.epsilon_views", lambda run: {})  # one figure
-    words = ["report", runs, "--figures", figures]
-    assert run(*words, "--out", tmp_path / "1.html").returncode == 0
-    before = files_in(tmp_path)
-    refused(run(*words, "--out", tmp_path / "2.html"), "--figures", "exists")
-    assert files_in(tmp_path) == before
-    assert run(*words, "--out", tmp_path / "2.html", "--force").returncode == 0
 
 
 # --- run, demo, data -------------------------------------------------------------------------------------------------

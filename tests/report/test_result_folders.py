@@ -89,7 +89,6 @@ def change(record: dict[str, Any], key: str, value: Any) -> str:
     [
         ("after.n_top1", "high", "n_top1"),
         ("after", None, "after"),
-        ("level", 3, "no network of this run"),
         ("pruned.layers.0.kept", "all", "kept"),
         ("method", 7, "method"),
         ("pruned.bound", [], "bound"),

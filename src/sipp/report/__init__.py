@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file. Named here is what a program needs for pages of its own (`sipp_lab`)."""
+"""The page: one self-contained HTML file. Named here is what a program needs for pages of its own."""
 
 from sipp.report.compare_networks import networks_article as networks_article  # several networks side by side
 from sipp.report.contents import (

@@ -205,8 +205,8 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Reads a run folder, finished or not."""
-    manifest, path = read_manifest(folder), folder / RECORDS
-    records = tuple(from_json(NetworkRecord, record, path) for record in read_records(folder))
+    manifest, lines = read_manifest(folder), enumerate(read_records(folder), start=1)
+    records = tuple(from_json(NetworkRecord, record, f"{folder / RECORDS} line {number}") for number, record in lines)
     return Run(folder.resolve().name, manifest.config, manifest.origins, records, n_stages_of(manifest, folder))
 
 

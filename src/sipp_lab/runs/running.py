@@ -70,7 +70,7 @@ def run(
     """
     if ray is not None:
         if processes.world_size > 1:
-            raise OptionError("Ray starts processes of its own", fix="run it without accelerate launch or torchrun")
+            raise OptionError("Ray starts processes of its own", fix="run it without torchrun or accelerate launch")
         check_ray(ray)
     # On Ray the GPUs may be on other machines, and this process trains nothing.
     target = torch.device("cuda") if ray is not None and device == "cuda" else device_named(device)

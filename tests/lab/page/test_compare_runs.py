@@ -4,10 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from report.synthetic import big_run
 
-from sipp.report import figures
 from sipp_lab.page import render
 from sipp_lab.page.compare_runs import panels_of
 from sipp_lab.runs.folder import Run, read_run
@@ -75,15 +73,3 @@ def test_two_values_of_one_title_have_their_own_names(tmp_path: Path) -> None:
     ]
     titles = [panel.title for panel in panels_of(runs)]
     assert "(retrain.epochs 70, train.epochs 7)" in titles[0] and "(retrain.epochs 80, train.epochs 8)" in titles[1]
-
-
-def test_the_figure_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "FORMATS", ("png",))
-    monkeypatch.setattr(figures, "DPI", 30)
-    for name in ("metric_views", "epsilon_views", "_layer_figures"):  # of each run: test_figures.py
-        monkeypatch.setattr(figures, name, lambda run: {})
-    first = made(tmp_path / "a")
-    three = [replace(first, name=init, config={**first.config, "init": init}) for init in ("he", "pytorch", "x")]
-    written = figures.write_figures(three, tmp_path / "f")
-    assert written == [tmp_path / "f" / "panels.png"] and figures.figure_names(three) == ["panels.png"]
-    assert "panels.png" not in figures.figure_names([first])
