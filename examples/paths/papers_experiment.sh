@@ -5,8 +5,8 @@
 set -euo pipefail
 
 sipp run digits-iterative --show
-sipp study paper-iterative --full --dry-run
+sipp study paper-fully-connected --dry-run
 sipp run digits-iterative --set "prune.methods=[sipp-det, magnitude]" --set "prune.keeps=[0.2]" --out runs
-sipp run digits-iterative --set "prune.methods=[sipp-det, magnitude]" --set "prune.keeps=[0.2]" --out runs  # nothing is left to do
+sipp run digits-iterative --set "prune.methods=[sipp-det, magnitude]" --set "prune.keeps=[0.2]" --out runs
 sipp run --status --out runs
 sipp report runs -o page.html

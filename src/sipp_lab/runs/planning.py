@@ -8,20 +8,18 @@ from pathlib import Path
 
 import torch
 
-from sipp_lab.data.imageset import ImageSet
-from sipp_lab.data.splits import split_images
 from sipp_lab.nets import INPUT_SHAPES, build
 from sipp_lab.own_code import own_images, own_network
 from sipp_lab.recipes import Recipe, config_of
 from sipp_lab.runs.folder import run_name
 from sipp_lab.runs.stages import is_done, plan
-from sipp_lab.training.feed import Feed, train_batches
 from sipp_lab.training.loop import make_train_step, new_state
 from sipp_lab.training.setup import Device, device_named, threads
 
 N_TRAIN = {"digits": 1437, "mnist": 60_000, "cifar10": 50_000, "imagenet": 1_281_167}  # training items of a data set
-N_WARM, N_STEPS = 2, 4  # steps before the timed ones, and these
-CPU_BATCH = 16  # images of a timed step on a CPU, where the time grows with them
+SIZES = (2, 16)  # images of a step that is timed, before a whole batch
+N_STEPS = 4  # of each size
+ENOUGH_SECONDS = 0.2  # a step that took longer is the last one
 
 
 @dataclass(frozen=True)
@@ -46,31 +44,34 @@ def planned_run(recipe: Recipe, *, out: Path, device: Device = "auto") -> Planne
 
 
 def _seconds_of_an_epoch(recipe: Recipe, device: torch.device) -> float:
+    """The seconds of an epoch's steps, from steps on noise: of more images the shorter they are."""
     code, hyper, spec = recipe.code, recipe.train, recipe.data
     own = None if code is None or code.data is None else own_images(code.data)
     shape = INPUT_SHAPES[spec.name] if own is None else tuple(own.images.shape[1:])
     n_items = (N_TRAIN[spec.name] if own is None else own.n_train) - spec.n_calibration - spec.n_holdout
-    size = hyper.batch_size if device.type == "cuda" else min(hyper.batch_size, CPU_BATCH)
-    n_images = (N_WARM + N_STEPS) * size
-    noise = ImageSet(
-        "noise", torch.rand(n_images + 1, *shape), torch.zeros(n_images + 1, dtype=torch.int64), n_images, 1
-    )
-    feed = Feed(noise.to(device), split_images(noise, n_calibration=0, n_holdout=0), device, 0, hyper.channels_last)
     with threads(recipe.n_threads), torch.random.fork_rng(devices=[]):
         if code is not None and code.net is not None:
             model = own_network(code.net)
         else:
             model = build(recipe.net, n_classes=None if own is None else own.n_classes)
-        state = new_state(model.to(device), hyper)
+        state, passed = new_state(model.to(device), hyper), 0.0
         step = make_train_step(state, hyper, "eager")
-        began = time.monotonic()
-        for number, (images, labels) in train_batches(feed, seed=0, epoch=0, batch_size=size, augmented=False):
-            step(images, labels, 0.0, size)
-            if number + 1 == N_WARM:
-                state.sums.tolist()  # waits for the device
+        for size in sorted({min(n, hyper.batch_size) for n in (*SIZES, hyper.batch_size)}):
+            if passed > ENOUGH_SECONDS:
+                break
+            images, labels = (
+                torch.rand(size, *shape, device=device),
+                torch.zeros(size, dtype=torch.int64, device=device),
+            )
+            times = []
+            for _ in range(N_STEPS):
                 began = time.monotonic()
-        state.sums.tolist()
-    return (time.monotonic() - began) / (N_STEPS * size) * n_items
+                step(images, labels, 0.0, size)
+                state.sums.tolist()  # waits for the device
+                times.append(time.monotonic() - began)
+            passed = min(times)  # the first warms up, and other programs may have interrupted any
+            seconds_per_image = passed / size
+    return seconds_per_image * n_items
 
 
 def total_of(planned: list[PlannedRun]) -> PlannedRun:
