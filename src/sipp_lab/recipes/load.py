@@ -109,7 +109,7 @@ def read_yaml(text: str, *, where: str) -> Any:
     with needed_for("reading a recipe"):
         import yaml  # type: ignore[import-untyped]
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [key.value for key, _ in node.value]
             twice = [key for key, _ in node.value if keys.count(key.value) > 1]
