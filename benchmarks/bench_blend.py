@@ -153,7 +153,7 @@ def dead_lines(name: str, case: Case) -> list[list[str]]:
     lines = []
     for row in METHODS:
         counts = []
-        for floor in (FLOOR, "off"):
+        for floor in (FLOOR, 0):
             ranking = rank(task_of(case.net, data), PruneOptions(method=row.name, floor=floor), statements=False)
             made = pruned_of(ranking, cut(ranking, round(SPARSEST * ranking.n_weights), seed=0))
             counts.append(str(sum(layer.dead_rows for layer in made.layers)))

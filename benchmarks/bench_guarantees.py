@@ -39,7 +39,7 @@ RANKINGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 EPSILONS = (0.1, 0.2, 0.5)
-DELTA, CONFIDENCE = 0.05, 0.95
+SHARE, CONFIDENCE = 0.05, 0.95
 PRUNE_DELTA = 1e-16
 N_SOUND = 4  # points for the bound on the graph, which is far from useful here
 N_LEVELS = 30
@@ -99,7 +99,7 @@ def side_by_side(net, rankings, calibration, holdout, fresh) -> None:  # type: i
             has_sound = method == "sipp-det" and keep in SOUND_KEEPS
             sound = sound_epsilon(net, pruned.model, calibration[:N_SOUND]) if has_sound else None
             sound_text = "" if sound is None else f"{sound:.1e}"
-            cert = sipp.certify(net, pruned.model, holdout, delta=DELTA, confidence=CONFIDENCE, calibration=calibration)
+            cert = sipp.certify(net, pruned.model, holdout, share=SHARE, confidence=CONFIDENCE, calibration=calibration)
             beyond = float((relative_errors(net, pruned.model, fresh) > cert.epsilon).double().mean())
             paper = "none" if pruned.bound.epsilon is None else f"{pruned.bound.epsilon:.1e}"
             print(f"| {method} | {keep} | {paper} | {sound_text} | {cert.epsilon:.4f} | {beyond:.2%} |", flush=True)
@@ -115,19 +115,20 @@ def sound_epsilon(dense, pruned, points) -> float | None:  # type: ignore[no-unt
     """The bound of T13, on the CPU: many small decompositions in float64."""
     import copy
 
-    return sipp.sound_bound(copy.deepcopy(dense).cpu(), copy.deepcopy(pruned).cpu(), points.cpu()).epsilon
+    networks = copy.deepcopy(dense).cpu(), copy.deepcopy(pruned).cpu()
+    return sipp.assess(*networks, points.cpu(), bound="sound", holdout=points.cpu()).bound.epsilon
 
 
 def tolerance(net, calibration, holdout, fresh) -> None:  # type: ignore[no-untyped-def]
     """The sparsest network certified for each tolerance, and whether the fresh half agrees."""
     print(
-        f"\n| method | epsilon | keep certified (delta {DELTA}, confidence {CONFIDENCE}) | fresh half beyond epsilon |"
+        f"\n| method | epsilon | keep certified (share {SHARE}, confidence {CONFIDENCE}) | fresh half beyond epsilon |"
     )
     print("|---|---|---|---|")
     for method in METHODS:
         for epsilon in EPSILONS:
             best = sipp.prune_to(
-                net, calibration, holdout, epsilon=epsilon, delta=DELTA, confidence=CONFIDENCE, method=method
+                net, calibration, holdout, epsilon=epsilon, share=SHARE, confidence=CONFIDENCE, method=method
             )
             n_beyond = int((relative_errors(net, best.model, fresh) > epsilon).sum())
             limit = upper_limit(n_beyond, len(fresh), 1 - CONFIDENCE)

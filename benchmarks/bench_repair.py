@@ -8,7 +8,7 @@
 
 images: masks by `magnitude`, unlabelled training images for the repair, all 10,000 test images for the accuracy.
 sentences: masks by `sipp-blend` and `magnitude`, 628 sentences for mask and repair, 400 others for the table.
-walk: `prune_to(epsilon=0.2, delta=0.05, repair=True)`, training images for the repair, test images for the certificate.
+walk: `prune_to(epsilon=0.2, share=0.05, repair=True)`, training images for the repair, test images for the certificate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 import sipp
 
 N_SENTENCES, N_NEW_SENTENCES = 628, 400
-EPSILON, DELTA = 0.2, 0.05
+EPSILON, SHARE = 0.2, 0.05
 HOLDOUT_BATCH = 250
 PAD = 4  # pixels, as the published networks were trained
 
@@ -126,12 +126,12 @@ def walk_table(options: argparse.Namespace) -> None:
     """Prints the walk to the sparsest repaired network that is certified within the tolerance."""
     images, net = images_of(options.data, options.seed), resnet(options.weights)
     points, holdout = points_of(images, options), list(images.test[-options.holdout :].split(HOLDOUT_BATCH))
-    walk = partial(sipp.prune_to, net, points, holdout, epsilon=EPSILON, delta=DELTA)
+    walk = partial(sipp.prune_to, net, points, holdout, epsilon=EPSILON, share=SHARE)
     best, took = timed(partial(walk, method=options.method, repair=True))
     print(best)
     lines = [[f"{100 * best.keep:.1f} %", f"{accuracy(best.model, images):.2f}", len(best.path), took]]
     title = (
-        f"{options.weights.stem}: sparsest certified, epsilon {EPSILON}, delta {DELTA}, {options.method} and repair, "
+        f"{options.weights.stem}: sparsest certified, epsilon {EPSILON}, share {SHARE}, {options.method} and repair, "
     )
     title += f"{options.points} images to repair, {options.holdout} held out"
     table(title, ["keep", "accuracy, %", "levels tested", "s (CPU s a thread)"], lines)

@@ -3,7 +3,7 @@
     python benchmarks/bench_sequence_claims.py [N_TRIALS]
 
 Documents have topics, so that tokens of one document are alike. A tiny Llama is pruned, and each trial certifies it on
-60 new documents by KL and by next tokens (T22). A claim is false if more than delta of 20,000 other documents are
+60 new documents by KL and by next tokens (T22). A claim is false if more than that share of 20,000 other documents are
 further off than it says, by more than chance. `by tokens` counts every token as a point: it must be false too often.
 """
 
@@ -17,7 +17,7 @@ from sipp.certificates.claims import certified_epsilon
 from sipp.certificates.measures import measure_of
 from sipp.inputs.data import data_of
 
-N_TOPICS, LENGTH, N, N_TRUTH, DELTA, BETA = 16, 24, 60, 20_000, 0.12, 0.1
+N_TOPICS, LENGTH, N, N_TRUTH, SHARE, BETA = 16, 24, 60, 20_000, 0.12, 0.1
 N_WORDS = 8  # of a topic
 
 
@@ -50,18 +50,18 @@ def main(n_trials: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
     pruned = sipp.prune(dense, documents(40, 1), keep=0.4, method="magnitude", statements=False, progress=False).model
-    print(f"{n_trials} trials of {N} documents, delta {DELTA}, nominal false rate {BETA:.0%}")
+    print(f"{n_trials} trials of {N} documents, share {SHARE}, nominal false rate {BETA:.0%}")
     for measure in ("kl", "next-token"):
         truth = changes(dense, pruned, documents(N_TRUTH, 2), measure)
         # by three standard deviations of the truth's own estimate: what is counted as false is false
-        most = DELTA + 3 * (DELTA * (1 - DELTA) / N_TRUTH) ** 0.5
+        most = SHARE + 3 * (SHARE * (1 - SHARE) / N_TRUTH) ** 0.5
         false = by_tokens = 0
         for trial in range(n_trials):
             ids = documents(N, 100 + trial)
-            said = {"measure": measure, "delta": DELTA, "confidence": 1 - BETA, "progress": False}
+            said = {"measure": measure, "share": SHARE, "confidence": 1 - BETA, "progress": False}
             epsilon = sipp.certify(dense, pruned, ids, **said).epsilon
             values = changes(dense, pruned, ids, measure).repeat_interleave(LENGTH)
-            broken = float(certified_epsilon(values, DELTA, BETA, n=N * LENGTH))
+            broken = float(certified_epsilon(values, SHARE, BETA, n=N * LENGTH))
             false += float((truth > epsilon).double().mean()) > most
             by_tokens += float((truth > broken).double().mean()) > most
         print(f"{measure}: {false / n_trials:.1%} false; by tokens {by_tokens / n_trials:.1%}", flush=True)

@@ -139,11 +139,11 @@ def bench(name: str, given: argparse.Namespace, clock: Callable[[], float]) -> I
         file = f"{name}-{keep}.pt"
         if given.trained is not None:
             net.load_state_dict(torch.load(given.trained / file, weights_only=True))
-        pruned = sipp.prune(net.eval(), points, keep=keep, method=given.method, floor="off", progress=False)
+        pruned = sipp.prune(net.eval(), points, keep=keep, method=given.method, floor=0, progress=False)
         words = ""
         if given.epochs:
             net = pruned.model
-            sipp.hold(net, pruned.masks)
+            sipp.hold(net, pruned)
             words = f"{train(net, data, max(1, given.epochs // 2)):.1f} %"
             sipp.release(net)
         if given.save is not None:

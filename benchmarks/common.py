@@ -1,12 +1,16 @@
-"""What the benchmarks share: alternating timings, peak memory, data like a network's, one table."""
+"""What the benchmarks share: alternating timings, peak memory, data like a network's, a table, a file of figures."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,3 +88,22 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
         if n == 0:
             print("  ".join("-" * width for width in widths))
+
+
+def write_figures(name: str, work: str, values: Mapping[str, Any]) -> Path:
+    """Writes what was measured to `figures/NAME.json`, with its command, commit and machine; `quotes.py` reads it.
+
+    `work` says the shape of the work in words. Values of an earlier run stay where this one has none.
+    """
+    path = Path(__file__).parent / "figures" / f"{name}.json"
+    before = json.loads(path.read_text(encoding="utf-8"))["values"] if path.is_file() else {}
+    git = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False)
+    found = {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "commit": git.stdout.strip() or "unknown",
+        "machine": machine(),
+        "work": work,
+        "values": before | dict(values),
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return path

@@ -15,20 +15,18 @@ from unittest import mock
 
 import torch
 
-from sipp.repairing import both_networks, choosing, data_split, layer_fit, network_fit, repair_network
-from sipp.repairing.network_pair import NetworkPair
+from sipp.repairing import data_split, layer_fit, parts, repair_network, sums, walk
 from sipp.verbs import prune
 
 OTHER = "the rest"
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
     "cut": [(prune, "cut"), (prune, "output_change"), (prune, "cut_as_given"), (prune, "pruned_of")],
-    "dense passes": [(NetworkPair, "dense_outputs")],
-    "pruned passes": [(NetworkPair, "_run_pruned"), (both_networks._States, "_move")],
-    "sums": [(NetworkPair, "_add")],
+    "passes": [(parts, "run_part")],
+    "sums": [(sums, "_add")],
     "search": [(layer_fit, "search")],
-    "fit": [(network_fit, "fit_layer")],
-    "validation and test": [(module, "output_error") for module in (repair_network, choosing, data_split)],
+    "fit": [(walk, "fit_layer")],
+    "validation and test": [(module, "output_error") for module in (repair_network, data_split)],
 }
 
 

@@ -24,7 +24,7 @@ accelerator = Accelerator(cpu=True)
 optimizer = torch.optim.AdamW(pruned.model.parameters(), lr=1e-2, weight_decay=0.1)
 model, prepared, loader = accelerator.prepare(pruned.model, optimizer, loader)
 inside = accelerator.unwrap_model(model)  # without the wrapper of several processes
-sipp.hold(inside, pruned.masks, optimizer=optimizer)  # the plain optimizer is the one that steps
+sipp.hold(inside, pruned, optimizer=optimizer)  # the plain optimizer is the one that steps
 for _ in range(3):
     for inputs, labels in loader:
         prepared.zero_grad()

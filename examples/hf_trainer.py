@@ -29,7 +29,7 @@ calibration = [{"input_ids": part} for part in tokens[:192].split(32)]  # batche
 pruned = sipp.prune(model, calibration, keep=0.3, exclude="classifier")
 with tempfile.TemporaryDirectory() as folder:
     options = TrainingArguments(folder, max_steps=20, report_to=[], save_strategy="no", disable_tqdm=True)
-    Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned.masks)]).train()
+    Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned)]).train()
 
 n_nonzero = sum(int(pruned.model.get_parameter(name).count_nonzero()) for name in pruned.masks)
 print(f"{n_nonzero:,} of {pruned.n_weights:,} prunable weights are not zero after training")

@@ -39,6 +39,6 @@ with tempfile.TemporaryDirectory() as folder:
     calibration, holdout = Images(Path(folder) / "calibration"), Images(Path(folder) / "holdout")
     pruned = sipp.prune(model, calibration, keep=0.5, repair=True)
     print(pruned.sheet.title)
-    print(sipp.certify(model, pruned.model, holdout, delta=0.05, confidence=0.95, calibration=calibration).sentence)
+    print(sipp.certify(model, pruned.model, holdout, share=0.05, confidence=0.95, calibration=calibration).sentence)
     sipp.save(pruned, Path(folder) / "net.sipp.safetensors")
     print(f"file: {(Path(folder) / 'net.sipp.safetensors').stat().st_size:,} bytes")

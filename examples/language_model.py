@@ -49,7 +49,7 @@ model = trained(LlamaForCausalLM(config), windows, 60)  # yours: AutoModelForCau
 
 pruned = sipp.prune(model, windows, keep=0.3, method="wanda", statements=False, progress=False)
 print(f"pruned: {sipp.perplexity(pruned, windows, dense=model, progress=False)}")
-trained(pruned.model, windows, 30, HoldMasks(pruned.masks))
+trained(pruned.model, windows, 30, HoldMasks(pruned))
 print(f"trained further: {sipp.perplexity(pruned.model, windows, dense=model, progress=False)}")
 n_nonzero = sum(int(pruned.model.get_parameter(name).count_nonzero()) for name in pruned.masks)
 print(f"{n_nonzero:,} of {pruned.n_weights:,} prunable weights are not zero after training")

@@ -40,7 +40,7 @@ module.net.load_state_dict(pruned.model.state_dict())
 quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 with tempfile.TemporaryDirectory() as folder:
     options = {"max_epochs": 3, "accelerator": "cpu", "default_root_dir": folder} | quiet
-    L.Trainer(callbacks=[HoldMasks(pruned.masks, part="net")], **options).fit(module, loader)
+    L.Trainer(callbacks=[HoldMasks(pruned, part="net")], **options).fit(module, loader)
 
 n_nonzero = sum(int(module.net.get_parameter(name).count_nonzero()) for name in pruned.masks)
 print(f"{n_nonzero:,} of {pruned.n_weights:,} prunable weights are not zero after training with Lightning")

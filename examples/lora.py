@@ -47,7 +47,7 @@ tokens = torch.arange(32).repeat(16, 1).add(torch.arange(16)[:, None]) % 64
 pruned = sipp.prune(model, tokens, keep=0.5, method="wanda", statements=False, progress=False)
 told("pruned", pruned.model)
 net, train_step = with_adapters(pruned.model)
-sipp.hold(net, pruned.masks)
+sipp.hold(net, pruned)
 for step in range(40):
     train_step(step)
 sipp.release(net)

@@ -43,7 +43,7 @@ print(pruned)
 print(f"pruned:            {accuracy(pruned.model):.1%}")
 
 optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-sipp.hold(pruned.model, pruned.masks, optimizer=optimizer)  # pruned weights stay zero from here on
+sipp.hold(pruned.model, pruned, optimizer=optimizer)  # pruned weights stay zero from here on
 fit(pruned.model, optimizer, epochs=8)
 sipp.release(pruned.model)  # a plain module again, zeros in place
 print(f"pruned, retrained: {accuracy(pruned.model):.1%}")

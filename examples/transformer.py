@@ -39,5 +39,5 @@ pruned = sipp.prune(net, calibration, keep=0.7, method="magnitude", exclude="hea
 print(pruned.sheet.title)  # print(pruned) has a table
 
 # The holdout must be new: points that are in the calibration data too are refused.
-certificate = sipp.certify(net, pruned.model, holdout, delta=0.05, confidence=0.95, calibration=calibration)
+certificate = sipp.certify(net, pruned.model, holdout, share=0.05, confidence=0.95, calibration=calibration)
 print(certificate.sentence)

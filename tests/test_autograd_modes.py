@@ -79,7 +79,7 @@ def test_pruned_and_repaired_inside_and_trained_outside(mode: str) -> None:
     assert fixed.repair is not None and fixed.repair.polish is not None
     for made in (cut, fixed):
         optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
-        sipp.hold(made.model, made.masks, optimizer=optimizer)
+        sipp.hold(made.model, made, optimizer=optimizer)
         before = [parameter.detach().clone() for parameter in made.model.parameters()]
         made.model.train()(points(8)).square().sum().backward()
         optimizer.step()

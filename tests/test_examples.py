@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from shorter import narrow_resnets, search_once
+from shorter import narrow_resnets
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -55,7 +55,6 @@ def test_the_script_runs(
         pytest.skip(f"{needs} is not installed")
     monkeypatch.chdir(tmp_path)
     narrow_resnets(monkeypatch)
-    search_once(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runpy.run_path(str(path), run_name="__main__")

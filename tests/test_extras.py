@@ -44,8 +44,8 @@ NEEDS = [
      "reading a network without its weights needs accelerate", "hf"),
     ("gguf", "from sipp.cli.hugging_face_models import _from_gguf; _from_gguf(None, '.', 'x.gguf')",
      "reading GGUF files needs gguf", "hf"),
-    *((name, "import torch; from sipp.runtime.exporting import export; "
-       "export(torch.nn.Linear(2, 2), 'net.onnx', to='onnx', example=torch.ones(2, 2))",
+    *((name, "import torch; from sipp import export; "
+       "export(torch.nn.Linear(2, 2), 'net.onnx', torch.ones(2, 2))",
        f"exporting to ONNX needs {name}", "onnx") for name in ("onnx", "onnxruntime", "onnxscript")),
 ]  # fmt: skip
 

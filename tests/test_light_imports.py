@@ -9,13 +9,12 @@ HEAVY = ("torch", "torch._dynamo", "numba", "ray", "accelerate", "matplotlib")
 TOLD = f"import sys; print([name for name in {HEAVY} if name in sys.modules])\n"
 
 LIGHT = (
-    "sipp.storage.files",
+    "sipp.files",
     "sipp.results.bench",
     "sipp.results.evaluation",
     "sipp.results.jsonio",
     "sipp.results.sheet",
     "sipp.results.certificate",
-    "sipp.storage.outputs",
 )
 
 

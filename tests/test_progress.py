@@ -87,7 +87,7 @@ def work(name: str, **options: bool) -> None:
         "check_assumption": lambda: sipp.check_assumption(net(), points(6), points(5), n_holdout=3, **options),
         "sensitivity": lambda: sipp.sensitivity(net(), points(), **options),
         "perplexity": lambda: sipp.perplexity(talker(), torch.arange(24).reshape(4, 6) % 5, **options),
-        "gradual": lambda: sipp.gradual(net(), lambda step: None, points(), keep=0.5, steps=20, cuts=2, **options),
+        "gradual": lambda: sipp.gradual(net(), lambda step: None, points(), keep=0.5, steps=20, **options),
     }
     calls[name]()
 

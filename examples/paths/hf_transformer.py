@@ -12,23 +12,11 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
 import sipp
-from sipp.runtime.exporting import export
-
-
-class HoldMasks(TrainerCallback):
-    def __init__(self, masks):
-        self.masks = masks
-
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        sipp.hold(model, self.masks, optimizer=getattr(optimizer, "optimizer", optimizer))
-
-    def on_train_end(self, args, state, control, model=None, **kwargs):
-        sipp.release(model)
+from sipp.integrations.hugging_face import HoldMasks
 
 
 def batches_of(path, tokenizer):
@@ -61,17 +49,15 @@ print(sipp.certify(model, pruned.model, first, output="logits", calibration=cali
 
 options = TrainingArguments("out", max_steps=10, report_to=[], save_strategy="no", disable_tqdm=True)
 data = points_of(calibration)
-trainer = Trainer(
-    pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned.masks)], processing_class=tokenizer
-)
+trainer = Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned)], processing_class=tokenizer)
 trainer.train()
 
 certificate = sipp.certify_accuracy(model, pruned.model.eval(), second, output="logits")
 print(certificate.sentence)
 assessed = sipp.assess(model, pruned.model, calibration)
 sipp.save_folder(assessed, "assessed", certificate=certificate)
-print(sipp.page(assessed, certificate, path="page.html"))
-print(export(pruned.model, "sparse", to="hf"))
+print(sipp.page(assessed, certificate, path="page.html", force=True))
+print(sipp.export(pruned, "sparse"))
 tokenizer.save_pretrained("sparse")
 again = AutoModelForSequenceClassification.from_pretrained("sparse")
 n_nonzero = sum(int(again.get_parameter(name).count_nonzero()) for name in pruned.masks)

@@ -57,7 +57,7 @@ for name, pruned in networks.items():
     moved = float((pruned.model(new) - net(new)).norm() / net(new).norm())
     print(f"{name}: kept {pruned.keep:.1%}, the output moved by {moved:.2f} of its size")
     optimizer = torch.optim.Adam(pruned.model.parameters(), lr=3e-3)
-    sipp.hold(pruned.model, pruned.masks, optimizer=optimizer)
+    sipp.hold(pruned.model, pruned, optimizer=optimizer)
     train(pruned.model, data, labels[:1000], optimizer, steps=60)
     sipp.release(pruned.model)
     right = float((pruned.model(new).argmax(1) == new_labels).float().mean())
@@ -66,4 +66,4 @@ for name, pruned in networks.items():
 networks = {name: sipp.assess(net, pruned.model, data) for name, pruned in networks.items()}  # as they are now
 certificate = sipp.certify_accuracy(net, networks["mine"], [(new, new_labels)], calibration=data)
 print(certificate.sentence)
-sipp.page(networks, certificate, path="page.html")  # side by side
+sipp.page(networks, certificate, path="page.html", force=True)  # side by side

@@ -9,6 +9,6 @@ sipp eval --model my:net --dense my.pt --pruned sparse --data new.npz --out spar
 sipp certify --model my:net --dense my.pt --pruned sparse --holdout new.npz --accuracy --out sparse/accuracy.json
 sipp bench sparse --model my:net --data new.npz --out sparse/bench.json
 sipp report sparse -o page.html
-sipp export sparse --model my:net --to small --out small.safetensors
+sipp export sparse --model my:net --out small.safetensors
 sipp inspect small.safetensors
-sipp export small.safetensors --model my:net --data new.npz --to pt2 --out small.pt2
+sipp export small.safetensors --model my:net --data new.npz --out small.onnx

@@ -45,7 +45,7 @@ trainer(4).fit(dense, loader)
 pruned = sipp.prune(dense.net, images[:400], keep=0.1)
 module = Module()
 module.net.load_state_dict(pruned.model.state_dict())
-first = trainer(2, HoldMasks(pruned.masks, part="net"))
+first = trainer(2, HoldMasks(pruned, part="net"))
 first.fit(module, loader)
 first.save_checkpoint("stopped.ckpt")
 
@@ -59,4 +59,4 @@ certificate = sipp.certify_accuracy(dense.net, resumed.net, new, calibration=ima
 print(certificate.sentence)
 trained = sipp.assess(dense.net, resumed.net, images[:400])  # training moved the weights: what holds now
 print(sipp.save(trained, "net.sipp.safetensors", certificate=certificate))
-sipp.page(trained, certificate, path="page.html")
+sipp.page(trained, certificate, path="page.html", force=True)

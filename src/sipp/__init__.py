@@ -22,14 +22,16 @@ from sipp import errors as errors
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Constants": "sipp.results.options",
     "Pruned": "sipp.results.pruned",
     "Scoring": "sipp.results.options",
     "assess": "sipp.verbs.assess",
+    "bench": "sipp.verbs.bench",
     "certify": "sipp.verbs.certify",
     "certify_accuracy": "sipp.verbs.certify",
     "check_assumption": "sipp.bounds.assumption",
     "compare": "sipp.verbs.compare",
+    "evaluate": "sipp.verbs.evaluate",
+    "export": "sipp.runtime.exporting",
     "gradual": "sipp.verbs.gradual",
     "hold": "sipp.pruning.masking",
     "inspect": "sipp.verbs.inspect",
@@ -48,7 +50,6 @@ _MODULES = {
     "save_folder": "sipp.verbs.save_folder",
     "sensitivity": "sipp.scoring.sensitivities",
     "shrink": "sipp.verbs.shrink",
-    "sound_bound": "sipp.bounds.sound.graph_bound",
     "sparse": "sipp.runtime.sparse_network",
     "text": "sipp.inputs.text",
 }

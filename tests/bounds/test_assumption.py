@@ -20,7 +20,6 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.results.assumption import Assumption
 
 Seen = dict[str, tuple[int, int, int]]
-C_IS_1 = sipp.Constants(c_constant=1.0)
 N_CALIBRATION, N_HOLDOUT = 3, 5
 
 
@@ -130,9 +129,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor, Rows]]] = {
 def test_equals_brute_force(case: str, c_constant: float, k_constant: float) -> None:
     model, x, y, rows = CASES[case]()
     expected = {name: oracle.look(of_name, c_constant, k_constant) for name, of_name in rows.items()}
-    seen = check_assumption(
-        model, [x[:2], x[2:]], [y], constants=sipp.Constants(c_constant=c_constant, k_constant=k_constant)
-    )
+    seen = check_assumption(model, [x[:2], x[2:]], [y], c_constant=c_constant, k_constant=k_constant)
     assert counts(seen) == expected
     assert [layer.n_weights for layer in seen.layers] == [p.numel() for n, p in model.named_parameters() if n in rows]
     for layer in seen.layers:
@@ -176,7 +173,7 @@ def test_attention_counts_each_block_of_rows_with_its_own_patches() -> None:
         for row in oracle.rows_of(block, on_x[letter], on_y[letter])
     ]
     out = oracle.rows_of(f64(model.a.out_proj.weight), on_x["out"], on_y["out"])
-    seen = check_assumption(model, batches[:1], batches[1:], constants=C_IS_1)
+    seen = check_assumption(model, batches[:1], batches[1:], c_constant=1.0)
     assert counts(seen) == {
         "a.in_proj_weight": oracle.look(packed, 1.0, 3.0),
         "a.out_proj.weight": oracle.look(out, 1.0, 3.0),
@@ -186,12 +183,10 @@ def test_attention_counts_each_block_of_rows_with_its_own_patches() -> None:
 @pytest.mark.parametrize("case", ["conv", "lstm"])
 def test_chunks_and_batches_change_nothing(case: str) -> None:
     model, x, y, _ = CASES[case]()
-    whole = check_assumption(model, [x], [y], constants=C_IS_1)
+    whole = check_assumption(model, [x], [y], c_constant=1.0)
     assert whole.total.es_failures
     assert (
-        check_assumption(
-            model, list(x.split(1)), list(y.split(3)), constants=C_IS_1, scoring=sipp.Scoring(chunk_bytes=1)
-        )
+        check_assumption(model, list(x.split(1)), list(y.split(3)), c_constant=1.0, scoring=sipp.Scoring(chunk_bytes=1))
         == whole
     )
 
@@ -203,9 +198,7 @@ def test_a_ratio_of_exactly_one_over_c_does_not_exceed_it() -> None:
     """Three equal products of a row: each ratio is 1/3, which float32 rounds up."""
     x = torch.ones(4, 3)
     assert check_assumption(linear([[1.0, 1.0, 1.0]]), x).total.n_holding == 0
-    assert (
-        check_assumption(linear([[1.0, 1.0, 1.0]]), x, constants=sipp.Constants(c_constant=3.01)).total.n_holding == 3
-    )
+    assert check_assumption(linear([[1.0, 1.0, 1.0]]), x, c_constant=3.01).total.n_holding == 3
 
 
 @pytest.mark.parametrize(("n_above", "n", "holds"), [(1, 7, False), (2, 8, False), (2, 7, True), (8, 8, True)])
@@ -219,19 +212,17 @@ def test_the_required_share_of_points_is_a_threshold(n_above: int, n: int, holds
 
 
 def test_a_weight_never_active_on_the_calibration_points_fails() -> None:
-    """s = (1, 0): each holdout patch that meets the second weight breaks the inequality there, whatever C."""
+    """s = (1, 0): each holdout point that meets the second weight breaks the inequality there, whatever C."""
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
     held_out = torch.tensor([[1.0, 1e-6], [1.0, 0.0], [0.0, 0.0], [0.0, -5.0]])
-    seen = check_assumption(linear([[1.0, 1.0]]), x, held_out, constants=sipp.Constants(c_constant=1e6))
+    seen = check_assumption(linear([[1.0, 1.0]]), x, held_out, c_constant=1e6)
     assert counts(seen) == {"weight": (1, 2, 4)}
     assert seen.total.es_failure_share == 0.5
 
 
 def test_where_every_weight_holds_no_holdout_can_break_the_inequality() -> None:
     held_out = 10.0 ** (5 * randn(50, 2, dtype=torch.float32))
-    seen = check_assumption(
-        linear([[1.0, 2.0], [3.0, 3.0]]), torch.ones(2, 2), held_out, constants=sipp.Constants(c_constant=4)
-    )
+    seen = check_assumption(linear([[1.0, 2.0], [3.0, 3.0]]), torch.ones(2, 2), held_out, c_constant=4)
     assert seen.plausible and seen.total.es_failures == 0 and seen.total.n_pairs == 200
 
 
@@ -253,25 +244,27 @@ def test_no_calibration_point_breaks_the_inequality_at_c_1(name: str, dtype: tor
     make, shape = WIDE[name]
     model, x = seeded(make(), dtype), randn(6, *shape, dtype=dtype)
     with torch.backends.mkldnn.flags(enabled=False):  # oneDNN lacks primitives for these on some processors
-        assert check_assumption(model, [x], [x[:1], x[1:]], constants=C_IS_1).total.es_failures == 0
-        assert check_assumption(model, [x], [x], constants=sipp.Constants(c_constant=0.5)).total.es_failures > 0
+        assert check_assumption(model, [x], [x[:1], x[1:]], c_constant=1.0).total.es_failures == 0
+        assert check_assumption(model, [x], [x], c_constant=0.5).total.es_failures > 0
 
 
 def test_ratios_that_float32_cannot_hold_are_no_failures() -> None:
     """The second ratios run from 1e-44 to 1e-42: float32 keeps two digits of them, and must not make failures of it."""
     x = torch.stack([torch.ones(12), torch.logspace(-24, -22, 12)], dim=1)
     for point in x.split(1):
-        assert check_assumption(linear([[1.0, 1e-20]]), point, point, constants=C_IS_1).total.es_failures == 0
+        assert check_assumption(linear([[1.0, 1e-20]]), point, point, c_constant=1.0).total.es_failures == 0
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e9, 2.0**-600, 2.0**600])
 def test_scales_change_nothing(factor: float) -> None:
     """Also where a product of weight and activation leaves the range of float64."""
     model, x, y, _ = linear_case()
-    before = check_assumption(model, [x], [y], constants=C_IS_1)
+    before = check_assumption(model, [x], [y], c_constant=1.0)
     assert before.total.es_failures
     model.weight.data *= factor
-    assert check_assumption(model, [x * factor], [y * factor], constants=C_IS_1) == before
+    after = check_assumption(model, [x * factor], [y * factor], c_constant=1.0)
+    assert dataclasses.replace(after, measured=before.measured) == before
+    assert after.measured.c_constant == pytest.approx(before.measured.c_constant, rel=1e-6)
 
 
 # --- Kinds of data, and what is left as it was -----------------------------------------------------------------------
@@ -279,14 +272,14 @@ def test_scales_change_nothing(factor: float) -> None:
 
 def test_every_form_of_batch() -> None:
     model, x, y, _ = mlp_case()
-    expected = check_assumption(model, x, y, constants=C_IS_1)
+    expected = check_assumption(model, x, y, c_constant=1.0)
     labels = torch.arange(len(x))
     once: Iterator[Tensor] = iter([x[:2], x[2:]])
     for data in ([(x, labels)], [{"input": x}], once, torch.utils.data.TensorDataset(x, labels)):
-        assert check_assumption(model, data, [{"input": y}], constants=C_IS_1) == expected
+        assert check_assumption(model, data, [{"input": y}], c_constant=1.0) == expected
     assert check_assumption(model, x).n_holdout == 0
-    few = check_assumption(model, x, y, scoring=sipp.Scoring(n_points=3), n_holdout=2)
-    assert (few.n_calibration, few.n_holdout) == (3, 2)
+    few = check_assumption(model, x, y, scoring=sipp.Scoring(n_inputs=3))
+    assert (few.n_calibration, few.n_holdout) == (3, len(y))
 
 
 def test_packed_sequences_are_cut_into_their_points() -> None:
@@ -294,8 +287,8 @@ def test_packed_sequences_are_cut_into_their_points() -> None:
     lengths = [2, 3, 1]
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     alone = [x[i : i + 1, :n] for i, n in enumerate(lengths)]
-    seen = check_assumption(lstm, [packed], [packed], constants=C_IS_1)
-    assert seen == check_assumption(lstm, alone, alone, constants=C_IS_1)
+    seen = check_assumption(lstm, [packed], [packed], c_constant=1.0)
+    assert seen == check_assumption(lstm, alone, alone, c_constant=1.0)
     assert seen.n_calibration == 3 and seen.total.es_failures == 0
 
 
@@ -322,9 +315,7 @@ def test_model_and_data_are_left_as_they_were() -> None:
 def test_batch_statistics_make_it_speak_of_batches(norm_stats: str) -> None:
     model = seeded(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
     x = randn(6, 3)
-    seen = check_assumption(
-        model, [x[:4], x[4:]], [x[:4]], scoring=sipp.Scoring(norm_stats=norm_stats), constants=C_IS_1
-    )
+    seen = check_assumption(model, [x[:4], x[4:]], [x[:4]], scoring=sipp.Scoring(norm_stats=norm_stats), c_constant=1.0)
     expected = ("inputs", 6, 4) if norm_stats == "running" else ("batches", 2, 1)
     assert (seen.unit, seen.n_calibration, seen.n_holdout) == expected
     assert seen.total.es_failures == 0
@@ -356,7 +347,7 @@ def test_a_layer_that_some_points_do_not_reach() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_refuses_constants_that_mean_nothing(option: str, value: float) -> None:
     with pytest.raises(OptionError, match=option):
-        check_assumption(nn.Linear(2, 1), torch.ones(2, 2), constants=sipp.Constants(**{option: value}))
+        check_assumption(nn.Linear(2, 1), torch.ones(2, 2), **{option: value})
 
 
 def test_refuses_values_that_are_not_finite_and_names_them() -> None:
@@ -374,10 +365,10 @@ def test_the_printed_text_says_what_holds() -> None:
     text = str(wide)
     assert f"does not look plausible on this data: {wide.total.n_holding} of 210 weights" in text
     assert "nearly always fails once rows have more than a few weights" in text and "T5" not in text
-    assert f"failed for {wide.total.es_failures} of 2,100 (patch, weight) pairs on 10 holdout inputs" in text
+    assert f"failed for {wide.total.es_failures} of 2,100 (input, weight) pairs on 10 holdout inputs" in text
     assert all(layer.name in text for layer in wide.layers)
     held = str(check_assumption(linear([[1.0, 1.0]]), torch.ones(4, 2)))
     assert "looks plausible on this data: 2 of 2 weights" in held and "nearly always" not in held
     assert "was not checked: pass a holdout" in held
     narrow = str(check_assumption(linear([[1.0, 9.0]]), torch.ones(4, 2), torch.zeros(1, 2)))
-    assert "does not look plausible" in narrow and "nearly always" not in narrow and "0 of 0 (patch" in narrow
+    assert "does not look plausible" in narrow and "nearly always" not in narrow and "0 of 0 (input" in narrow

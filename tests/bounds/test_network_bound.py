@@ -10,9 +10,10 @@ from oracles import bounds as oracle
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds.chain import chain_obstacle
 from sipp.errors import OptionError
 from sipp.inputs.data import as_batch
+from sipp.inputs.structure import why_no_chain
+from sipp.inputs.trace import record
 from sipp.results.pruned import Pruned
 from sipp.scoring.task import calibration_needed
 
@@ -115,7 +116,7 @@ def test_the_true_error_never_exceeds_a_met_bound() -> None:
             delta=DELTA,
             draws="fixed",
             seed=trial,
-            constants=sipp.Constants(c_constant=LARGE_C),
+            c_constant=LARGE_C,
         )
         assert pruned.bound.met, pruned.bound.reason
         fresh = torch.rand(500, 6, generator=generator) - 0.2 * (trial % 3)
@@ -200,25 +201,24 @@ class Plain(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def obstacle(model: nn.Module, n_in: int = 4) -> str:
+def obstacle(model: nn.Module, *sizes: int) -> str:
     weights = {name for name, _ in model.named_parameters() if name.endswith("weight")}
-    return chain_obstacle(model, weights, as_batch(torch.rand(3, n_in), 0, "points"))
+    return why_no_chain(model, record(model, as_batch(torch.rand(3, *sizes), 0, "points")), weights)
 
 
 def test_the_papers_formula_says_where_it_is_no_bound() -> None:
-    assert obstacle(Plain()) == ""
-    assert obstacle(mlp([3, 4, 5, 2], seed=0), n_in=3) == ""
-    assert obstacle(nn.Linear(3, 2), n_in=3) == ""
-    assert obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.2), nn.Dropout(), nn.Softmax(-1)), n_in=3) == ""
+    assert obstacle(Plain(), 4) == ""
+    assert obstacle(mlp([3, 4, 5, 2], seed=0), 3) == ""
+    assert obstacle(nn.Linear(3, 2), 3) == ""
+    assert obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.2), nn.Dropout(), nn.Softmax(-1)), 3) == ""
     shared = nn.Linear(3, 3)
-    assert "convolution" in obstacle(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)))
-    assert "add" in obstacle(Residual())
-    assert "GELU" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2)), n_in=3)
-    assert "twice" in obstacle(nn.Sequential(shared, nn.ReLU(), shared), n_in=3)
-    assert "BatchNorm1d" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), n_in=3)
-    assert "slope" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(7.0)), n_in=3)
-    assert "the others in its batch" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), n_in=3)
-    assert "not scored" in chain_obstacle(mlp([3, 4, 2], seed=0), {"0.weight"}, as_batch(torch.rand(2, 3), 0, "points"))
+    assert "convolution" in obstacle(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), 1, 4, 4)
+    assert "add" in obstacle(Residual(), 4)
+    assert "GELU" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 2)), 3)
+    assert "twice" in obstacle(nn.Sequential(shared, nn.ReLU(), shared), 3)
+    assert "BatchNorm1d" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), 3)
+    assert "slope" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(7.0)), 3)
+    assert "the others in its batch" in obstacle(nn.Sequential(nn.Linear(3, 3), nn.Softmax(0)), 3)
 
 
 def test_convolution_bound_is_reported_but_never_met() -> None:
@@ -227,9 +227,7 @@ def test_convolution_bound_is_reported_but_never_met() -> None:
     with torch.no_grad():
         model[0].bias.fill_(1.0)  # no filter that is never above 0: its weights would refute T4's assumption
     points = torch.rand(300, 1, 6, 6)
-    pruned = sipp.prune(
-        model, points, keep=0.5, method="sipp-det", delta=0.1, constants=sipp.Constants(c_constant=LARGE_C)
-    )
+    pruned = sipp.prune(model, points, keep=0.5, method="sipp-det", delta=0.1, c_constant=LARGE_C)
     assert pruned.bound.epsilon is not None and pruned.bound.epsilon > 0
     assert not pruned.bound.met and "convolution" in pruned.bound.reason
     assert pruned.guarantee.met  # rows and layers do not rest on the formula for the network
@@ -238,7 +236,7 @@ def test_convolution_bound_is_reported_but_never_met() -> None:
 def test_until_draws_are_not_claimed_to_meet_t6() -> None:
     model = mlp([40, 30, 4], seed=3, between=nn.Tanh)
     points = torch.rand(400, 40, generator=torch.Generator().manual_seed(0))
-    options = {"keep": 0.5, "method": "sipp-rand", "delta": 0.1, "constants": sipp.Constants(c_constant=LARGE_C)}
+    options = {"keep": 0.5, "method": "sipp-rand", "delta": 0.1, "c_constant": LARGE_C}
     until = sipp.prune(model, points, **options)
     fixed = sipp.prune(model, points, draws="fixed", **options)
     assert sum(layer.strategies["rand"] for layer in until.layers) > 0

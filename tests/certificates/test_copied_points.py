@@ -50,7 +50,7 @@ def test_many_copies_of_too_few_points_are_refused() -> None:
     assert (cert.n, cert.n_duplicates, cert.verdict) == (20, 1980, "refused: needs n >= 59")
     assert cert.sentence.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
     asked = sipp.certify(DENSE, PRUNED, x, epsilon=0.5)
-    assert asked.verdict == cert.verdict and asked.delta_hat == pytest.approx(1 - 0.05 ** (1 / 20))
+    assert asked.verdict == cert.verdict and asked.proved_share == pytest.approx(1 - 0.05 ** (1 / 20))
     walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="magnitude", levels=(1.0, 0.5))
     assert walk.certificate is None and "needs n >= 59, the holdout has 20 different inputs" in walk.verdict
     drop = certify_accuracy(DENSE, PRUNED, x, labels="ignore")
@@ -62,7 +62,7 @@ def test_a_violation_counts_with_every_copy() -> None:
     cert = sipp.certify(DENSE, PRUNED, once, epsilon=0.01)
     assert (cert.violations, cert.verdict) == (2, "certified")
     good = sipp.certify(DENSE, PRUNED, torch.cat([once, once[:100]]), epsilon=0.01)
-    assert (good.n, good.violations, good.delta_hat) == (200, 2, cert.delta_hat)
+    assert (good.n, good.violations, good.proved_share) == (200, 2, cert.proved_share)
     bad = sipp.certify(DENSE, PRUNED, torch.cat([once, once[-1:].repeat(9, 1)]), epsilon=0.01)
     assert (bad.n, bad.n_duplicates, bad.violations, bad.verdict) == (200, 9, 11, "not certified")
     assert (

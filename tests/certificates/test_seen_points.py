@@ -75,10 +75,10 @@ def test_points_of_a_repair_count_whenever_it_was_made() -> None:
 
 
 def test_points_that_chose_no_weights_may_certify() -> None:
-    """`magnitude` uses its data only for statements; with n_points=40, only 40 points chose weights."""
+    """`magnitude` uses its data only for statements; with n_inputs=40, only 40 points chose weights."""
     by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="magnitude")
     assert not shares(by_magnitude, points(1))
-    few = sipp.prune(net(), points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(n_points=40))
+    few = sipp.prune(net(), points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(n_inputs=40))
     assert sum(shares(few, point[None]) for point in points(1)) == 40
 
 
@@ -135,7 +135,7 @@ def test_all_points_of_a_loader_that_shuffles_are_known(method: Method, statemen
     logged = _Logged()
     pruned = sipp.prune(
         net(), DataLoader(logged, batch_size=20, shuffle=True), keep=0.8, method=method, statements=statements,
-        scoring=sipp.Scoring(n_points=40),
+        scoring=sipp.Scoring(n_inputs=40),
     )  # fmt: skip
     at = sorted(logged.read)
     known = set(data_of(logged.inputs[at]).hashes())

@@ -13,7 +13,8 @@ import pytest
 from commandline import run, three_lines
 
 import sipp
-from sipp.cli import demo, errors
+from sipp.cli import errors
+from sipp.cli.commands import demo_command
 from sipp.cli.main import COMMANDS
 from sipp.errors import DataError, OptionError, SippError
 from sipp.results.jsonio import to_json
@@ -142,7 +143,7 @@ def test_a_message_is_one_line_of_bounded_length() -> None:
 
 
 def test_a_hundred_dead_layers_are_one_warning() -> None:
-    done = run("prune", "--model", "resnet110", "--budget", 1, "--method", "magnitude", "--dry-run")
+    done = run("prune", "--model", "resnet110", "--keep", 1e-6, "--method", "magnitude", "--dry-run")
     lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert (
         done.returncode == 0
@@ -184,7 +185,7 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [{"method": None, "level": 0, "after": {"top1": 0.9}}]
-    monkeypatch.setattr(demo, "run_demo", lambda folder, seed, force: (records, folder / "page.html"))
+    monkeypatch.setattr(demo_command, "run_demo", lambda folder, force: (records, folder / "page.html"))
     record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
     assert record["records"] == records and record["page"] == str(tmp_path / "page.html")
 

@@ -51,7 +51,7 @@ def test_compare_measures_on_a_given_holdout(data: Path) -> None:
     words = ["--model", "cli_zoo:mlp", "--data", data, "--keeps", 0.5, "--methods", "magnitude", "--json"]
     told = json.loads(run("compare", *words, "--holdout", data.with_name("holdout.npy")).stdout)
     assert (told["n_calibration"], told["n_test"], told["is_held_back"]) == (120, 60, False)
-    assert told["holdout"]["n_points"] == 60 and told["dense_accuracy"] is None
+    assert told["holdout"]["n_inputs"] == 60 and told["dense_accuracy"] is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,6 @@ def test_compare_measures_on_a_given_holdout(data: Path) -> None:
         (["--keeps", "0.5,,1"], "--keeps"),
         (["--keeps", "0.5,2"], "--keeps"),
         (["--methods", "magnitude,nope"], "--methods"),
-        (["--holdout-points", 3], "--holdout-points"),
         (["--holdout", "random:9x6"], "--holdout"),
     ],
 )

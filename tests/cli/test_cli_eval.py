@@ -16,9 +16,9 @@ from commandline import files_in, run, three_lines
 from safetensors.torch import load_file, save_file
 
 from sipp.cli.errors import run_and_report
-from sipp.cli.eval_work import evaluate
 from sipp.cli.main import app
 from sipp.cli.model_option import load_model
+from sipp.verbs.evaluate import evaluate
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def words_of(folder: Path, *more: object) -> list[object]:
 
 def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> None:
     done = run("eval", *words_of(folder, "--data", folder / "data.npz", "--json"))
-    found = json.loads(done.stdout)["measured"]
+    found = json.loads(done.stdout)
     arrays = np.load(folder / "data.npz")
     x, labels = (torch.from_numpy(arrays[name]) for name in ("inputs", "labels"))
     dense, pruned = mlp().eval(), mlp().eval()
@@ -49,7 +49,7 @@ def test_accuracy_loss_and_epsilon_are_those_of_the_networks(folder: Path) -> No
         pruned.load_state_dict(load_file(folder / "net" / "model.safetensors"))
         f, g = dense(x).double(), pruned(x).double()
     far = (g - f).norm(dim=1) / f.norm(dim=1)
-    assert found["dense"]["top1"] == 0.9 and found["n_points"] == 300
+    assert found["dense"]["top1"] == 0.9 and found["n_inputs"] == 300
     assert found["pruned"]["top1"] == float((g.argmax(1) == labels).double().mean()) < 0.9
     assert found["same_class"] == float((g.argmax(1) == f.argmax(1)).double().mean())
     assert found["dense"]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(f, labels)), rel=1e-6)
@@ -68,7 +68,7 @@ def test_eval_shows_progress_in_a_terminal_only(
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "stdout", out)
     code = run_and_report(app, ["eval", *map(str, words_of(folder, "--data", folder / "plain.npy", "--json"))])
-    assert code == 0 and json.loads(out.getvalue())["measured"]["n_points"] == 300
+    assert code == 0 and json.loads(out.getvalue())["n_inputs"] == 300
     assert ("measuring" in stream.getvalue()) == is_terminal
 
 
@@ -83,7 +83,7 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
     dense, pruned = mlp().eval(), mlp().eval()
     with torch.no_grad():
         pruned[2].bias[0] = torch.nan
-    found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))], None)
+    found = evaluate(dense, pruned, [(torch.rand(8, 6), torch.zeros(8, dtype=torch.int64))])
     assert found.error_mean == math.inf and found.n_not_finite == 8 and found.pruned.top1 == 0.0
     assert math.isnan(found.pruned.loss) and "not finite on 8 of 8 inputs" in str(found)
 
@@ -91,7 +91,7 @@ def test_an_output_that_is_not_finite_is_never_a_small_error() -> None:
 def test_labels_that_are_no_class_are_named_and_no_accuracy_is_given() -> None:
     """Numbered from 1, say: one of 3 classes is then outside."""
     net, x = mlp().eval(), torch.rand(8, 6)
-    found = evaluate(net, net, [(x, torch.tensor([0, 1, 2] * 2 + [0, 1])), (x, torch.tensor([3, 1] * 4))], None)
+    found = evaluate(net, net, [(x, torch.tensor([0, 1, 2] * 2 + [0, 1])), (x, torch.tensor([3, 1] * 4))])
     assert found.dense is None and found.pruned is None
     assert "not measured: 4 labels are outside the output's classes" in str(found)
 
@@ -103,7 +103,7 @@ def test_an_output_that_is_not_finite_is_of_no_class() -> None:
         next(broken.parameters()).fill_(torch.nan)
     data = [(torch.rand(20, next(model.parameters()).shape[1]), torch.zeros(20, dtype=torch.int64))]
     for dense, pruned in ((broken, model), (model, broken), (broken, broken)):
-        found = evaluate(dense, pruned, data, None)
+        found = evaluate(dense, pruned, data)
         accuracies = found.dense.top1, found.pruned.top1
         assert all(value == 0 for net, value in zip((dense, pruned), accuracies) if net is broken)
         assert found.same_class == 0
@@ -117,7 +117,7 @@ def test_a_record_beside_the_network_is_on_its_page_until_the_network_changes(fo
     assert f"{folder / 'net' / 'eval.json'}" in run("eval", *words, "--force").stdout
     page = folder / "page.html"
     assert run("report", folder / "net", "--out", page).returncode == 0
-    accuracy = f"{found['measured']['pruned']['top1']:.2%}"
+    accuracy = f"{found['pruned']['top1']:.2%}"
     assert f"Accuracy {accuracy} after pruning, 90.00% before" in page.read_text()
     more = [
         "--weights",
@@ -142,7 +142,7 @@ def test_noise_makes_no_record(folder: Path) -> None:
 
 def test_certify_accuracy_prints_both(folder: Path) -> None:
     done = run("certify", *words_of(folder, "--holdout", folder / "data.npz", "--accuracy"))
-    assert done.returncode == 0 and "accuracy on these inputs: 90.00% dense, " in done.stdout, done.stderr
+    assert done.returncode == 0 and "% pruned, 90.00% dense, on these inputs" in done.stdout, done.stderr
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path, tmp_path: Path) -> None:
-    model = ["--model", f"hf:{hf}", "--output", "logits"]
+    model = ["--model", f"hf:{hf}", "--part", "logits"]
     words = ["--data", hf / "sentences.txt", "--keep", 0.6, "--method", "magnitude", "--out", tmp_path / "net"]
     done = run("prune", *model[:2], *words)
     assert done.returncode == 0 and "sentences of sentences.txt" in done.stdout, done.stderr
@@ -176,7 +176,7 @@ def test_a_folder_of_hugging_face_is_pruned_and_measured_without_python(hf: Path
         "eval", *model, "--dense", hf / "model.safetensors", "--pruned", tmp_path / "net",
         "--data", hf / "labelled.txt", "--json",
     )  # fmt: skip
-    found = json.loads(done.stdout)["measured"]
+    found = json.loads(done.stdout)
     assert found["dense"] is not None and 0 < found["error_mean"] < 10, done.stderr
 
 
@@ -259,7 +259,7 @@ def test_a_folder_with_a_fault(fault: str, hf: Path, tmp_path: Path) -> None:
     change(broken)
     before = files_in(broken)
     net = ["--model", f"hf:{broken}", "--data", broken / "sentences.txt"]
-    for command in (["prune", *net, "--keep", 0.5, "--out", tmp_path / "out"], ["compare", *net, "--output", "logits"]):
+    for command in (["prune", *net, "--keep", 0.5, "--out", tmp_path / "out"], ["compare", *net, "--part", "logits"]):
         done = run(*command)
         assert done.returncode == 2 and done.stdout == "" and words in three_lines(done.stderr)[0], done.stderr
     assert files_in(broken) == before and not (tmp_path / "out").exists()
@@ -280,9 +280,9 @@ def test_a_stored_network_of_a_folder_is_timed_and_exported(hf: Path, tmp_path: 
     file = tmp_path / "net.safetensors"
     done = run("prune", *net, "--method", "magnitude", "--keep", 0.5, "--out", file, "--values", "bf16")
     assert done.returncode == 0, done.stderr
-    done = run("bench", file, *net, *text, "--batch", 2, "--repeats", 5)
-    assert done.returncode == 0 and "; not certified; 2 inputs per call" in " ".join(done.stdout.split()), done.stderr
-    assert run("export", file, *net, "--to", "hf", "--out", tmp_path / "out").returncode == 0
+    done = run("bench", file, *net, *text, "--batch-size", 2)
+    assert done.returncode == 0 and "; 2 inputs per call" in " ".join(done.stdout.split()), done.stderr
+    assert run("export", file, *net, "--out", tmp_path / "out").returncode == 0
 
 
 def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(folder: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(folder: Path
     arrays = np.load(folder / "data.npz")
     with torch.no_grad():
         right = model(torch.from_numpy(arrays["inputs"])).argmax(1).numpy() == arrays["labels"]
-    assert json.loads(done.stdout)["measured"]["pruned"]["top1"] == right.mean() < 0.9
+    assert json.loads(done.stdout)["pruned"]["top1"] == right.mean() < 0.9
 
 
 def test_a_checkpoint_with_a_mask_of_any_numbers_is_multiplied(tmp_path: Path) -> None:

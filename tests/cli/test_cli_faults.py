@@ -85,12 +85,11 @@ FAULTS: list[tuple[str, Callable[[Path], Words], str, int]] = [
     ("6 no weights at all", weights("w.pt", lambda p: torch.save([1, 2], p)), "no state_dict", 2),
     ("6 absent weights", lambda folder: ["--weights", folder / "absent.pt"], "absent.pt", 2),
     ("6 set of another shape", lambda folder: ["--data", "digits"], "cannot take this data", 2),
-    ("6 points under other names", points("p.npz", lambda p: np.savez(p, images=np.zeros((9, 6)))), "images", 2),
+    ("6 points under other names", points("p.npz", lambda p: np.savez(p, other=np.zeros((9, 6)))), "other", 2),
     ("6 unknown kind of file", points("p.csv", write(b"1,2")), "p.csv", 2),
     ("13 NaN in the data", points("p.npz", vectors(put((70, 2), np.nan))), "first in input 70", 2),
     ("13 infinity in the data", points("p.npz", vectors(put((0, 0), np.inf))), "NaN or infinite", 2),
     ("15 output not finite", points("h.npz", vectors(put((slice(None), 0), np.nan)), "--holdout"), "not certified", 3),
-    ("18 too few to split", lambda folder: ["--epsilon", 0.5, "--holdout-points", 200], "cannot be split", 2),
     ("24 unsupported layer", lambda folder: ["--model", "cli_zoo:transposed"], "ConvTranspose2d", 2),
     ("24 nothing to prune", lambda folder: ["--model", "cli_zoo:no_weights"], "prunable", 2),
     ("32 no level passes", lambda folder: ["--epsilon", 0, "--method", "magnitude"], "no level below the dense", 3),
@@ -156,9 +155,9 @@ def test_the_command_of_the_fault_tests_works_without_a_fault(tmp_path: Path) ->
     ("change", "words"),
     [
         (["--epsilon", 0.1], "exclude each other"),
-        (["--budget", 5], "exclude each other"),
-        (["--output", "x"], "--output applies only together with --holdout or --epsilon"),
-        (["--holdout-points", 9], "--holdout-points applies only together"),
+        (["--pattern", "2:4"], "exclude each other"),
+        (["--part", "x"], "--part does nothing without --holdout or --epsilon"),
+        (["--share", 0.1], "--share does nothing without --holdout"),
     ],
 )
 def test_options_that_cannot_be_meant_together(change: Words, words: str, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 import sipp
 from sipp.cli.data_option import INPUTS, Reader
-from sipp.cli.options import InputOptions
-from sipp.cli.stored_networks import stored_network
+from sipp.cli.options import InputOptions, ReadingOptions, StoredOptions
+from sipp.cli.stored_option import stored_network
 from sipp_lab.data.transforms import normalise
 from sipp_lab.nets import NETS, build, n_classes_in
 
@@ -82,8 +82,8 @@ def commands(folder: Path, out: Path) -> dict[str, list[object]]:
         "compare": [*NET, *data, "--holdout", folder / "new.npy", "--keeps", 0.5, "--methods", "magnitude"],
         "certify": [*NET, *both, "--holdout", folder / "new.npy", "--calibration", folder / "data.npy"],
         "eval": [*NET, *both, *data],
-        "bench": [file, *NET, *data, "--repeats", 5, "--batch", 1],
-        "export": [file, *NET, *data, "--to", "pt2", "--out", out / "net.pt2"],
+        "bench": [file, *NET, *data, "--batch-size", 1],
+        "export": [file, *NET, *data, "--out", out / "net.onnx"],
     }  # fmt: skip
 
 
@@ -189,7 +189,8 @@ def test_as_many_classes_as_the_weights_have(pets: Path, tmp_path: Path) -> None
     for out in (tmp_path / "net", tmp_path / "net.safetensors"):
         words = [*TWO, "--weights", pets / "w.pt", "--method", "magnitude", "--keep", 0.5, "--out", out]
         assert run("prune", *words).returncode == 0
-        stored = stored_network(out, None)  # which network it is, is known
+        asked = None if out.is_dir() else "resnet20"  # a folder says which network it is
+        stored = stored_network(StoredOptions(file=out, model=asked, reading=ReadingOptions()))
         assert stored.name == "resnet20" and stored.model(torch.rand(1, 3, 16, 16)).shape == (1, 2)
 
 

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from commandline import run
 from language_models import LENGTH, folder_of_language_model, some_text
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli.commands.eval_command import EvalRequest
 from sipp.cli.data_option import Reader
 from sipp.cli.errors import CommandError
-from sipp.cli.eval_work import run_eval
 from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions
 
@@ -29,22 +28,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def ignored(example: object) -> int:
-    raise AssertionError("text asks for no number of points by theory")
-
-
 def test_text_is_read_as_sequences_by_the_folders_tokenizer(folder: Path) -> None:
     reader = Reader(load_model(f"hf:{folder}"), f"hf:{folder}", InputOptions(length=8))
-    source = reader.open(str(folder / "many.jsonl"))
-    drawn = reader.draw(source, reader.n_calibration(source, "all", ignored))
-    assert drawn.n_points == 40 * (20 // 8) and "sequences of 8 tokens of many.jsonl (40 documents)" in drawn.words
+    drawn = reader.calibration(str(folder / "many.jsonl"), "all")
+    assert drawn.n_points == 40 * (20 // 8) and "sequences of 8 tokens of many.jsonl (several documents)" in drawn.words
     first = " ".join(f"w{i}" for i in drawn.batches[0]["input_ids"][0].tolist())
     assert some_text(20, 1).startswith(first)
     held = reader.holdout(str(folder / "many.jsonl"), None)
-    assert held.n_points == 40 and "one of each of 40 documents" in held.words
+    assert held.n_points == 40 and "one of each document" in held.words
     usual = Reader(reader.network, reader.model, InputOptions())
-    source = usual.open(str(folder / "one.txt"))
-    assert usual.draw(source, usual.n_calibration(source, None, ignored)).n_points == 200 // LENGTH
+    assert usual.calibration(str(folder / "one.txt"), None).n_points == 200 // LENGTH
 
 
 def test_what_a_length_cannot_mean_is_refused(folder: Path) -> None:
@@ -56,22 +49,19 @@ def test_what_a_length_cannot_mean_is_refused(folder: Path) -> None:
 
 
 def test_eval_gives_perplexity_as_the_function_does_and_the_folders_own_dense_weights(folder: Path) -> None:
-    request = EvalRequest(
-        model=f"hf:{folder}", pruned=folder / "pruned.safetensors", data=str(folder / "one.txt"), points=3,
-        inputs=InputOptions(length=16), out=folder / "eval.json",
-    )  # fmt: skip
-    found = run_eval(request)
-    lines, record = found.shown, found.values
+    words = ["eval", "--model", f"hf:{folder}", "--pruned", folder / "pruned.safetensors", "--data", folder / "one.txt"]
+    words += ["--points", 3, "--length", 16]
+    lines = run(*words).stdout
+    told = json.loads(run(*words, "--out", folder / "eval.json", "--json").stdout)
     dense, pruned = load_model(f"hf:{folder}"), load_model(f"hf:{folder}", folder / "pruned.safetensors")
     tokens = torch.tensor([[int(word[1:]) for word in some_text(200).split()]])[:, :48].reshape(3, 16)
     found = sipp.perplexity(pruned, tokens, dense=dense, progress=False)
-    told = record["measured"]
     assert told["perplexity"] == pytest.approx(found.perplexity, rel=1e-6) != told["dense_perplexity"]
     assert told["dense_perplexity"] == pytest.approx(found.dense_perplexity, rel=1e-6)
     assert (told["kl"], told["same_token"]) == (pytest.approx(found.kl), found.same_token)
     assert (told["window"], told["n_tokens"], told["n_windows"]) == (16, 45, 3)
-    assert "the first 3 of 12 windows of 16 tokens" in "\n".join(lines) and f"tokenizer of {folder}" in "\n".join(lines)
-    assert record.items() <= json.loads((folder / "eval.json").read_text()).items()
+    assert "the first 3 of 12 windows of 16 tokens" in lines and f"tokenizer of {folder}" in lines
+    assert told.items() <= json.loads((folder / "eval.json").read_text()).items()
 
 
 def test_buffers_that_the_network_makes_itself_may_be_in_a_file(folder: Path, tmp_path: Path) -> None:

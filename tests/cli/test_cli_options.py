@@ -18,7 +18,6 @@ import torch
 import typer
 from cli_zoo import mlp
 from commandline import Asked, asked, files_in, run, three_lines
-from language_models import folder_of_language_model, some_text
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
@@ -51,7 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(mlp().state_dict(), base / "w.safetensors")
     sipp.save(sipp.prune(mlp(), None, keep=0.5, method="magnitude"), base / "net.sipp.safetensors")
     holdout = torch.from_numpy(np.load(base / "holdout.npy"))
-    (folder_of_language_model(base / "llama") / "text.txt").write_text(some_text(80))
     (base / "cert.json").write_text(
         json.dumps({"kind": "certificate", **to_json(certify(mlp().eval(), mlp().eval(), holdout))})
     )
@@ -85,26 +83,23 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
     return {
         "demo": {"--out": out / "demo"},
         "prune": {**model, **data, "--keep": 0.5, "--method": "magnitude", "--out": out / "out"},
-        "prune-on-disk": {
-            "--model": f"hf:{folder / 'llama'}",
-            "--data": folder / "llama" / "text.txt",
-            "--points": 4,
-            "--length": 8,
-            "--keep": 0.5,
-            "--out": out / "sparse",
-        },
         "compare": {**model, **data, "--keeps": 0.5, "--methods": "magnitude"},
         "certify": {**model, "--dense": weights, "--pruned": weights, "--holdout": folder / "holdout.npy"},
         "eval": {**model, **data, "--dense": weights, "--pruned": weights, "--out": out / "eval.json"},
         "run": {"RECIPE": "digits-iterative", "--out": out / "runs"},
         "inspect": {"FILE": folder / "net.sipp.safetensors"},
         "shrink": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--out": out / "net.pt"},
-        "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--to": "pt2", "--out": out / "net.pt2"},
+        "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--out": out / "net.onnx"},
         "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
         "sensitivity": {**model, **data, "--out": out / "scores.safetensors"},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},
-        "bench": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--batch": 1, "--repeats": 5},
+        "bench": {
+            "FILE": folder / "net.sipp.safetensors",
+            **model,
+            **data,
+            "--batch-size": 1,
+        },
     }
 
 
@@ -131,22 +126,13 @@ def values(one: Asked, folder: Path) -> list[str]:
 
 def with_its_companions(one: Asked, options: dict[str, object], folder: Path) -> dict[str, object]:
     """The options with those that this one needs, and without those that it excludes."""
-    if one.command == "prune" and one.label in ("--budget", "--epsilon", "--max-accuracy-drop"):
+    if one.command == "prune" and one.label in ("--epsilon", "--max-accuracy-drop"):
         options = {key: value for key, value in options.items() if key not in ("--keep", "--method")}
-    if one.command == "prune" and one.label in ("--confidence", "--holdout-delta", "--output"):
+    if one.command == "prune" and one.label in ("--confidence", "--share", "--part"):
         options["--holdout"] = folder / "holdout.npy"
-    if one.command == "prune" and one.label in (
-        "--delta",
-        "--points",
-        "--draws",
-        "--bound",
-        "--allocation",
-        "--reduce",
-    ):
+    if one.command == "prune" and one.label == "--points":
         options["--method"] = "sipp-det"
-    if one.command == "compare" and one.label == "--holdout-points":
-        options["--holdout"] = folder / "holdout.npy"
-    if one.command in ("prune", "prune-on-disk") and one.label == "--pattern":
+    if one.command == "prune" and one.label == "--pattern":
         del options["--keep"]
     return options
 

@@ -13,8 +13,10 @@ from commandline import asked, files_in, must_not_be_called, refused, run, three
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import demo, model_option, prune_work, stored_networks
+from sipp.cli import model_option, stored_option
+from sipp.cli.commands import demo_command as demo
 from sipp.scoring import methods
+from sipp_lab import page
 
 Words = list[object]
 # What the options and arguments that name a place on the disk are for; a new name must be put here.
@@ -55,7 +57,7 @@ def folder(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A copy of it; no command may begin to work."""
     shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))  # what the code registers ends with the test
-    for module in (prune_work, model_option, stored_networks):  # certify and eval load by the second
+    for module in (model_option, stored_option):
         monkeypatch.setattr(module, "load_model", must_not_be_called)
     return tmp_path
 
@@ -152,7 +154,7 @@ def test_a_network_pruned_over_itself(folder: Path) -> None:
 
 
 def test_what_exists_stays_without_force(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run", must_not_be_called)
+    monkeypatch.setattr("sipp_lab.runs.running.run", must_not_be_called)
     for name in ("mine.safetensors", "mine.json", "page.html"):
         (folder / name).write_text("mine")
     (folder / "other").mkdir()
@@ -212,9 +214,9 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for m, level in ((None, 0), ("magnitude", 1))
     ]
     shown = big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
-    honest = demo.read_results
+    honest = page.read_results
     monkeypatch.setattr(demo, "_records", lambda *args: result)
-    monkeypatch.setattr(demo, "read_results", lambda paths: honest([shown]))
+    monkeypatch.setattr(page, "read_results", lambda paths: honest([shown]))
     out = tmp_path / "demo"
     assert run("demo", "--out", out).returncode == 0
     before = files_in(tmp_path)

@@ -14,11 +14,11 @@ from commandline import files_in, must_not_be_called, refused, run, three_lines
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.cli import demo, model_option, prune_work
+from sipp.cli import model_option
+from sipp.cli.commands import demo_command as demo
 from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
-from sipp.storage.files import read_json, write_json
-from sipp.storage.outputs import check_file
+from sipp.files import check_file, read_json, write_json
 
 NOBODY = 65534
 LONG = "x" * 252  # letters: a name, but too long with the start it has while it is being written
@@ -35,7 +35,7 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
         (out / "half").mkdir()
         raise stop
 
-    monkeypatch.setattr(demo, "run", stopped)
+    monkeypatch.setattr("sipp_lab.runs.running.run", stopped)
     (tmp_path / "there").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
@@ -49,7 +49,7 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
 def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "run", must_not_be_called)
+    monkeypatch.setattr("sipp_lab.runs.running.run", must_not_be_called)
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "page.html").mkdir(parents=True)
     before = files_in(tmp_path)
@@ -155,8 +155,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "some").mkdir()
     (tmp_path / "empty").mkdir()
     (tmp_path / "dead").symlink_to(tmp_path / "nothing")
-    for module in (prune_work, model_option):
-        monkeypatch.setattr(module, "load_model", must_not_be_called)
+    monkeypatch.setattr(model_option, "load_model", must_not_be_called)
     return tmp_path
 
 

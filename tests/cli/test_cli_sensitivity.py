@@ -23,17 +23,15 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("reduce", ["max", "mean"])
-def test_the_file_holds_the_scores_and_the_answer_the_assumption(data: Path, reduce: str) -> None:
-    words = ["--model", "cli_zoo:mlp", "--data", data / "data.npy", "--holdout", data / "new.npy", "--reduce", reduce]
-    constants = sipp.Constants(c_constant=1.5, k_constant=2.0)
+def test_the_file_holds_the_scores_and_the_answer_the_assumption(data: Path) -> None:
+    words = ["--model", "cli_zoo:mlp", "--data", data / "data.npy", "--holdout", data / "new.npy"]
     done = run("sensitivity", *words, "--c-constant", 1.5, "--k-constant", 2, "--out", data / "s.safetensors", "--json")
     assert done.returncode == 0, done.stderr
     inputs, new = (torch.from_numpy(np.load(data / name)) for name in ("data.npy", "new.npy"))
-    expected = sipp.sensitivity(mlp().eval(), inputs, reduce=reduce, progress=False)  # type: ignore[arg-type]
+    expected = sipp.sensitivity(mlp().eval(), inputs, progress=False)
     found = load_file(data / "s.safetensors")
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-    seen = sipp.check_assumption(mlp().eval(), inputs, new, constants=constants, progress=False)
+    seen = sipp.check_assumption(mlp().eval(), inputs, new, c_constant=1.5, k_constant=2.0, progress=False)
     told = json.loads(done.stdout)
     assert [layer["n_holding"] for layer in told["assumption"]["layers"]] == [one.n_holding for one in seen.layers]
     assert [layer["es_failures"] for layer in told["assumption"]["layers"]] == [one.es_failures for one in seen.layers]
@@ -67,6 +65,10 @@ def test_refuses(data: Path) -> None:
     (data / "there.safetensors").write_bytes(b"mine")
     before = files_in(data)
     refused(run(*words, "--out", data / "there.safetensors"), "--out", "exists")
-    refused(run(*words, "--out", data / "x.safetensors", "--c-constant", 0), "--c-constant", "greater than 0")
-    refused(run(*words, "--out", data / "x.safetensors", "--holdout-points", 3), "--holdout-points", "no holdout")
+    refused(
+        run(*words, "--out", data / "x.safetensors", "--c-constant", 0),
+        "--model",
+        "--c-constant 0.0 must be",
+        "greater than 0",
+    )
     assert files_in(data) == before

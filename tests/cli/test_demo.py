@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sipp.cli import demo
+from sipp.cli.commands import demo_command as demo
 
 SHORT = ("prune.methods=[magnitude, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
 
@@ -27,8 +27,8 @@ def accuracies(records: demo.Records) -> dict[tuple[str | None, int], float]:
 
 def test_two_short_runs_agree_and_end_with_a_page(tmp_path: Path) -> None:
     first, again, other = (
-        demo.run_demo(tmp_path / name, seed=seed, progress=False, settings=SHORT)
-        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+        demo.run_demo(tmp_path / name, progress=False, settings=(*SHORT, *more))
+        for name, more in (("a", ()), ("b", ()), ("c", ("seed=1",)))
     )
     assert accuracies(first[0]) == accuracies(again[0]) != accuracies(other[0])
     assert accuracies(first[0])[None, 0] > 0.8

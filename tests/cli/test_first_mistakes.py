@@ -52,7 +52,7 @@ def told(done: Done) -> tuple[str, str]:
 
 def test_calibration_points_as_holdout_are_refused_before_the_work(folder: Path, passes: list[int]) -> None:
     what, _ = told(prune("--keep", 0.5, "--repair", "--holdout", "data.npy"))
-    assert "300 of 300 holdout inputs are also" in what
+    assert "it is --data too" in what
     assert sum(passes) < 300, passes  # a few points show that the network takes them; no pass over the data
     assert not (folder / "net").exists()
 
@@ -80,7 +80,7 @@ def test_weights_that_do_not_exist(folder: Path) -> None:
 def test_a_file_of_code_in_place_of_its_function(folder: Path) -> None:
     (folder / "rows.py").write_text("")
     what, fix = told(prune("--keep", 0.5, model="rows.py"))
-    assert what == "rows.py is a file of code" and "rows:FUNCTION" in fix
+    assert what == "rows.py is a file of code" and "rows.py:FUNCTION" in fix
 
 
 def test_a_module_that_is_not_there(folder: Path) -> None:
@@ -99,8 +99,8 @@ def test_points_of_accuracy_are_shares(folder: Path) -> None:
 
 
 def test_a_share_left_out_does_not_go_with_an_accuracy_drop(folder: Path) -> None:
-    what, fix = told(prune("--max-accuracy-drop", 0.9, "--holdout", "holdout.npy", "--holdout-delta", 0.05))
-    assert "--holdout-delta is for --epsilon" in what and "--epsilon instead of --max-accuracy-drop" in fix
+    what, fix = told(prune("--max-accuracy-drop", 0.9, "--holdout", "holdout.npy", "--share", 0.05))
+    assert "--share is for --epsilon" in what and "--epsilon instead of --max-accuracy-drop" in fix
 
 
 def test_a_tolerance_without_repair_says_what_reaches_further(folder: Path) -> None:

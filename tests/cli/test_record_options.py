@@ -11,7 +11,7 @@ from commandline import run, three_lines
 from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError
 from sipp.cli.main import command_of
-from sipp.cli.options import OutputPart, as_command, option
+from sipp.cli.options import Part, as_command, option
 from sipp.cli.output import Answer
 from sipp.results.options import CliOption, PruneOptions
 
@@ -53,7 +53,7 @@ def test_every_field_that_is_shown_is_an_option_with_its_default() -> None:
 
 
 def test_what_is_typed_reaches_the_record() -> None:
-    found = given(keep=0.2, floor="0.1", no_statements=True, repair=True, include=["conv*"], seed=3, out=None)
+    found = given(keep=0.2, floor=0.1, no_statements=True, repair=True, include=["conv*"], seed=3, out=None)
     expected = PruneOptions(keep=0.2, floor=0.1, statements=False, repair=True, include=["conv*"], seed=3)
     assert found.options == expected and found.model == "net"
 
@@ -61,9 +61,8 @@ def test_what_is_typed_reaches_the_record() -> None:
 @pytest.mark.parametrize(
     ("typed", "where"),
     [
-        ({"delta": 2.0}, "--delta 2.0"),
-        ({"floor": "x"}, "--floor x"),
-        ({"floor": "1.5"}, "--floor 1.5"),
+        ({"confidence": 2.0}, "--confidence 2.0"),
+        ({"floor": 1.5}, "--floor 1.5"),
         ({"keep": 0.0}, "--keep 0.0"),
     ],
 )
@@ -74,10 +73,10 @@ def test_what_the_record_refuses_is_told_at_its_option(typed: dict[str, Any], wh
     assert ("below 1" in refused.value.what) == (where == "--floor 1.5")
 
 
-@pytest.mark.parametrize("words", [["--draws", "fixed"], ["--bound", "sound"], ["--delta", 0.1], ["--no-statements"]])
+@pytest.mark.parametrize("words", [["--floor", 0.1], ["--c-constant", 2], ["--no-statements"]])
 def test_an_option_that_prune_to_would_ignore_is_refused(words: list[object]) -> None:
     done = run("prune", "--model", "digits-cnn", "--data", "digits", "--dry-run", "--epsilon", 0.1, *words)
-    assert done.returncode == 2 and f"{words[0]} cannot be chosen" in three_lines(done.stderr)[0]
+    assert done.returncode == 2 and f"{words[0]} does nothing with --epsilon" in three_lines(done.stderr)[0]
 
 
 def test_a_record_inside_a_record_and_the_order_of_groups() -> None:
@@ -101,10 +100,10 @@ def test_a_record_inside_a_record_and_the_order_of_groups() -> None:
 @pytest.mark.parametrize(("text", "value"), [("1", 1), ("logits", "logits"), ("-1", "-1"), (None, None)])
 def test_the_output_to_compare_is_an_index_or_a_name(text: str | None, value: object) -> None:
     @as_command
-    def command(output: OutputPart = None) -> Answer:
-        raise RuntimeError(output)
+    def command(part: Part = None) -> Answer:
+        raise RuntimeError(part)
 
-    assert given(output=text).output == value
+    assert given(part=text).part == value
     with pytest.raises(RuntimeError) as stop:  # of a command without a record
-        command(output=text, as_json=False)
+        command(part=text, as_json=False)
     assert stop.value.args == (value,)

@@ -237,7 +237,7 @@ FUNCTIONS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "mean": lambda m, x: sipp.sensitivity(m, [x], reduce="mean"),
     "prune": lambda m, x: sipp.prune(m, x, keep=0.5),
     "prune with theory": lambda m, x: sipp.prune(
-        m, [x], keep=0.5, scoring=sipp.Scoring(n_points="theory"), method="sipp-simple"
+        m, [x], keep=0.5, scoring=sipp.Scoring(n_inputs="theory"), method="sipp-simple"
     ),
     "prune, sound": lambda m, x: sipp.prune(m, [x], keep=0.5, bound="sound"),
     "snip": lambda m, x: sipp.prune(m, labelled(x), keep=0.5, method="snip"),
@@ -248,7 +248,7 @@ FUNCTIONS: dict[str, Callable[[nn.Module, Tensor], object]] = {
         m, [x], [x + 1 if x.is_floating_point() else x], epsilon=0.5, method="magnitude"
     ),
     "check_assumption": lambda m, x: sipp.check_assumption(m, [x]),
-    "sound_bound": lambda m, x: sipp.sound_bound(m, other_weights(m), x),
+    "assess": lambda m, x: sipp.assess(m, other_weights(m), [x], bound="sound", holdout=[x]),
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.inputs.blocks import Blocks, enter, find_blocks
 from sipp.inputs.data import data_of
+from sipp.inputs.trace import record
 from sipp.results.batches import Batch
 
 
@@ -87,6 +88,10 @@ def batch() -> Batch:
     return next(iter(data_of(torch.randn(5, 4, generator=torch.Generator().manual_seed(1))).batches()))
 
 
+def blocks_in(net: nn.Module, named: Any = None) -> Blocks | None:
+    return find_blocks(net, record(net, batch()), named)
+
+
 NAMES = ("blocks.0", "blocks.1", "blocks.2")
 
 
@@ -95,7 +100,7 @@ NAMES = ("blocks.0", "blocks.1", "blocks.2")
 )
 def test_blocks_are_found_and_walked(way: str, kind: type[Block], at: int | str, n_none: int | None) -> None:
     net, points = Net(way, kind).eval(), batch()
-    blocks = find_blocks(net, points)
+    blocks = blocks_in(net)
     assert blocks == Blocks(NAMES, at, n_none)
     entered = enter(net, blocks, points)
     state = entered.state
@@ -108,29 +113,29 @@ def test_blocks_are_found_and_walked(way: str, kind: type[Block], at: int | str,
 
 @pytest.mark.parametrize("way", ["activation between", "mask of a state", "twice"])
 def test_what_does_not_pass_a_state_alone_has_none(way: str) -> None:
-    assert find_blocks(Net(way).eval(), batch()) is None
+    assert blocks_in(Net(way).eval()) is None
 
 
 def test_blocks_that_speak_past_their_outputs_are_not_taken() -> None:
     Talking.said.clear()
-    assert find_blocks(Net("plain", Talking).eval(), batch()) is None
+    assert blocks_in(Net("plain", Talking).eval()) is None
 
 
 def test_blocks_with_a_cache_that_is_made_anew_are_not_taken() -> None:
-    assert find_blocks(WithCache("plain", Remembering).eval(), batch()) is None
+    assert blocks_in(WithCache("plain", Remembering).eval()) is None
 
 
 def test_named_blocks_must_be_some() -> None:
     net = Net("plain").eval()
-    assert find_blocks(net, batch(), NAMES) == find_blocks(net, batch(), "blocks") == Blocks(NAMES, 0, None)
+    assert blocks_in(net, NAMES) == blocks_in(net, "blocks") == Blocks(NAMES, 0, None)
     with pytest.raises(OptionError, match="pass a state"):
-        find_blocks(net, batch(), ("blocks.1", "blocks.0"))
+        blocks_in(net, ("blocks.1", "blocks.0"))
 
 
 def test_named_blocks_may_be_of_several_classes_and_without_modules_inside() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))).eval()
-    assert find_blocks(net, batch()) is None
-    assert find_blocks(net, batch(), "1") == Blocks(("1.0", "1.1", "1.2"), 0, None)
+    assert blocks_in(net) is None
+    assert blocks_in(net, "1") == Blocks(("1.0", "1.1", "1.2"), 0, None)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +145,9 @@ def test_named_blocks_may_be_of_several_classes_and_without_modules_inside() -> 
         (Net("plain"), "block", "'block' is not a module of the network"),
         (Net("twice"), "blocks", "blocks.0 is called 2 times for a batch"),
         (Net("activation between"), "blocks", "blocks.1 is not called with the output of blocks.0"),
-        (WithCache("plain", Remembering), "blocks", "they give other outputs than inside the network"),
+        (WithCache("plain", Remembering), "blocks", "blocks.0 is given an object that may hold what blocks computed"),
     ],
 )
 def test_an_error_says_what_was_found_of_named_blocks(net: nn.Module, named: str, words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        find_blocks(net.eval(), batch(), named)
+        blocks_in(net.eval(), named)

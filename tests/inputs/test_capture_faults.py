@@ -239,7 +239,7 @@ def points_met(data: object, n_points: int, seed: int = 0) -> frozenset[int]:
     """Which rows of the unit matrix were scored: point j alone gives column j its 1."""
     model = nn.Linear(N_ALL, 1, bias=False, device="meta")
     model.weight = nn.Parameter(torch.ones(1, N_ALL))
-    scores = sipp.sensitivity(model, data, scoring=sipp.Scoring(n_points=n_points), seed=seed)["weight"][0]
+    scores = sipp.sensitivity(model, data, scoring=sipp.Scoring(n_inputs=n_points), seed=seed)["weight"][0]
     return frozenset(np.flatnonzero(scores.numpy() > 0.5).tolist())
 
 
@@ -353,7 +353,7 @@ def test_options_out_of_range(option: str, value: object) -> None:
     ("option", "value"),
     [
         *[("norm_stats", "moving"), ("kernel", "abacus"), ("chunk_bytes", 0)],
-        *[("n_points", 0), ("n_points", -2), ("n_points", 1.5)],
+        *[("n_inputs", 0), ("n_inputs", -2), ("n_inputs", 1.5)],
     ],
 )
 def test_scoring_out_of_range(option: str, value: object) -> None:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.cli.eval_work import evaluate
 from sipp.errors import DataError
 from sipp.inputs.labels import cross_entropy, truth_of
+from sipp.verbs.evaluate import evaluate
 
 N, K = 40, 4
 FORMS: dict[str, Callable[[Tensor], object]] = {
@@ -67,8 +67,8 @@ def test_every_form_names_the_same_classes(form: str, net: nn.Module, x: Tensor,
     labels = FORMS[form](y)
     found = truth_of(labels, N, K).classes_n
     assert found is not None and found.dtype == torch.int64 and torch.equal(found, y)
-    plain, given = ((evaluate(net, net, [(x, one)], None)) for one in (y, labels))
-    assert given == plain and given.dense_accuracy is not None and given.dense_loss is not None
+    plain, given = ((evaluate(net, net, [(x, one)])) for one in (y, labels))
+    assert given == plain and given.dense is not None
     assert float(cross_entropy(net(x), labels)) == float(F.cross_entropy(net(x), y))
 
 
@@ -99,8 +99,9 @@ def test_what_names_no_class_is_said(form: str, net: nn.Module, x: Tensor) -> No
     labels = NONE[form]
     found = truth_of(labels, N, K)
     assert found.classes_n is None and found.why.startswith("labels are")
-    measured = evaluate(net, net, [(x, labels)], None)
-    assert measured.dense_accuracy is None and f"not measured: {found.why}" in str(measured)
+    measured = evaluate(net, net, [(x, labels)])
+    assert measured.dense is None and measured.why_no_accuracy == found.why
+    assert "not measured: labels are" in str(measured)
     with pytest.raises(DataError, match="labels are") as caught:
         sipp.certify_accuracy(net, net, [(x, labels)])
     assert caught.value.what == found.why and caught.value.fix
@@ -113,16 +114,16 @@ def test_compare_says_why_there_is_no_accuracy(net: nn.Module, x: Tensor) -> Non
 
 
 def test_without_labels_nothing_is_said(net: nn.Module, x: Tensor, y: Tensor) -> None:
-    assert "accuracy" not in str(evaluate(net, net, [x], None))
+    assert "accuracy" not in str(evaluate(net, net, [x]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sipp.compare(net, [x], keeps=(0.8,), methods=("magnitude",))
-    assert "only 40 of 80 inputs have labels" in str(evaluate(net, net, [(x, y), x], None))
+    assert "only 40 of 80 inputs have labels" in str(evaluate(net, net, [(x, y), x]))
 
 
 def test_an_output_without_classes_is_said(x: Tensor) -> None:
     net = nn.Linear(6, 1)
-    assert "not measured: the output is n x 1, not n x classes" in str(evaluate(net, net, [(x, torch.ones(N))], None))
+    assert "not measured: the output is n x 1, not n x classes" in str(evaluate(net, net, [(x, torch.ones(N))]))
 
 
 def test_soft_labels_keep_their_loss(net: nn.Module, x: Tensor) -> None:

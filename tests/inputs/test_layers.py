@@ -101,7 +101,6 @@ def test_integer_inputs_and_embeddings() -> None:
 
 REARRANGED: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "flattened": lambda m, x: m(x.flatten(0, 1)),
-    "time first": lambda m, x: m(x.transpose(0, 1)),
     "one call a step": lambda m, x: [m(x_t) for x_t in x.unbind(1)],
 }
 
@@ -115,8 +114,9 @@ def test_a_point_is_a_data_point_however_the_model_lays_it_out(call: Callable, r
     agree(sipp.sensitivity(model, [x], reduce=reduce), expected)
 
 
-def test_mean_refuses_inputs_whose_points_cannot_be_told_apart() -> None:
-    model = seeded(lambda: Calls(nn.Linear(6, 4), lambda m, x: [m(point) for point in x]))
+@pytest.mark.parametrize("call", [lambda m, x: [m(point) for point in x], lambda m, x: m(x.transpose(0, 1))])
+def test_mean_refuses_inputs_whose_points_cannot_be_told_apart(call: Callable) -> None:
+    model = seeded(lambda: Calls(nn.Linear(6, 4), call))
     with pytest.raises(DataError, match=r"m\.weight"):
         sipp.sensitivity(model, [randn(3, 5, 6)], reduce="mean")
 

@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "sensitivity": sipp.sensitivity,
     "mean": lambda m, x: sipp.sensitivity(m, [x], reduce="mean"),
     "sample_size": sipp.sample_size,
-    "theory": lambda m, x: sipp.sensitivity(m, [x], scoring=sipp.Scoring(n_points="theory")),
+    "theory": lambda m, x: sipp.sensitivity(m, [x], scoring=sipp.Scoring(n_inputs="theory")),
     "prune": lambda m, x: sipp.prune(m, x, keep=0.5),
     "snip": lambda m, x: sipp.prune(m, [(x, LABELS)], keep=0.5, method="snip"),
 }
@@ -160,7 +160,7 @@ class LastPixel(nn.Conv2d):
     ],
 )
 def test_another_map_is_seen_wherever_it_differs(layer: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    with pytest.raises(ModelError, match="not the known map"):
+    with pytest.raises(ModelError, match="cannot reproduce"):
         sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
 
 

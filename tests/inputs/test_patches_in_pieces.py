@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.patches import split_windows
+from sipp.inputs.patches import split_windows, start_value_range
 from sipp.results.batches import WeightUse
 from sipp.results.ranking import Weight
 from sipp.scoring.kernels import reference
-from sipp.scoring.running_sensitivities import RunningSensitivities
+from sipp.scoring.running_sensitivities import RunningSensitivities, _Part
 
 
 def use_of(groups: int) -> tuple[WeightUse, Weight, nn.Parameter]:
@@ -27,6 +27,7 @@ def test_a_grouped_convolution_is_cut_by_the_bytes_it_takes(groups: int) -> None
     n_bytes = 8 * 64 * groups * 4 * (2 * fan_in + 7 * n_rows)  # points, positions, groups, float32, as documented
     for chunk_bytes, n_pieces in ((n_bytes, 1), (n_bytes // 2, 2), (n_bytes // 8, 8)):
         running = RunningSensitivities(weight, parameter, reference.KERNEL, "max", chunk_bytes)
-        per_window = running._bytes_per_window(use, slice(0, 32))
+        values = start_value_range(use.windows, reference.extremes)()
+        per_window = running._bytes_per_window(_Part(use, slice(0, 32), values, slice(0, 8), is_wide=False))
         pieces = split_windows(use, bytes_per_window=per_window, chunk_bytes=chunk_bytes)
         assert len(list(pieces)) == n_pieces

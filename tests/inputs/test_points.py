@@ -427,7 +427,7 @@ ENDLESS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("case", ENDLESS)
 def test_endless_data_is_refused_and_n_points_bounds_it(case: str) -> None:
-    with pytest.raises(DataError, match=r"calibration does not seem to end.*n_points"):
+    with pytest.raises(DataError, match=r"calibration does not seem to end.*n_inputs"):
         sipp.prune(mlp(), ENDLESS[case](), keep=0.5, method="sipp-det")
     with pytest.raises(DataError, match=r"holdout does not seem to end: .*give finite data \(a list of batches\)$"):
         certify(mlp(), mlp(), ENDLESS[case]())

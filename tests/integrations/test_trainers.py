@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sipp
-from sipp.errors import ModelError, OptionError
-from sipp.integrations.masks import masks_from_zeros, masks_to_hold, packed, unpacked
+from sipp.errors import OptionError
+from sipp.integrations.masks import masks_to_hold, packed, unpacked
+from sipp.pruning.masking import hold_masks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
@@ -39,19 +41,6 @@ def data() -> TensorDataset:
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
-
-
-def test_masks_are_found_in_the_zeros() -> None:
-    found = pruned()
-    masks = masks_from_zeros(found.model)
-    assert masks.keys() == found.masks.keys()
-    assert all(torch.equal(mask, masks[name]) for name, mask in found.masks.items())
-    assert masks_from_zeros(found.model, exclude="2").keys() == {"0.weight"}
-    with torch.no_grad():
-        found.model.get_parameter("2.weight").zero_()  # as a layer may begin: it is not held at zero
-    assert masks_from_zeros(found.model).keys() == {"0.weight"}
-    with pytest.raises(ModelError, match="not pruned"):
-        masks_from_zeros(net())
 
 
 def test_stored_masks_come_back_and_fit_their_network_only() -> None:
@@ -93,10 +82,11 @@ def test_lightning_holds_stores_and_resumes(tmp_path: Path) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
 
-    masks, loader = pruned().masks, DataLoader(data(), batch_size=8)
+    found, loader = pruned(), DataLoader(data(), batch_size=8)
+    masks = found.masks
     options = {"accelerator": "cpu", "default_root_dir": tmp_path, "enable_checkpointing": True} | QUIET
     module, file = Module(), tmp_path / "one.ckpt"
-    trainer = lightning.Trainer(max_epochs=1, callbacks=[HoldMasks(masks, part="net")], **options)
+    trainer = lightning.Trainer(max_epochs=1, callbacks=[HoldMasks(found, part="net")], **options)
     trainer.fit(module, loader)
     trainer.save_checkpoint(file)
     assert is_held(module.net, masks) and not module.net[0]._forward_pre_hooks  # released
@@ -109,7 +99,8 @@ def test_lightning_holds_stores_and_resumes(tmp_path: Path) -> None:
         resumed.net[0].weight.fill_(1.0)  # as a script that builds its network anew and prunes nothing
     lightning.Trainer(max_epochs=2, callbacks=[hold], **options).fit(resumed, loader, ckpt_path=file)
     assert is_held(resumed.net, masks) and all(torch.equal(mask, hold.masks[name]) for name, mask in masks.items())
-    wrong = HoldMasks({name: ~mask for name, mask in masks.items()}, part="net")
+    other = {name: ~mask for name, mask in masks.items()}
+    wrong = HoldMasks(replace(found, masks=other), part="net")
     with pytest.raises(OptionError, match="other masks"):
         lightning.Trainer(max_epochs=2, callbacks=[wrong], **options).fit(Module(), loader, ckpt_path=file)
 
@@ -146,7 +137,7 @@ def test_the_hf_trainer_holds_stores_and_resumes(tmp_path: Path) -> None:
         transformers.Trainer(model, options, train_dataset=rows, callbacks=[hold]).train(**how)
         return model
 
-    first = trained(2, HoldMasks(masks))
+    first = trained(2, HoldMasks(Classifier()))
     assert is_held(first, masks) and not first.net[0]._forward_pre_hooks
     assert (tmp_path / "checkpoint-2" / FILE).is_file()
     hold = HoldMasks()
@@ -177,12 +168,12 @@ def test_a_checkpoint_of_accelerate_has_the_zeros_to_go_on_from(tmp_path: Path) 
         steps.step()
 
     accelerator, model, optimizer, steps = prepared(found.model)
-    sipp.hold(model, found.masks, optimizer=optimizer)
+    sipp.hold(model, found, optimizer=optimizer)
     step(accelerator, model, steps)
     accelerator.save_state(str(tmp_path))
     accelerator, model, optimizer, steps = prepared(net())
     accelerator.load_state(str(tmp_path))
-    sipp.hold(model, masks_from_zeros(model), optimizer=optimizer)
+    sipp.hold(model, model, optimizer=optimizer)
     step(accelerator, model, steps)
     assert is_held(model, found.masks)
 
@@ -209,13 +200,13 @@ def test_fully_sharded_parameters_are_held() -> None:
             return {name: model.get_parameter(name).full_tensor() for name in found.masks}
 
         step()  # so that there is momentum from before
-        held = sipp.hold(model, found.masks, optimizer=optimizer)
+        held = sipp.hold(model, found, optimizer=optimizer)
         assert (held.n_kept, held.n_weights) == (found.kept, found.n_weights) and held.n_zeroed > 0
         for _ in range(2):
             weights = step()
             assert all(bool((weights[name][~mask] == 0).all()) for name, mask in found.masks.items())
-        with pytest.raises(OptionError, match="revives"):
-            sipp.hold(model, {name: torch.ones_like(mask) for name, mask in found.masks.items()})
+        with pytest.raises(OptionError, match="would bring back"):
+            hold_masks(model, {name: torch.ones_like(mask) for name, mask in found.masks.items()})
         sipp.release(model)
         weights = step()
         assert any(bool((weights[name][~mask] != 0).any()) for name, mask in found.masks.items())

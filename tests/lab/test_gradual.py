@@ -6,7 +6,7 @@ import pytest
 import torch
 from lab.small_runs import STILL, contents, final, killed_at_every, small
 
-from sipp.results.gradual import CUTS, budget_at, cut_times
+from sipp.results.gradual import budget_at, cut_times
 from sipp_lab.page import render
 from sipp_lab.recipes import Recipe
 from sipp_lab.runs.folder import read_run
@@ -24,7 +24,7 @@ def gradual(*settings: str) -> Recipe:
 def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path) -> None:
     done = run(gradual(STILL, "prune.methods=[sipp-det]"), out=tmp_path, device="cpu")
     dense = final(done.folder, "seed0.dense")
-    times = cut_times(N_STEPS, CUTS)
+    times = cut_times(N_STEPS)
     for record in done.records[1:]:
         last = {1: 490, 2: 245}[record["level"]]
         assert record["pruned"]["kept"] == record["pruned"]["budget"] == last

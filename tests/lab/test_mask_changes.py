@@ -117,5 +117,5 @@ def test_a_weight_is_not_brought_back() -> None:
     hyper = hyperparameters(1, 8, 0.05)
     masks = {"5.weight": torch.rand(4, 216, generator=torch.Generator().manual_seed(0)) < 0.3}
     revive = MaskChanges(frozenset({2}), lambda step, state: ({"5.weight": ~state.masks["5.weight"]}, {}))
-    with pytest.raises(OptionError, match="revives"):
+    with pytest.raises(OptionError, match="would bring back"):
         train(new_state(make_net(), hyper, masks=masks), make_feed(), hyper, seed=0, changes=revive)

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import masks_of
+from sipp.pruning.masking import hold_masks, masks_of
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "buffers": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
@@ -64,9 +64,7 @@ def test_an_average_that_is_given_is_zero_where_the_network_is(name: str, kind: 
             assert alive(average.module, masks_of(net)) == 0
 
     step, optimizer = loop(net, update)
-    done = sipp.gradual(
-        net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude", cuts=4
-    )
+    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude")
     assert alive(average.module, done.masks) == alive(net, done.masks) == 0
     assert any(bool(average.module.get_parameter(key)[mask].any()) for key, mask in done.masks.items())
     assert masks_of(average) == {} and list(average.module.state_dict()) == list(net.state_dict())
@@ -82,10 +80,10 @@ def test_an_average_made_before_hold_is_updated_and_is_zero_once_it_is_held_too(
     average.update_parameters(net)
     masks = sipp.prune(net, None, keep=0.3, method="magnitude").masks
     step, optimizer = loop(net, lambda _: average.update_parameters(net))
-    sipp.hold(net, masks, optimizer=optimizer)
+    hold_masks(net, masks, optimizer=optimizer)
     step(0)
     assert int(average.n_averaged) == 2 and alive(average.module, masks) > 0  # it remembers the dense network
-    sipp.hold(average, masks)
+    hold_masks(average, masks)
     for number in range(3):
         step(number)
         assert alive(average.module, masks) == alive(net, masks) == 0
@@ -97,7 +95,7 @@ def test_an_average_that_is_not_given_is_left_alone() -> None:
     net = made("buffers")
     average = AveragedModel(net)
     step, optimizer = loop(net, lambda _: average.update_parameters(net))
-    done = sipp.gradual(net, step, X, keep=0.3, steps=10, optimizer=optimizer, method="magnitude", cuts=2)
+    done = sipp.gradual(net, step, X, keep=0.3, steps=10, optimizer=optimizer, method="magnitude")
     assert alive(net, done.masks) == 0 and alive(average.module, done.masks) > 0 and masks_of(average) == {}
 
 
@@ -111,7 +109,7 @@ def test_an_average_that_is_made_after_the_last_cut_holds_by_itself() -> None:
             one.update_parameters(net)
 
     step, optimizer = loop(net, update)
-    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, method="magnitude", cuts=4)
+    done = sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, method="magnitude")
     assert alive(averages[0].module, done.masks) == 0 and masks_of(averages[0]).keys() == done.masks.keys()
 
 
@@ -125,14 +123,14 @@ def test_an_error_of_the_loop_itself_stays_what_it_is_and_releases_both() -> Non
 
     step, optimizer = loop(net, update)
     with pytest.raises(RuntimeError, match="out of luck"):
-        sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude", cuts=4)
+        sipp.gradual(net, step, X, keep=0.3, steps=20, optimizer=optimizer, average=average, method="magnitude")
     assert masks_of(net) == {} == masks_of(average)
 
 
 def test_what_is_no_average_is_refused_before_any_training() -> None:
     net = made("no buffers")
     held = copy.deepcopy(net)
-    sipp.hold(held, {"0.weight": torch.ones(8, 6, dtype=torch.bool)})
+    hold_masks(held, {"0.weight": torch.ones(8, 6, dtype=torch.bool)})
     steps: list[int] = []
     wrongs: list[Any] = ["ema", [None], net, nn.Linear(2, 2), held]
     for wrong in wrongs:

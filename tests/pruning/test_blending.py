@@ -50,9 +50,9 @@ def by_hand(model: nn.Module, x: Tensor, keep: float) -> dict[tuple[float, str],
 @pytest.mark.parametrize("keep", [0.7, 0.4])
 def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
     model, x = net(), points()
-    pruned = sipp.prune(model, [x], keep=keep, method="sipp-blend", floor="off")
+    pruned = sipp.prune(model, [x], keep=keep, method="sipp-blend", floor=0)
     expected = by_hand(model, x, keep)
-    assert pruned.choice is not None and pruned.choice.n_points == 20
+    assert pruned.choice is not None and pruned.choice.n_inputs == 20
     found = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
     assert found.keys() == expected.keys()
     assert all(found[key] == pytest.approx(expected[key], rel=1e-4) for key in expected)
@@ -68,7 +68,7 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_blend_is_about_as_good_as_magnitude_and_sensitivity_on_held_back_points() -> None:
     for seed in range(4):
-        pruned = sipp.prune(net(), [points(seed=seed)], keep=0.3, floor="off")
+        pruned = sipp.prune(net(), [points(seed=seed)], keep=0.3, floor=0)
         tried = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
         best = min(tried[0.0, "max"], tried[1.0, "max"], LOST)
         assert min(pruned.choice.taken.error, LOST) <= (1 + MAGNITUDE_NOISE) * best
@@ -77,7 +77,7 @@ def test_the_blend_is_about_as_good_as_magnitude_and_sensitivity_on_held_back_po
 def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
     pruned = sipp.prune(net(), [points()], keep=0.5)
     assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
-    assert pruned.guarantee is not None and pruned.measured is not None and pruned.kept == pruned.budget
+    assert pruned.guarantee is not None and pruned.kept == pruned.budget
     assert (
         "held-back inputs used to choose it" in " ".join(str(pruned).split())
         and sipp.prune(net(), [points()], keep=0.5, method="magnitude").choice is None
@@ -87,11 +87,11 @@ def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_the_blend_works_with_two_points_and_with_an_iterator() -> None:
     few = sipp.prune(net(), [points(2)], keep=0.5)
-    assert few.choice is not None and few.choice.n_points == 2 and not few.choice.is_held_back
+    assert few.choice is not None and few.choice.n_inputs == 2 and not few.choice.is_held_back
     assert "held-back" not in str(few) and "2 inputs that were also used for scoring" in " ".join(str(few).split())
     once = sipp.prune(net(), iter([points(40), points(40, seed=2)]), keep=0.5)
     again = sipp.prune(net(), [points(40), points(40, seed=2)], keep=0.5)
-    assert once.choice == again.choice and once.choice.n_points == 20 and once.choice.is_held_back
+    assert once.choice == again.choice and once.choice.n_inputs == 20 and once.choice.is_held_back
 
 
 def test_recurrent_networks_and_networks_whose_points_hide() -> None:
@@ -148,11 +148,11 @@ def test_the_blend_picks_wanda_if_row_scales_differ() -> None:
 
     # means far from 0 keep sensitivities, which are shares of a row's sum, from seeing the lengths
     x = torch.randn(80, 12, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 1, 12)
-    pruned = sipp.prune(Scaled(), [x], keep=0.4, floor="off")
+    pruned = sipp.prune(Scaled(), [x], keep=0.4, floor=0)
     assert pruned.choice is not None
     errors = {one.name: one.error for one in pruned.choice.tried}
     least = min(error for name, error in errors.items() if "rows" not in name)
-    own = sipp.prune(Scaled(), [x[:60]], keep=0.4, method="wanda", floor="off")
+    own = sipp.prune(Scaled(), [x[:60]], keep=0.4, method="wanda", floor=0)
     assert errors["magnitude times input length within rows"] < 0.9 * least
     assert pruned.choice.taken.by_rows and str(pruned.choice).startswith("magnitude times input length within rows")
     assert all(torch.equal(mask, own.masks[name]) for name, mask in pruned.masks.items())
@@ -177,7 +177,7 @@ def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
             return self.sums(x).log()
 
     x = 0.5 + torch.rand(80, 6, generator=torch.Generator().manual_seed(0))
-    pruned = sipp.prune(Log(), [x], budget=6, floor="off")
+    pruned = sipp.prune(Log(), [x], budget=6, floor=0)
     assert pruned.choice is not None and pruned.choice.tried[0] == BlendTrial(0.0, "max", math.inf)
     assert math.isfinite(pruned.choice.taken.error) and bool(pruned.model(x).isfinite().all())
 
@@ -185,7 +185,7 @@ def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_weights_that_an_earlier_step_pruned_come_last_in_every_blend() -> None:
     model = net()
-    ranking = rank(task_of(model, [points()]), PruneOptions(method="sipp-blend", floor="off"))
+    ranking = rank(task_of(model, [points()]), PruneOptions(method="sipp-blend", floor=0))
     generator = torch.Generator().manual_seed(0)
     alive = {w.name: torch.rand(w.n_rows, w.fan_in, generator=generator) < 0.4 for w in ranking.weights}
     n_alive = sum(int(mask.sum()) for mask in alive.values())
@@ -201,7 +201,7 @@ def test_where_nothing_is_left_magnitude_is_taken() -> None:
     with torch.no_grad():
         model[4].weight.mul_(1e-3)  # magnitude and sensitivity leave it nothing
         model[4].bias.zero_()
-    pruned = sipp.prune(model, [x], budget=3, floor="off")
+    pruned = sipp.prune(model, [x], budget=3, floor=0)
     assert pruned.choice is not None and all(one.error >= LOST for one in pruned.choice.tried)
     assert pruned.choice.taken == pruned.choice.tried[0] and pruned.choice.taken.name == "magnitude"
 
@@ -213,7 +213,7 @@ def test_an_untrained_network_is_cut_by_shares_of_its_layers_whatever_is_left(bu
     with torch.no_grad():
         model[4].weight.mul_(1e-3)  # magnitude and sensitivity would leave it nothing
     task = task_of(model, [x], scoring=Scoring(norm_stats="batch"))
-    pruned = cut(rank(task, PruneOptions(method="sipp-blend", floor="off")), budget, seed=0)
+    pruned = cut(rank(task, PruneOptions(method="sipp-blend", floor=0)), budget, seed=0)
     assert pruned.choice.tried == (pruned.choice.taken,) and pruned.choice.taken.is_shared
     assert "shares" in str(pruned.choice)
     sensitivities, parts = sipp.sensitivity(model, [x[:60]]), {}
@@ -239,5 +239,5 @@ class _Classes(nn.Module):
 def test_an_output_without_real_numbers_is_not_said_to_stay() -> None:
     torch.manual_seed(0)
     pruned = sipp.prune(_Classes(), torch.rand(100, 8), keep=0.3, progress=False)
-    assert pruned.choice is not None and pruned.choice.n_points == 0 and pruned.moved is None
+    assert pruned.choice is not None and pruned.choice.n_inputs == 0 and pruned.moved is None
     assert "nothing to compare" in str(pruned.choice) and "0 %" not in str(pruned)

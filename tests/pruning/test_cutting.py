@@ -51,7 +51,7 @@ def test_output_change_is_measured_on_calibration_points(method: str, keep: floa
     pruned = sipp.prune(model, x, keep=keep, method=method)
     assert pruned.moved is not None
     used = x[150:] if method == "sipp-blend" else x[:N_SAMPLE]  # a blend has the held-back points
-    assert pruned.moved.is_held_back == (method == "sipp-blend") and pruned.moved.n_points == len(used)
+    assert pruned.moved.is_held_back == (method == "sipp-blend") and pruned.moved.n_inputs == len(used)
     assert pruned.moved.error == pytest.approx(distance(model, pruned.model, used), rel=1e-6)
     assert ("warning:         the output moved by" in str(pruned)) == (pruned.moved.error > 0.5)
 

@@ -15,6 +15,7 @@ import sipp
 from sipp.errors import ModelError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.pruning.lora import lora_merged
+from sipp.pruning.masking import hold_masks
 
 RANK, SCALE = 2, 0.5
 
@@ -79,7 +80,7 @@ def test_gradual_masks_what_is_added_and_merges_it(method: str) -> None:
         train(number)
         trained.append(net(points).detach())
 
-    done = sipp.gradual(net, step, points, keep=0.3, steps=20, cuts=4, method=method, optimizer=optimizer)
+    done = sipp.gradual(net, step, points, keep=0.3, steps=20, method=method, optimizer=optimizer)
     assert torch.allclose(net(points), trained[-1], atol=1e-5)  # merging changed nothing
     assert done.masks.keys() == {"0.base_layer.weight", "2.weight"} and done.kept == round(0.3 * done.n_weights)
     layer: Any = net[0]
@@ -99,7 +100,7 @@ def test_a_cut_scores_weights_with_what_is_added_to_them() -> None:
         layer.base_layer.weight[3] = 9.0
         layer.lora_A["default"].weight.zero_()[0] = 9.0
         layer.lora_B["default"].weight.zero_()[3, 0] = -1 / SCALE
-    done = sipp.gradual(net, lambda i: None, None, keep=0.5, steps=4, cuts=1, method="magnitude", include="0.*")
+    done = sipp.gradual(net, lambda i: None, None, keep=0.5, steps=4, method="magnitude", include="0.*")
     assert not bool(done.masks["0.base_layer.weight"][3].any())
 
 
@@ -121,7 +122,7 @@ def test_held_weights_stay_zero_under_an_adapter_by_the_names_that_they_had(drop
     pruned = sipp.prune(dense(), None, keep=0.4, method="magnitude")
     net = adapted(pruned.model, dropout)  # type: ignore[arg-type]
     _, points, step = training(net)
-    sipp.hold(net, pruned.masks)
+    sipp.hold(net, pruned)
     for i in range(5):
         step(i)
     net.eval()
@@ -143,7 +144,7 @@ def test_dropout_of_an_adapter_is_its_own() -> None:
     """Its dropout drops everything that goes into the adapter, and nothing that goes into the layer."""
     net = adapted(dense(), 1.0 - 1e-9).train()
     points = torch.randn(4, 8)
-    sipp.hold(net, {"0.base_layer.weight": torch.ones(12, 8, dtype=torch.bool)})
+    hold_masks(net, {"0.base_layer.weight": torch.ones(12, 8, dtype=torch.bool)})
     assert torch.allclose(net(points), net[1:](net[0].base_layer(points)), atol=1e-5)  # type: ignore
 
 
@@ -152,4 +153,4 @@ def test_thin_matrices_are_no_weights_to_prune_and_variants_are_refused() -> Non
     assert [one.module_name for one in find_prunable_layers(net, include="*")] == ["0.base_layer", "2"]
     net[0].lora_variant = {"default": object()}  # type: ignore
     with pytest.raises(ModelError, match="0: the adapter is not a plain LoRA"):
-        sipp.hold(net, {"2.weight": torch.ones(5, 12, dtype=torch.bool)})
+        hold_masks(net, {"2.weight": torch.ones(5, 12, dtype=torch.bool)})

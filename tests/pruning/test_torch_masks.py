@@ -12,6 +12,7 @@ from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.errors import DeadRowsWarning, ModelError, OptionError
+from sipp.pruning.masking import hold_masks
 
 
 def net() -> nn.Sequential:
@@ -138,7 +139,7 @@ def test_what_needs_plain_weights_names_the_way_out(tmp_path: Path) -> None:
             call()
         assert "sipp.release" in caught.value.fix
     with pytest.raises(OptionError, match=r"call sipp\.release\(model\) first"):
-        sipp.hold(model, {"0.weight": torch.ones(128, 64, dtype=torch.bool)})
+        hold_masks(model, {"0.weight": torch.ones(128, 64, dtype=torch.bool)})
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
-from sipp.repairing import layer_usage, polishing
+from sipp.repairing import polishing
 from sipp.repairing.data_split import split_batches
 from sipp.results.pruned import Pruned
 from sipp.results.repair import Repair
@@ -406,7 +406,6 @@ def test_dense_outputs_that_do_not_fit_the_memory_are_made_anew(monkeypatch: pyt
     dense = net()
     pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     whole = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
-    monkeypatch.setattr(layer_usage, "TARGET_BYTES", {"cpu": 0})
     monkeypatch.setattr(comparing, "OUTPUT_BYTES", 0)
     short = sipp.repair(dense, pruned, list(points().split(20)), steps=4)
     assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), short.model.state_dict().values()))

@@ -20,15 +20,15 @@ import sipp
 from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import output_error
-from sipp.pruning.largest_scores import obeys_pattern
-from sipp.repairing import choosing, layer_fit, layer_search, network_fit, network_pair
+from sipp.pruning.largest_scores import even_layers, obeys_pattern
 from sipp.repairing import data_split as data_split_module
+from sipp.repairing import layer_fit, layer_search, sums, walk
 from sipp.repairing import repair_network as repair_module
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
-from sipp.repairing.layer_search import GROWTHS, TRIAL_GROWTHS, LeastSquares, MaskRule, search
+from sipp.repairing.layer_search import GROWTHS, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments, WeightMoments
 from sipp.repairing.repair_network import repair_network
-from sipp.repairing.repair_options import BUDGETS, RepairOptions
+from sipp.repairing.repair_options import RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
 from sipp.results import ranking as weights_module
 from sipp.results.options import Pattern
@@ -36,9 +36,9 @@ from sipp.results.pruned import Repaired
 from sipp.results.ranking import Weight
 
 PLAIN: dict[str, Any] = {
-    "error_feedbacks": (1.0,),
+    "error_feedback": 1.0,
     "ridges": (1e-3,),
-    "budgets": ("given",),
+    "keeps_budgets": True,
 }
 
 
@@ -167,17 +167,6 @@ def test_a_round_of_the_search_is_few_operations(monkeypatch: pytest.MonkeyPatch
     assert counts[1] - counts[0] <= 10
 
 
-def test_a_trial_takes_fewer_rounds_for_as_many_weights() -> None:
-    random = np.random.default_rng(0)
-    x_PK, w_FK = random.normal(size=(200, 30)) @ random.normal(size=(30, 30)), random.normal(size=(20, 30))
-    start_FK = torch.from_numpy(oracle.largest(np.abs(w_FK), 150, None, np.full(20, False)))
-    rows, rule = [system(x_PK, x_PK @ w_FK.T, w_FK)], MaskRule(150, None, None)
-    (mask_FK, n_rounds), (tried_FK, n_tried) = (
-        search(rows, start_FK, rule, growths) for growths in (GROWTHS, TRIAL_GROWTHS)
-    )
-    assert int(mask_FK.sum()) == int(tried_FK.sum()) == 150 and 0 < n_tried < n_rounds
-
-
 def test_rows_without_patches_keep_their_mask_and_weights() -> None:
     torch.manual_seed(0)
     x_GKP = torch.randn(1, 4, 50, dtype=torch.float64)
@@ -208,7 +197,7 @@ def test_split_sums_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((dtype, n))
         return True
 
-    monkeypatch.setattr(network_pair, "gains_by_split", gains)
+    monkeypatch.setattr(sums, "gains_by_split", gains)
     _, split = found(net, points)
     assert set(asked) == {(torch.float32, k * k * n) for k in (12, 20) for n in (180, 10)}
     assert all(torch.equal(mask, split.masks[name]) for name, mask in whole.masks.items())
@@ -241,7 +230,7 @@ def check_layer(
 def test_layers_one_after_another(a: float) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
-    masks, made = found(net, points, error_feedbacks=(a,))
+    masks, made = found(net, points, error_feedback=a)
     x, w = fit_points(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))
     assert np.allclose(f64(made.model[0].bias - net[0].bias), b_F, atol=1e-6)
@@ -308,7 +297,7 @@ def test_the_end_of_a_block_corrects_what_the_stream_has_lost() -> None:
         t_PF = oracle.aim(patches(own), patches(dense), w_FK, 1.0, lost_PF[:, rows])
         wanted_FK, _ = oracle.refit(patches(own), t_PF, w_FK, mask_FK > 0, 1e-3, True)
         assert np.allclose(v_FK, wanted_FK, rtol=1e-4, atol=1e-5)
-    _, without = found(net, points, keep=0.3, residuals=())
+    _, without = found(net, points, keep=0.3, corrects_streams=False)
     assert not any(layer.corrects for layer in without.record.layers)
     assert not torch.equal(without.masks["conv2.weight"], made.masks["conv2.weight"])
 
@@ -331,7 +320,7 @@ class Stream(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "off", [{"method": "refit"}, {"error_feedbacks": (0.0,)}, {"residuals": ()}], ids=lambda off: next(iter(off))
+    "off", [{"method": "refit"}, {"error_feedback": 0.0}, {"corrects_streams": False}], ids=lambda off: next(iter(off))
 )
 def test_each_part_brings_the_output_nearer(off: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -418,112 +407,43 @@ def test_a_first_mask_that_is_clearly_worse_is_not_solved_in_full(monkeypatch: p
     assert all(one.mask_origin == "first" for one in same.record.layers)
 
 
-def test_error_feedback_and_budgets_are_chosen_on_validation_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, points = block()
-    monkeypatch.setattr(layer_fit, "TRIAL_GROWTHS", GROWTHS)  # so that a trial is a fit
-    choices: dict[str, Any] = {"error_feedbacks": (0.0, 1.0), "budgets": ("given", "even")}
-    _, chosen = found(net, points, keep=0.3, **choices)
-    tried = {(one.error_feedback, one.budgets): one.error for one in chosen.trials}
-    assert list(tried) == [(0.0, "given"), (1.0, "given"), (chosen.trials[2].error_feedback, "even")]
-    best = next(one for one in chosen.trials if one.error <= (1 + choosing.NOISE) * min(tried.values()))
-    assert (chosen.record.error_feedback, chosen.record.budgets) == (best.error_feedback, best.budgets)
-    assert best.n_layers == 4
-    for a, keep in ((0.0, 0.3), (1.0, 0.4)):  # so few points are all used in trials
-        trials = found(net, points, keep=keep, error_feedbacks=(0.0, 1.0))[1].trials
-        _, whole = found(net, points, keep=keep, error_feedbacks=(a,))
-        assert all(layer.mask_origin == "searched" for layer in whole.record.layers)  # as in a trial
-        tried_error = next(one.error for one in trials if one.error_feedback == a)
-        assert whole.record.output_validation == pytest.approx(tried_error, rel=1e-12)
-    taken: dict[str, Any] = {"error_feedbacks": (best.error_feedback,), "budgets": (best.budgets,)}
-    _, alone = found(net, points, keep=0.3, **taken)
-    state = alone.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in chosen.model.state_dict().items())
-    many = [alike(40, 3, 4, 5, seed=i).double() for i in range(15)]
-    _, chosen = found(net, many, error_feedbacks=(0.0, 1.0))
-    _, alone = found(net, many, error_feedbacks=(chosen.record.error_feedback,))
-    assert chosen.record.output_validation == alone.record.output_validation
-    assert chosen.record.output_validation not in [one.error for one in chosen.trials]
-    with pytest.raises(OptionError):
-        found(net, points, error_feedbacks=())
-    with pytest.raises(OptionError):
-        found(net, points, error_feedbacks=(2.0,))
-
-
-@pytest.mark.parametrize(
-    ("errors", "tried", "a"),
-    [
-        ([0.3, 0.4], [1.0, 0.25], 1.0),  # it does not fall: the third is not tried
-        ([0.3, 0.2, 0.1], [1.0, 0.25, 0.0], 0.0),
-        ([0.3, 0.29, 0.5], [1.0, 0.25, 0.0], 1.0),  # a small lead counts as chance
-        ([math.inf, 0.2, 0.3], [1.0, 0.25, 0.0], 0.25),  # one that overflows is no reason to stop
-    ],
-)
-def test_error_feedbacks_are_tried_while_the_error_falls(
-    errors: list[float], tried: list[float], a: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net, points = block()
-    told = iter([*errors, 1.0, 0.3])  # then without and with the fit
-    for module in (choosing, repair_module):
-        monkeypatch.setattr(module, "output_error", lambda *args: next(told))
-    _, made = found(net, points, keep=0.3, error_feedbacks=(1.0, 0.25, 0.0))
-    assert [one.error_feedback for one in made.trials] == tried and made.record.error_feedback == a
-
-
-def test_in_doubt_budgets_are_half_way_to_the_same_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, points = block()
-    masks = sipp.prune(net, None, keep=0.25, method="lamp").masks
-    chosen = []
-    for errors in ([0.3, 0.3, 0.3], [0.3, 0.29, 0.5], [0.3, 0.4, 0.2]):  # the middle one a small lead
-        told = iter([*errors, 1.0, 0.3])
-        for module in (choosing, repair_module):
-            monkeypatch.setattr(module, "output_error", lambda *args, told=told: next(told))
-        options = PLAIN | {"budgets": ("given", "between", "even")}
-        made = repair(net, masks, parts_of(points), **options)
-        assert [one.budgets for one in made.trials] == ["between", "given", "even"]
-        chosen.append(made.record.budgets)
-    assert chosen == ["between", "between", "even"]
-
-
-def test_budgets_that_are_nearly_the_same_are_not_tried() -> None:
+def test_budgets_that_are_nearly_the_same_stay() -> None:
     net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(40, 40)
     masks = sipp.prune(net, points, keep=0.5, method="wanda").masks
-    made = repair(net, masks, parts_of(points), **(PLAIN | {"budgets": ("given", "between", "even")}))
-    assert made.trials == () and made.record.budgets == "given"
+    made = repair(net, masks, parts_of(points), **(PLAIN | {"keeps_budgets": False}))
+    assert made.record.budgets == "given"
+    assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
 
 
-@pytest.mark.parametrize("budgets", ["even", "between"])
-def test_of_a_sparse_network_a_layer_gets_no_more_than_it_has_left(budgets: str) -> None:
+def test_of_a_sparse_network_a_layer_gets_no_more_than_it_has_left() -> None:
     net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(60, 40)
     with torch.no_grad():
         net[0].weight[:, 4:] = 0  # 200 are left here, 1,000 there
     masks = sipp.prune(net, None, budget=900, method="magnitude").masks
-    made = repair(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,)}))
+    made = repair(net, masks, parts_of(points), **(PLAIN | {"keeps_budgets": False}))
     assert sum(int(mask.sum()) for mask in made.masks.values()) == 900
     assert not any(bool((mask & (net.get_parameter(name) == 0)).any()) for name, mask in made.masks.items())
     full = sipp.prune(net, None, keep=0.9, method="magnitude").masks  # more than are left: zeros are kept as well
-    made = repair(net, full, parts_of(points), **(PLAIN | {"budgets": (budgets,)}))
+    made = repair(net, full, parts_of(points), **(PLAIN | {"keeps_budgets": False}))
     assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in full.values())
 
 
 @pytest.mark.parametrize("floor", [None, 0.1])
-def test_budgets_of_layers_add_up_whatever_they_are(floor: float | None) -> None:
+def test_budgets_of_layers_are_half_way_to_the_same_share_of_all(floor: float | None) -> None:
     net, points = block()
     masks = sipp.prune(net, None, keep=0.25, method="lamp").masks
     kept = {name: int(mask.sum()) for name, mask in masks.items()}
-    counts = {}
-    for budgets in BUDGETS:
-        made = repair(net, masks, parts_of(points), **(PLAIN | {"budgets": (budgets,), "floor": floor}))
-        counts[budgets] = {name: int(mask.sum()) for name, mask in made.masks.items()}
-        assert sum(counts[budgets].values()) == sum(kept.values()) and made.record.budgets == budgets
-        assert all(bool((made.model.get_parameter(n)[~mask] == 0).all()) for n, mask in made.masks.items())
-    assert counts["given"] == kept and len({tuple(one.values()) for one in counts.values()}) == 4
-    wanted = {name: math.sqrt(n * counts["even"][name]) for name, n in kept.items()}
+    made = repair(net, masks, parts_of(points), **(PLAIN | {"keeps_budgets": False, "floor": floor}))
+    counts = {name: int(mask.sum()) for name, mask in made.masks.items()}
+    assert sum(counts.values()) == sum(kept.values()) and made.record.budgets == "between"
+    assert all(bool((made.model.get_parameter(n)[~mask] == 0).all()) for n, mask in made.masks.items())
+    sizes = [(len(mask), mask[0].numel()) for mask in masks.values()]
+    even = even_layers(sizes, sum(kept.values()), least=0 if floor is None else 1)
+    wanted = {name: math.sqrt(n * share) for (name, n), share in zip(kept.items(), even)}
     scale = sum(kept.values()) / sum(wanted.values())
-    assert all(abs(counts["between"][name] - scale * n) <= 1 for name, n in wanted.items())
-    shares = [n / masks[name].numel() for name, n in counts["even"].items()]
-    assert max(shares) - min(shares) < 0.05
-    wanted = sipp.prune(net, None, keep=0.25, method="magnitude", floor="off" if floor is None else floor).masks
-    assert counts["magnitude"] == {name: int(mask.sum()) for name, mask in wanted.items()}
+    assert all(abs(counts[name] - scale * n) <= 1 for name, n in wanted.items()) and counts != kept
+    _, stays = found(net, points, keep=0.25)
+    assert stays.record.budgets == "given"
 
 
 def test_the_errors_of_a_record_are_those_of_the_network_that_is_returned() -> None:
@@ -554,17 +474,17 @@ def test_a_record_speaks_of_the_masks_that_were_given(monkeypatch: pytest.Monkey
     """The record compares with the given masks, even if the search begins with other budgets."""
     torch.manual_seed(3)
     net, x = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 3)), alike(100, 30)
-    given = sipp.prune(net, None, keep=0.4, method="random", progress=False)
+    given = sipp.prune(net, None, keep=0.4, method="lamp", progress=False)
     if is_undone:
         monkeypatch.setattr(repair_module, "_errors", lambda *_: repair_module._Errors(errors.pop(), None))
     errors = [2.0, 1.0]  # the last first: after it, before it
-    options = RepairOptions(budgets=("magnitude",), error_feedbacks=(1.0,))
+    options = RepairOptions(error_feedback=1.0)
     split = split_batches(data_of(x).batches())
     repaired = repair_network(net, given.masks, split, options)
     moved = {name: int((repaired.masks[name] & ~mask).sum()) for name, mask in given.masks.items()}
     assert {layer.name: layer.n_moved for layer in repaired.record.layers} == moved
     assert bool(repaired.record.undone) is is_undone and all(moved.values()) is not is_undone
-    assert repaired.record.budgets == ("given" if is_undone else "magnitude")
+    assert repaired.record.budgets == ("given" if is_undone else "between")
     assert all((layer.error_after is None) is is_undone for layer in repaired.record.layers)
 
 
@@ -579,38 +499,20 @@ def test_an_output_that_is_no_nearer_is_undone(monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(made.masks[name], mask)
 
 
-def test_of_large_networks_the_first_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_feedback_is_smaller_for_large_networks_of_linear_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    net, points = Stream().double(), alike(100, 12).double()
-    monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", 1000)
-    masks, made = found(net, points, error_feedbacks=(1.0, 0.0), budgets=("given", "even"))
-    assert made.trials[0].n_layers == 3 and len(made.record.layers) == 9 and len(made.trials) == 3
-    assert sum(int(mask.sum()) for mask in made.masks.values()) == sum(int(mask.sum()) for mask in masks.values())
-
-
-def test_large_networks_of_linear_layers_compare_no_magnitudes_and_no_ridges(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    net, points = Stream().double(), alike(100, 12).double()
+    net, points = Stream(), alike(100, 12)
     masks = sipp.prune(net, None, keep=0.3, method="lamp").masks
-    options = {name: value for name, value in PLAIN.items() if name not in ("error_feedbacks", "ridges", "budgets")}
-    tried = []
-    for small in (10**9, 1000):
-        monkeypatch.setattr(choosing, "MOST_WEIGHTS_OF_SMALL", small)
+    (images, image_points), taken = block(), []
+    image_masks = sipp.prune(images, None, keep=0.3, method="lamp").masks
+    for small in (10**9, 100):
         monkeypatch.setattr(weights_module, "MOST_WEIGHTS_OF_SMALL", small)
-        made = repair(net, masks, parts_of(points), **options)
-        tried.append(
-            (
-                made.record.error_feedback,
-                {one.budgets for one in made.trials},
-                {one.ridge for one in made.record.layers},
-            )
-        )
-    trial_error, looked = layer_fit._trial_error, list[int]()
-    monkeypatch.setattr(layer_fit, "_trial_error", lambda *given: (looked.append(given[-1]), trial_error(*given))[1])
-    repair(net, masks, parts_of(points), error_feedbacks=(0.25,), **options)  # as the later levels of a walk
-    assert layer_fit.N_TRIAL_ROWS not in looked  # no second ridge is looked at
-    assert tried[0][1] == {"given", "between", "magnitude", "even"}
-    assert tried[1][0] == 0.25 and tried[1][1] == {"given", "between", "even"} and tried[1][2] <= {1e-3, None}
+        for model, own, x in ((net, masks, points), (images, image_masks, image_points)):
+            taken.append(repair(model, own, parts_of(x)).record.error_feedback)
+    assert taken == [1.0, 1.0, 0.25, 1.0]
+    assert repair(net, masks, parts_of(points), error_feedback=0.5).record.error_feedback == 0.5
+    with pytest.raises(OptionError, match="not in"):
+        RepairOptions(error_feedback=2.0)
 
 
 def test_the_same_bits_twice_and_the_model_as_it_was() -> None:
@@ -751,7 +653,7 @@ def test_only_a_network_in_half_precision_is_multiplied_in_tf32(dtype: torch.dty
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
     masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in net.named_parameters() if p.ndim == 2}
     batch = next(data_of(torch.rand(20, 6).to(dtype)).batches())
-    assert network_fit.NetworkTask.of(net, masks, batch, chunk_bytes=1 << 20).allow_tf32 is allowed
+    assert walk.task_for(net, masks, batch, chunk_bytes=1 << 20).allow_tf32 is allowed
 
 
 @pytest.mark.parametrize(("wide", "expected"), [(12, layer_search.ALPS_GROWTHS), (4096, GROWTHS)])

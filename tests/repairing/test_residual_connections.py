@@ -9,22 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.trace import trace
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_options import RepairOptions
-from sipp.repairing.residual_connections import (
-    ResidualInputs,
-    find_residual_connections,
-    reading_residual_inputs,
-)
-from sipp.results.batches import Batch
-
-
-def batch_of(data: Any) -> Batch:
-    return next(iter(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches()))
+from sipp.repairing.streams import reading, streams_in
 
 
 class Net(nn.Module):
@@ -107,19 +98,22 @@ def test_streams_are_found(case: str) -> None:
     net, x = Net(run).eval(), torch.randn(20, 6)
     nn.init.uniform_(net.norm.weight, 0.5, 2.0)
     net.norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
-    layers = find_prunable_layers(net)
-    found = find_residual_connections(net, layers, ["a.weight", "b.weight", "c.weight"], batch_of(x))
+    layers = tuple(find_prunable_layers(net))
+    found = streams_in(trace(net, x), layers, (), inputs_differ=False)
     assert set(found) == wanted
-    for name, output in found.items():
-        module = net.get_submodule(name.removesuffix(".weight"))
-        seen: ResidualInputs = {}
-        with torch.no_grad(), reading_residual_inputs({name: module}, seen, lambda: None):
+    for name, stream in found.items():
+        met, outputs = dict[str, Tensor](), list[Tensor]()
+        hook = net.get_submodule(stream.module).register_forward_hook(
+            lambda module, args, output, outputs=outputs: outputs.append(output.clone())
+        )
+        with torch.no_grad(), reading(net, {name: stream}, met.__setitem__):
             net(x)
-        [(mark, stream)] = seen.values()
-        gain_F = torch.ones(6).double() if mark.scale_F is None else mark.scale_F
-        bias_F = net.norm(torch.zeros(1, 6)) if mark.scale_F is not None else 0.0
+        hook.remove()
+        gain_F, bias_F = torch.ones(6), torch.zeros(6)
+        for norm in map(net.get_submodule, stream.norms):
+            gain_F, bias_F = norm.weight / (norm.running_var + norm.eps).sqrt(), norm(torch.zeros(1, 6))  # type: ignore[operator]
         with torch.no_grad():
-            assert torch.allclose(stream + gain_F.float() * output + bias_F, net(x), atol=1e-5)
+            assert torch.allclose(met[name] + gain_F * outputs[0] + bias_F, net(x), atol=1e-5)
     assert not any(module._forward_hooks for module in net.modules())
 
 
@@ -127,9 +121,7 @@ def corrected(net: nn.Module, data: Any) -> list[str]:
     """The weights that correct a stream, of a network that a search fits with half of its weights."""
     parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
     masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
-    made = repair_network(
-        net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",), chunk_bytes=1 << 16)
-    )
+    made = repair_network(net, masks, parts, RepairOptions(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 16))
     return [layer.name for layer in made.record.layers if layer.corrects]
 
 
@@ -154,10 +146,7 @@ def test_the_end_of_attention_is_its_out_proj(batch_first: bool, norm_first: boo
             return (found if batch_first else found.transpose(0, 1)).mean(1)
 
     torch.manual_seed(0)
-    names = (
-        ("self_attn.out_proj", "linear2") if batch_first else ("self_attn.out_proj",)
-    )  # points of others lie along time
-    ends = [f"layers.layers.{i}.{name}.weight" for i in range(2) for name in names]
+    ends = [f"layers.layers.{i}.{name}.weight" for i in range(2) for name in ("self_attn.out_proj", "linear2")]
     assert corrected(Encoder().eval(), torch.randn(60, 7, 5)) == ends
 
 
@@ -205,33 +194,12 @@ def test_padding_does_not_count() -> None:
         parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
         made.append(
             repair_network(
-                net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",), chunk_bytes=1 << 12)
+                net, masks, parts, RepairOptions(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 12)
             )
         )
     assert [layer.name for layer in made[0].record.layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
-
-
-def test_a_stream_that_is_named_has_to_be_there() -> None:
-    torch.manual_seed(0)
-    net, x = Net(CASES["x + layer"][0]).eval(), torch.randn(60, 6)
-    masks = {f"{name}.weight": torch.rand(6, 6) < 0.5 for name in "ab"}
-    parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
-    made = repair_network(
-        net,
-        masks,
-        parts,
-        RepairOptions(error_feedbacks=(1.0,), budgets=("given",), residuals=["b.weight"], chunk_bytes=1 << 12),
-    )
-    assert [layer.corrects for layer in made.record.layers] == [False, True]
-    with pytest.raises(OptionError, match=r"a\.weight"):
-        repair_network(
-            net,
-            masks,
-            parts,
-            RepairOptions(error_feedbacks=(1.0,), budgets=("given",), residuals=["a.weight"], chunk_bytes=1 << 12),
-        )
 
 
 class Overwrites(nn.Module):
@@ -257,7 +225,7 @@ def test_an_input_that_is_written_to_before_the_addition_is_met_as_it_was() -> N
         net = Overwrites(factor).eval()
         masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
         parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
-        made.append(repair_network(net, masks, parts, RepairOptions(error_feedbacks=(1.0,), budgets=("given",))))
+        made.append(repair_network(net, masks, parts, RepairOptions(error_feedback=1.0, keeps_budgets=True)))
     assert [layer.corrects for layer in made[1].record.layers] == [False, False, True]
     assert all(map(torch.equal, made[0].model.parameters(), made[1].model.parameters()))
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sipp.files import seal, write_json
 from sipp.results.accuracy import Accuracy
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
-from sipp.results.evaluation import Evaluated, Evaluation, Inputs
+from sipp.results.evaluation import Evaluation
 from sipp.results.jsonio import to_json
 from sipp.results.pruned import PrunedFacts, PrunedLayer
-from sipp.storage.files import seal, write_json
 from sipp_lab.runs.records import NetworkRecord
 
 METHODS = ("sipp-hybrid", "sipp-det", "magnitude", "snip", "random")
@@ -56,7 +56,7 @@ def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
     """A certificate; of one that is not certified, 30 of 400 points were too far off."""
     digest = hashlib.sha256(str(epsilon).encode()).hexdigest()
     found = Certificate(
-        fixed="delta", epsilon=float(epsilon), delta=0.05, confidence=0.95,
+        fixed="share", epsilon=float(epsilon), share=0.05, confidence=0.95,
         violations=12 if verdict == "certified" else 30, n=400, n_duplicates=0, data_hash=digest, dense_hash=digest,
         pruned_hash=digest, dtype="float32", output=None, calibration_checked=True,
     )  # fmt: skip
@@ -66,15 +66,13 @@ def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
 
 def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", **changes: Any) -> str:
     """A record as `sipp eval --out` writes it, of the networks of `pruned_folder` and of these points."""
-    n = changes.pop("n_points", 800)
+    n = changes.pop("n_inputs", 800)
     losses = ((dense, 0.5), (pruned, 0.625))
     shares = (None if top1 is None else replace(accuracy(top1, n=n), loss=loss) for top1, loss in losses)
-    evaluated = Evaluated(
-        measured=Evaluation(n, *shares, same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5),
-        data=Inputs(f"300 points of {points}.npz", points * 64),
-        dense_hash="0" * 64,
-        pruned_hash="0" * 64,
-    )
+    evaluated = Evaluation(
+        n, *shares, same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5, data_hash=points * 64,
+        dense_hash="0" * 64, pruned_hash="0" * 64, inputs=f"300 points of {points}.npz",
+    )  # fmt: skip
     return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(evaluated), **changes}))
 
 
@@ -139,12 +137,14 @@ def big_run(
             for level in range(1, n_levels + 1):
                 keep = 0.85**level
                 top1 = 0.93 - 0.002 * (1 + rank) / keep ** (0.55 + 0.12 * rank) * rng.uniform(0.7, 1.3)
-                layers = []
+                layers, left, room = [], round(keep * sum(sizes)), sum(sizes)
                 for index, size in enumerate(sizes):
                     share = min(1.0, keep * (2.5 - 2 * index / n_layers) * rng.uniform(0.8, 1.2))
                     dead = int(max(0, rank - 1) * (0.1 / keep) * rng.random())
                     eps = 3 * (1 - share) * rng.uniform(1, 20) if method.startswith("sipp") else None
-                    kept = int(share * size)
+                    room -= size  # of the layers that come, which must take what is left, and no more
+                    kept = min(size, left, max(int(share * size), left - room))
+                    left -= kept
                     layers.append(
                         layer(f"layers.{index // 2}.conv{index % 2 + 1}.weight", size, kept, eps=eps, dead=dead)
                     )

@@ -42,7 +42,7 @@ def test_the_whole_curve_is_in_the_record_and_on_the_page(tmp_path: Path) -> Non
     pruned = pruned_by("sipp-blend")
     assert pruned.choice is not None
     record = json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"]
-    assert record["n_points"] == 10 and record["is_held_back"] is True
+    assert record["n_inputs"] == 10 and record["is_held_back"] is True
     assert [one["error"] for one in record["tried"]] == [one.error for one in pruned.choice.tried]
     taken = pruned.choice.taken
     assert record["taken"] in record["tried"] and record["taken"] == asdict(taken)

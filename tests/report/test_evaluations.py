@@ -12,19 +12,27 @@ from report.synthetic import certificate, evaluation
 from report.test_first_screen import BENCH
 from report.test_result_folders import pruned_folder
 
+from sipp.files import seal
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
 from sipp.results.certificate import AccuracyCertificate
 from sipp.results.display import percent_up, points_up
-from sipp.results.evaluation import Evaluation
+from sipp.results.evaluation import Evaluation, Measured
 from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
 from sipp.results.text_scores import TextScores
-from sipp.storage.files import seal
 from sipp_lab.page import read_results, render
 
 REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")
+
+
+ABOUT = {"dense_hash": "0" * 64, "pruned_hash": "0" * 64, "data_hash": "a" * 64, "inputs": "some inputs"}
+
+
+def record_of(measured: Measured) -> str:
+    """What `sipp eval --out` writes of it."""
+    return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(measured), **ABOUT}))
 
 
 def network(folder: Path, *records: str, **changes: Any) -> Path:
@@ -60,13 +68,13 @@ def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> Non
     assert "The output moved by 20 % of its norm on average" in page
     assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
     infinite = Evaluation(300, None, None, 0.75, math.inf, 0.1, math.inf, n_not_finite=7)
-    page = shown(network(tmp_path / "nan", evaluation(None, None, measured=to_json(infinite))))
+    page = shown(network(tmp_path / "nan", record_of(infinite)))
     assert "An output is not finite on 7 inputs" in page and "not finite on 7 of 300 inputs" in page
 
 
 def test_a_language_model_has_its_perplexity_on_its_page(tmp_path: Path) -> None:
     scores = TextScores(12, 64, 700, loss=3.0, dense_loss=2.5, kl=0.25, same_token=0.75)
-    page = shown(network(tmp_path / "net", evaluation(None, None, measured=to_json(scores))))
+    page = shown(network(tmp_path / "net", record_of(scores)))
     assert "Perplexity 20.09, dense 12.18" in page and "the perplexity is 20.09 (before: 12.18)" in page
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
     assert tiles["perplexity"] == "12.18 \u2192 20.09" and "0.25 nats per token" in page
@@ -78,8 +86,8 @@ def test_a_language_model_has_its_perplexity_on_its_page(tmp_path: Path) -> None
     [
         ({"pruned_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
         ({"dense_hash": "1" * 64}, "is an evaluation for other networks and is not shown."),
-        ({"data": None}, "cannot be read as an evaluation."),
-        ({"measured": {"n_points": "many"}}, "cannot be read as an evaluation."),
+        ({"inputs": None}, "cannot be read as an evaluation."),
+        ({"error_mean": "many"}, "cannot be read as an evaluation."),
     ],
 )
 def test_evaluations_of_other_networks_or_with_faults_are_not_shown(
@@ -102,7 +110,7 @@ def several(tmp_path: Path) -> list[Path]:
         network(
             tmp_path / "magnitude",
             evaluation(0.9, 0.8),
-            evaluation(0.5, 0.4, points="b", n_points=900),
+            evaluation(0.5, 0.4, points="b", n_inputs=900),
             method="magnitude",
         ),
         network(tmp_path / "magnitude-r", evaluation(0.9, 0.85), method="magnitude", repair=REPAIR),
@@ -160,7 +168,7 @@ def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_pat
     (tile,) = [one for one in tiles_of(result) if one.name == "guarantee"]
     drop = points_up(accuracy_claim().drop_upper)
     assert drop.endswith(" percentage points") and tile.value == f"drop at most {drop.replace('percentage ', '')}"
-    assert f"accuracy falls by at most {drop} (95 % confidence). For 95 %" in tile.words and "4.21 %" in tile.words
+    assert f"lowers the accuracy by at most {drop} (95 % confidence). For 95 %" in tile.words and "4.21 %" in tile.words
     page = shown(folder)
     assert "use sipp certify" not in page and "sipp certify --accuracy" not in page
     assert f"{percent_up(accuracy_claim().drop_upper)} " not in page
@@ -170,10 +178,10 @@ def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) 
     own = replace(certificate(0.0421), dense_hash="0" * 64, pruned_hash="0" * 64)
     for name, more, lines in (
         ("shell", {"model": "my:net", "weights": "my.pt", "rest": {"asked": {}}}, (
-            "sipp export shell --model my:net --to small --out small.safetensors",
+            f"sipp export {tmp_path / 'shell'} --model my:net --out small.safetensors",
             'import sipp, my; fast = sipp.sparse(sipp.load("small.safetensors", my.net()), example)',
         )),
-        ("program", {"model": "torch.nn.Linear"}, ("fast = sipp.sparse(pruned, example)", "sipp.save(pruned, ")),
+        ("program", {"model": "torch.nn.Linear"}, ("sipp.save(pruned, ", "fast = sipp.sparse(pruned, example)")),
     ):  # fmt: skip
         folder = pruned_folder(tmp_path / name, certificate=own, **more)
         (folder / "eval.json").write_text(evaluation(0.9, 0.9))

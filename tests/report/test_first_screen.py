@@ -11,19 +11,19 @@ from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
 from sipp.cli.commands.report_command import report
+from sipp.files import seal
 from sipp.report.glossary import about_method
 from sipp.report.results import read_pruned_result
-from sipp.storage.files import seal
 from sipp_lab.page import read_results, render
 from sipp_lab.page.run_article import method_table, run_titles
 from sipp_lab.runs.folder import read_run
 
 SCREEN = 900  # pixels high, of a window that is 1440 wide
-RUN = {"n_points": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 1.26e-07}
+RUN = {"n_inputs": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 1.26e-07}
 RUN |= {"faster": {"ratio": 3.1201, "low": 2.9, "high": 3.31}, "runs_dense": False}
 BENCH = {
     "kind": "file bench", "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
-    "pruned_hash": "0" * 64, "step_points": 64, "line": "",
+    "pruned_hash": "0" * 64, "step_inputs": 64, "line": "",
     "bytes": {"file": 35390000, "bound": 34460000.5, "dense": 153238700, "memory": 89770123, "memory_dense": 153128456},
     "runs": [RUN], "steps": [],
 }  # fmt: skip
@@ -64,7 +64,7 @@ def test_a_study_is_at_most_five_screens_before_anything_is_opened(study: Path, 
 def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path) -> None:
     own = replace(certificate(0.0421), dense_hash="0" * 64, pruned_hash="0" * 64)
     folder = pruned_folder(tmp_path / "a-network-with-a-rather-long-name", certificate=own)
-    (folder / "eval.json").write_text(evaluation(0.9, 0.875, n_points=1234567))
+    (folder / "eval.json").write_text(evaluation(0.9, 0.875, n_inputs=1234567))
     (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
     page = render(read_results([folder]))
     assert "4.33 x smaller" in page and "3.1 x faster (2.9 to 3.3)" in page and "within 4.21 %" in page

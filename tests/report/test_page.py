@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
 from sipp.cli.options import as_command
+from sipp.files import read_json, write_json
 from sipp.report.plots import statement_cards
 from sipp.report.rendering import embedded
 from sipp.results.bounds import Coverage, Guarantee, NetworkBound
 from sipp.results.jsonio import to_json
-from sipp.storage.files import read_json, write_json
 from sipp_lab.page import read_results, render
 from sipp_lab.runs.folder import read_run
 

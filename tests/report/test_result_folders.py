@@ -12,12 +12,12 @@ import pytest
 from report.synthetic import big_run, certificate, facts, layer
 
 from sipp.errors import DataError
+from sipp.files import seal
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import to_json
 from sipp.results.stored import Identity
-from sipp.storage.files import seal
 from sipp_lab.page import read_results
 from sipp_lab.runs.folder import Run, read_run
 
@@ -36,7 +36,7 @@ def pruned_folder(
         replace(layer("0.weight", 36, kept[0], eps=1.5, dead=2), n_rows=4, fan_in=9),
         replace(layer("1.weight", 100, kept[1], eps=None, dead=0), n_rows=10, fan_in=10),
     ]
-    known = facts(layers, **{"method": "sipp-hybrid", "epsilon": 12.5, "seed": 3, **changes})
+    known = facts(**{"layers": layers, "method": "sipp-hybrid", "epsilon": 12.5, "seed": 3, **changes})
     hashes = ("0" * 64, "0" * 64) if certificate is None else (certificate.pruned_hash, certificate.dense_hash)
     identity = Identity(
         model=model, pruned_hash=hashes[0], dense_hash=hashes[1], certificate=certificate, weights=weights

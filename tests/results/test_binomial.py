@@ -164,7 +164,7 @@ def test_first_failure_stops_at_the_first_failure():
 
 def certificate(**changes):
     base = records.Certificate(
-        fixed="delta", epsilon=0.12341, delta=0.05, confidence=0.95, violations=38, n=1000, n_duplicates=0,
+        fixed="share", epsilon=0.12341, share=0.05, confidence=0.95, violations=38, n=1000, n_duplicates=0,
         data_hash=HASH, dense_hash=HASH, pruned_hash=HASH, dtype="float32", output=None, calibration_checked=True,
     )  # fmt: skip
     return dataclasses.replace(base, **changes)
@@ -177,9 +177,9 @@ def test_the_verdict_follows_from_the_counts():
     refused = certificate(n=58, violations=0)
     assert refused.verdict == "refused: needs n >= 59"
     assert refused.k_allowed is None
-    assert certificate(fixed="epsilon", violations=39).delta_hat == pytest.approx(oracle.upper(39, 1000, 0.05))
-    assert certificate().delta_hat == 0.05  # epsilon was chosen on the points: no more than delta may be claimed
-    assert refused.delta_hat == 1.0
+    assert certificate(fixed="epsilon", violations=39).proved_share == pytest.approx(oracle.upper(39, 1000, 0.05))
+    assert certificate().proved_share == 0.05  # epsilon was chosen on the points: no more than the share may be claimed
+    assert refused.proved_share == 1.0
 
 
 def test_sentences_say_the_numbers_and_never_more():
@@ -205,7 +205,7 @@ def test_sentences_say_the_numbers_and_never_more():
     assert "at least 59 distinct ones are needed" in few
     assert str(certificate()).splitlines()[0] == "certified"
     sheet = str(certificate())
-    assert certificate().sentence in " ".join(sheet.split()) and certificate().data_hash in sheet
+    assert certificate().sentence in " ".join(sheet.split()) and certificate().data_hash[:12] in sheet
     assert max(map(len, sheet.splitlines())) <= 120
 
 
@@ -218,7 +218,7 @@ def test_the_sheet_has_few_digits_and_rounds_limits_up(epsilon, shown):
 def test_claims_on_one_holdout_are_named():
     other = certificate(data_hash="1" * 64)
     assert records.claims_on_one_holdout([]) == records.claims_on_one_holdout([certificate(), other]) == ""
-    said = records.claims_on_one_holdout([certificate(), other, certificate(delta=0.1)])
+    said = records.claims_on_one_holdout([certificate(), other, certificate(share=0.1)])
     assert said.startswith("2 of these certificates rest on the same holdout") and "at less" in said
 
 

@@ -43,7 +43,7 @@ def pruned_net(*, repair: bool = False) -> tuple[nn.Module, sipp.Pruned]:
 
 
 def step(pruned: sipp.Pruned) -> None:
-    sipp.hold(pruned.model, pruned.masks)
+    sipp.hold(pruned.model, pruned)
     optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1)
     pruned.model(X).square().sum().backward()
     optimizer.step()
@@ -75,7 +75,7 @@ def test_statements_vanish_when_weights_change(change: Any, repair: bool) -> Non
 def test_statements_stay_if_no_weight_changes() -> None:
     _, pruned = pruned_net()
     before = str(pruned)
-    sipp.hold(pruned.model, pruned.masks)
+    sipp.hold(pruned.model, pruned)
     pruned.model.train().eval()(X)
     assert str(pruned) == str(copy.deepcopy(pruned)) == before and SAID[0] not in before
     sipp.release(pruned.model)
@@ -84,7 +84,7 @@ def test_statements_stay_if_no_weight_changes() -> None:
 
 def test_files_and_pages_say_that_weights_changed(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    pruned = sipp.prune(net, X, keep=0.5)
+    pruned = sipp.prune(net, X, keep=0.5, holdout=X + 1)
     sipp.save_folder(pruned, tmp_path / "before")
     step(pruned)
     sipp.save(pruned, tmp_path / "net.safetensors")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from results.test_results_shown import Page
-from shorter import narrow_resnets, search_once
+from shorter import narrow_resnets
 from torch import Tensor, nn
 
 import sipp
@@ -110,7 +110,6 @@ def lines_of(text: str, label: str) -> list[str]:
 def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     narrow_resnets(monkeypatch)
-    search_once(monkeypatch)
     net = build("resnet20").eval()
     pruned = sipp.prune(net, torch.rand(16, 3, 8, 8), keep=0.3, method="sipp-det", repair=True)
     lines = str(pruned).splitlines()
@@ -128,7 +127,7 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     for keep, is_useful in ((0.5, False), (0.99, True)):
-        pruned = sipp.prune(net, torch.rand(400, 8), keep=keep, method="sipp-det")
+        pruned = sipp.prune(net, torch.rand(400, 8), keep=keep, method="sipp-det", holdout=torch.rand(100, 8))
         assert pruned.measured is not None and pruned.measured.epsilon is not None
         assert (pruned.measured.epsilon < 1) == is_useful  # both sides are met
         text, whole = " ".join(str(pruned).split()), " ".join(pruned.details.split())
@@ -140,7 +139,7 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
 def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det")
+    pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det", holdout=torch.rand(100, 8))
     assert pruned.measured is not None and has_useful_layer_bounds(pruned)
     whole = tuple(replace(layer, kept=layer.n_weights) for layer in pruned.layers)
     odd = tuple(replace(layer, eps_measured=math.nan, bound=math.nan) for layer in pruned.layers)

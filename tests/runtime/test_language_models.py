@@ -18,7 +18,6 @@ from sipp.pruning.largest_scores import breaking_pattern
 from sipp.pruning.spared_rows import FEWEST_TOKENS
 from sipp.repairing import repair_network
 from sipp.results.options import pattern_of
-from sipp.runtime.exporting import export
 from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda
 
@@ -47,7 +46,7 @@ def test_a_model_is_pruned_used_stored_and_exported(kind: str, tmp_path: Path) -
     sipp.save(pruned, tmp_path / "small.safetensors")
     again = language_model(kind)
     sipp.load(tmp_path / "small.safetensors", into=again)
-    export(pruned.model, tmp_path / "hf", to="hf")
+    sipp.export(pruned.model, tmp_path / "hf")
     back = type(model).from_pretrained(tmp_path / "hf").eval()
     expected = logits(pruned.model, ids)
     assert torch.equal(logits(again, ids), expected) and torch.equal(logits(back, ids), expected)
@@ -58,7 +57,7 @@ def test_a_model_is_pruned_used_stored_and_exported(kind: str, tmp_path: Path) -
 def test_weights_of_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     model = language_model("Llama").to(dtype)
     pruned = sipp.prune(model, sequences(8), keep=0.5, method="wanda", statements=False, progress=False)
-    export(pruned.model, tmp_path / "hf", to="hf")
+    sipp.export(pruned.model, tmp_path / "hf")
     back = type(model).from_pretrained(tmp_path / "hf", dtype=dtype)
     assert {tensor.dtype for tensor in (*pruned.model.parameters(), *back.parameters())} == {dtype}
     assert torch.equal(logits(back, sequences(1)), logits(pruned.model, sequences(1)))
@@ -191,7 +190,7 @@ def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> Non
     (folder / "LICENSE").write_text("do as you like")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    made = export(model, tmp_path / "out", to="hf", values="bf16", shard="10KB")
+    made = sipp.export(model, tmp_path / "out", values="bf16", shard="10KB")
     assert set(made.beside) == {"LICENSE", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"}
     assert "tokenizer.json" in str(made) and (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
@@ -199,16 +198,16 @@ def test_a_folder_is_exported_with_all_that_belongs_to_it(tmp_path: Path) -> Non
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert words("w7 w9")["input_ids"] == [7, 9] and back.dtype == torch.bfloat16
     assert torch.equal(back.lm_head.weight, model.lm_head.weight.bfloat16())
-    given = export(language_model("Llama"), tmp_path / "given", to="hf", tokenizer=words)
+    given = sipp.export(language_model("Llama"), tmp_path / "given", tokenizer=words)
     assert "tokenizer.json" in given.beside
-    assert "without a tokenizer" in str(export(language_model("Llama"), tmp_path / "bare", to="hf"))
+    assert "without a tokenizer" in str(sipp.export(language_model("Llama"), tmp_path / "bare"))
     with pytest.raises(OptionError, match="is not a size"):
-        export(model, tmp_path / "odd", to="hf", shard="large")
-    with pytest.raises(OptionError, match="for to='hf'"):
-        export(model, tmp_path / "net.pt", to="pt", values="bf16")
+        sipp.export(model, tmp_path / "odd", shard="large")
+    with pytest.raises(OptionError, match="are for a folder"):
+        sipp.export(model, tmp_path / "net.onnx", {"input_ids": sequences(2, 8)}, values="bf16")
     model.generation_config.temperature, model.generation_config.do_sample = -1.0, False  # which transformers refuses
     with pytest.raises(ValueError, match="temperature"):
-        export(model, tmp_path / "refused", to="hf")
+        sipp.export(model, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
@@ -216,8 +215,8 @@ def test_onnx_takes_any_batch_and_length_and_gives_the_models_own_names(tmp_path
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = language_model("Llama")
-    made = export(model, tmp_path / "net.onnx", to="onnx", example={"input_ids": sequences(2, 8)})
-    assert (made.n_points, made.n_tokens) == (None, None) and "any number of inputs, of any length" in str(made)
+    made = sipp.export(model, tmp_path / "net.onnx", {"input_ids": sequences(2, 8)})
+    assert (made.n_inputs, made.n_tokens) == (None, None) and "any number of inputs, of any length" in str(made)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
     assert [one.name for one in (*session.get_inputs(), *session.get_outputs())] == ["input_ids", "logits"]
     ids = sequences(3, 13)

@@ -33,7 +33,7 @@ def masked_by_torch() -> nn.Module:
 
 def held() -> nn.Module:
     pruned = sipp.prune(net(), None, keep=0.1, method="magnitude")
-    sipp.hold(pruned.model, pruned.masks)
+    sipp.hold(pruned.model, pruned)
     return pruned.model
 
 

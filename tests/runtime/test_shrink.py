@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.pruning.masking import hold_masks
 from sipp.results.shrunk import Shrunk
-from sipp.runtime.exporting import export
 from sipp_lab.nets import build
 
 N_NETWORKS, AT_ONCE = 24, 8
@@ -382,8 +382,8 @@ def test_onnx_of_a_smaller_network(tmp_path) -> None:
     pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
     net, x = conv_net(padding=1, is_dead_at=0.5), torch.randn(2, 3, 8, 8)
-    made = export(sipp.shrink(net, x), tmp_path / "small.onnx", to="onnx", example=x)
-    assert made.off_by <= TOLERANCE and made.n_points is None
+    made = sipp.export(sipp.shrink(net, x), tmp_path / "small.onnx", x)
+    assert made.off_by <= TOLERANCE and made.n_inputs is None
 
 
 def test_the_certificate_is_carried_and_holds() -> None:
@@ -410,7 +410,7 @@ def test_training_modes_devices_and_masks_are_as_given() -> None:
     masks = {"0.weight": torch.ones(8, 4, dtype=torch.bool)}
     masks["0.weight"][3:] = False
     net[0].weight.requires_grad_(False)
-    sipp.hold(net, masks)
+    hold_masks(net, masks)
     small = sipp.shrink(net, torch.randn(2, 4))
     assert small.layers[0].after == (3, 4)
     assert [m.training for m in small.model.modules()] == [m.training for m in net.modules()]

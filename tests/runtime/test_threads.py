@@ -118,7 +118,7 @@ def test_what_traces_in_one_thread_disturbs_no_network_in_another(never_dense):
     def trace():
         try:
             for seed in range(20):
-                sipp.sound_bound(net(seed), net(seed), torch.randn(2, 8))
+                sipp.assess(net(seed), net(seed), torch.randn(2, 8), bound="sound", holdout=torch.randn(2, 8))
             sipp.sparse(net(0), torch.randn(2, 8))
         finally:
             done.set()
@@ -127,17 +127,17 @@ def test_what_traces_in_one_thread_disturbs_no_network_in_another(never_dense):
 
 
 def test_bounds_exports_and_plans_at_once(never_dense, tmp_path):
-    from sipp.runtime.exporting import export
+    from sipp import export
 
     before, x = state(), torch.randn(4, 8)
 
     def bound():
         for seed in range(3):
-            sipp.sound_bound(net(seed), net(seed), x)
+            sipp.assess(net(seed), net(seed), x, bound="sound", holdout=x)
 
     def exported():
         for seed in range(2):
-            export(net(seed), tmp_path / f"{seed}.pt2", to="pt2", example=x)
+            export(net(seed), tmp_path / f"{seed}.onnx", x)
 
     def compiled():
         for seed in range(3):

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import layer_checks, point_hashes
+from sipp.inputs import point_hashes, recording
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
-from sipp.inputs.probing import runner
+from sipp.inputs.trace import read_uses
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.ranking import Weight
 from sipp.scoring import running_sensitivities
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 N, BATCH = 48, 16
-FEW = 3  # points of a probe, which is run once for each form of input: the first one, the last, the first again
+FEW = 3  # points that are looked at for each form of input, in two orders
 
 
 def network() -> nn.Module:
@@ -82,20 +82,20 @@ def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch, points: Tensor) -
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
-def test_sensitivities_take_one_pass_and_three_points(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensitivities_take_one_pass_and_three_points_twice(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, points = network(), images()
     with counted(model, monkeypatch, points) as costs:
         sipp.sensitivity(model, list(points.split(BATCH)), reduce=reduce)
-    assert costs.passes == [FEW, BATCH, BATCH, BATCH]
+    assert costs.passes == [FEW, FEW, BATCH, BATCH, BATCH]
     assert costs.n_hashed == N
-    assert costs.n_copied == N + FEW  # each pass is given a copy
+    assert costs.n_copied == N + 2 * FEW  # each pass is given a copy
 
 
 def test_a_short_last_batch_is_no_new_form(monkeypatch: pytest.MonkeyPatch) -> None:
     model, points = network(), images(BATCH + 3)
     with counted(model, monkeypatch, points) as costs:
         sipp.sensitivity(model, list(points.split(BATCH)))
-    assert costs.passes == [FEW, BATCH, 3]
+    assert costs.passes == [FEW, FEW, BATCH, 3]
 
 
 def test_each_form_of_input_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,17 +103,16 @@ def test_each_form_of_input_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
     model, points = nn.Linear(6, 3), torch.rand(4, 5, 6)
     with counted(model, monkeypatch, points) as costs:
         sipp.sensitivity(model, [points, points[:, :3], points + 1, points[:, :3] + 1])
-    assert costs.passes == [FEW, 4, FEW, 4, 4, 4]
+    assert costs.passes == [FEW, FEW, 4, 2, FEW, FEW, 4, 4, 4]  # two points of the first batch by themselves, too
 
 
 def test_a_pruning_scores_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, points = network(), images()
     with counted(model, monkeypatch, points) as costs:
         sipp.prune(model, list(points.split(BATCH)), keep=0.5, method="sipp-det")
-    assert costs.passes == [FEW, BATCH, BATCH, BATCH, BATCH, BATCH]  # and both networks on one batch, at the end
+    assert costs.passes == [FEW, FEW, BATCH, BATCH, BATCH, BATCH, BATCH]  # and both networks on one batch, at the end
     assert costs.n_hashed == N
-    # the last points are kept apart (T19), so each batch waits for the next one; the last passes have copies of theirs
-    assert costs.n_copied == 2 * N + FEW + 3 * BATCH
+    assert costs.n_copied == N + 2 * FEW + 3 * BATCH  # and a copy is kept of the points on which both are run
 
 
 class Sorted(nn.Module):
@@ -130,11 +129,11 @@ class Sorted(nn.Module):
 
 
 def test_a_model_that_asks_for_an_order_of_points_is_probed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bool` of a value hides what other points do: all of this batch are run as well, in order and each second one."""
+    """A reversed batch is refused; then the last point but one takes the place of the last."""
     model, points = Sorted(), torch.rand(8, 6).sort(0, descending=True).values
     with counted(model, monkeypatch, points) as costs:
         sipp.sensitivity(model, [points])
-    assert costs.passes == [FEW, FEW, 8, 8, 8, 8]
+    assert costs.passes == [FEW, FEW, FEW, 8]
 
 
 class OwnLSTM(nn.LSTM):
@@ -164,7 +163,7 @@ def test_states_that_were_seen_are_those_of_a_replay(
     seen = sipp.sensitivity(model, [points])
     replayed, real = [], recurrent.FUSED["LSTM"]
     monkeypatch.setitem(recurrent.FUSED, "LSTM", lambda x, *rest: replayed.append(len(x)) or real(x, *rest))
-    monkeypatch.setattr(layer_checks, "_OPERANDS", {})
+    monkeypatch.setattr(recording, "_BY_ID", {})
     again = sipp.sensitivity(model, [points])
     assert replayed.count(N) == 2 * (1 + bidirectional)  # of the inner layers
     assert all(torch.equal(again[name], score) for name, score in seen.items())
@@ -177,7 +176,7 @@ def test_each_weight_of_a_recurrence_is_met_once_a_pass() -> None:
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         met.append(weight.name)
 
-    runner(model, find_prunable_layers(model))(batch, on_use)
+    read_uses(model, find_prunable_layers(model), batch, on_use)
     assert sorted(met) == sorted(recurrent.recurrent_weights(model))
 
 
@@ -221,7 +220,7 @@ def test_attention_is_not_computed_again(kind: type[nn.MultiheadAttention], monk
     torch.manual_seed(0)
     model, points = Attends(kind(6, 2, batch_first=True)), torch.randn(N, 5, 6)
     scores = sipp.sensitivity(model, list(points.split(BATCH)))
-    assert computed == ([] if kind is nn.MultiheadAttention else [FEW, FEW, BATCH, BATCH, BATCH])
+    assert computed == ([] if kind is nn.MultiheadAttention else [FEW, FEW, FEW, BATCH, BATCH, BATCH])
     own = real(model.attention, {"query": points, "key": points, "value": points} | _NO_MASKS).detach()
     alone = nn.Linear(6, 6)
     alone.weight.data = model.attention.out_proj.weight.data
@@ -273,7 +272,7 @@ def test_small_operations_do_not_grow_unseen() -> None:
     n_operations(1)  # places that are looked at are kept
     first, second = n_operations(1), n_operations(2)
     assert second - first == 64  # of a further batch, for two weights
-    assert first == 237  # with the probe, and all that is done once
+    assert first == 283  # with the map, and all that is done once
 
 
 def test_a_score_leaves_nothing_to_the_garbage_collector() -> None:
@@ -311,7 +310,7 @@ def test_values_are_seldom_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two weights are looked at for their ranges, which a GPU is not asked for one by one but while it works."""
     first, second = n_reads(1, monkeypatch), n_reads(2, monkeypatch)
     assert second - first == 8  # of a further batch: is it finite, keys, ranges, two kinds of buffers, norms
-    assert first == 16  # with the probe, the weights and the check of dependence
+    assert first == 22  # with the map, the weights and the check of dependence
 
 
 def test_products_of_a_use_know_their_operands(monkeypatch: pytest.MonkeyPatch) -> None:

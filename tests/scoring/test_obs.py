@@ -80,7 +80,7 @@ def test_inputs_that_are_zero_score_zero_and_others_that_are_nothing_are_refused
     assert not bool(obs(task_of(model, torch.zeros(4, 3)))["0.weight"].any())
     with pytest.raises(DataError, match="NaN"):
         obs(task_of(model, torch.full((4, 3), float("nan"))))
-    with pytest.raises(ModelError, match=r"0\.weight.*too large"):
+    with pytest.raises(ModelError, match=r"0\.weight.*overflow"):
         obs(task_of(model.double(), torch.full((4, 3), 1e200, dtype=torch.float64)))
 
 
@@ -89,15 +89,15 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("floor", ["off", 0.0])
-def test_the_same_share_of_every_layer(floor: float | str) -> None:
+@pytest.mark.parametrize("floor", [0, 0.001])
+def test_the_same_share_of_every_layer(floor: float) -> None:
     pruned = sipp.prune(net(), drawn(40, 12), keep=0.5, method="obs", floor=floor)
     assert pruned.kept == pruned.budget
     scores = obs(task_of(net(), drawn(40, 12)))
     for layer in pruned.layers:
-        assert abs(layer.kept - 0.5 * layer.n_weights) < (1 if floor == "off" else 3)
+        assert abs(layer.kept - 0.5 * layer.n_weights) < (1 if floor == 0 else 3)
         score, mask = scores[layer.name], pruned.masks[layer.name]
-        if floor == "off":
+        if floor == 0:
             assert float(score[mask].min()) >= float(score[~mask].max())
         else:
             assert bool((mask.any(1)).all())

@@ -50,7 +50,7 @@ def test_a_score_of_squares_gives_the_masks_of_magnitude(net: nn.Module) -> None
     )  # and it needs no data if it takes none
     both = sipp.compare(net, data(), keeps=(0.5,), methods=("magnitude", squares))
     assert [row.method for row in both.rows] == ["magnitude", "squares"] and both.rows[0].error == both.rows[1].error
-    best = sipp.prune_to(net, data(), torch.rand(100, 6), epsilon=1.0, method="squares", floor=0.1)
+    best = sipp.prune_to(net, data(), torch.rand(100, 6), epsilon=1.0, method="squares")
     assert best.pruned is not None and best.pruned.method == "squares"
 
 

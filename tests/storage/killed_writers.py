@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import sipp
+from sipp.files import RECORD_NAME, WEIGHTS_NAME
 from sipp.results.network_hash import model_hash
-from sipp.storage.outputs import RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -91,19 +91,19 @@ def main(place: Path) -> dict[str, int]:
         (here / "mine.txt").write_text("mine")
 
     def check_over() -> None:
-        assert read_pruned(here)[0].identity.pruned_hash in (old_hash, new_hash)
+        assert read_pruned(here).identity.pruned_hash in (old_hash, new_hash)
         save_again()
         found = {one.name for one in here.iterdir() if not one.name.startswith(".tmp-")}
         assert found == {WEIGHTS_NAME, RECORD_NAME, "mine.txt"} and (here / "mine.txt").read_text() == "mine"
 
     def check_new() -> None:
         if (here / WEIGHTS_NAME).exists():
-            assert read_pruned(here)[0].identity.pruned_hash == new_hash
+            assert read_pruned(here).identity.pruned_hash == new_hash
         save_again()
 
     def save_again() -> None:
         sipp.save_folder(third, here)
-        assert read_pruned(here)[0].identity.pruned_hash == model_hash(third.model)
+        assert read_pruned(here).identity.pruned_hash == model_hash(third.model)
         assert json.loads((here / RECORD_NAME).read_bytes())["pruned_hash"] == model_hash(third.model)
 
     done["steps over a folder"] = n_steps(begin_over, lambda: sipp.save_folder(new, here), check_over)
@@ -122,7 +122,7 @@ def main(place: Path) -> dict[str, int]:
     writers = {child(lambda one=one: [sipp.save_folder(one, both) for _ in range(N_SAVES)]) for one in (old, new)}  # type: ignore[misc]
     n_read = 0
     while writers:
-        assert read_pruned(both)[0].identity.pruned_hash in (old_hash, new_hash)
+        assert read_pruned(both).identity.pruned_hash in (old_hash, new_hash)
         n_read += 1
         pid, status = os.waitpid(-1, os.WNOHANG)
         assert status == 0

@@ -85,8 +85,8 @@ def test_a_certificate_is_about_the_network_with_its_buffers(
 
 def test_a_folder_is_about_the_network_with_its_buffers(dense: Scaled, pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "net")
-    record, marks = read_pruned(folder)
-    assert record.identity.pruned_hash == model_hash(pruned.model) and not marks
+    record = read_pruned(folder)
+    assert record.identity.pruned_hash == model_hash(pruned.model) and not record.note
 
 
 def test_statements_vanish_when_a_buffer_changes(dense: Scaled) -> None:
@@ -99,7 +99,7 @@ def test_statements_vanish_when_a_buffer_changes(dense: Scaled) -> None:
 
 def test_masks_that_are_held_are_no_part_of_it(dense: Scaled, pruned: sipp.Pruned) -> None:
     base = model_hash(pruned.model)
-    sipp.hold(pruned.model, pruned.masks)
+    sipp.hold(pruned.model, pruned)
     try:
         assert model_hash(pruned.model) == base and "changed after pruning" not in pruned.details
     finally:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.storage.files import sha256_of
+from sipp.files import sha256_of
 
 
 @pytest.fixture(params=["fp32", "lossless", "int8"])

@@ -11,7 +11,6 @@ from sipp.errors import ModelError
 from sipp.results.options import Precision
 from sipp.results.pruned import Pruned
 from sipp.results.pruned_to import PrunedTo
-from sipp.runtime.exporting import export
 from sipp.verbs.certify import certify_accuracy
 
 
@@ -121,7 +120,7 @@ def test_onnx_of_a_network_in_bfloat16_says_what_to_do(tmp_path: Path) -> None:
     net = nn.Linear(4, 4).bfloat16()
     words = r"onnxruntime cannot run it on the CPU .*bfloat16: export model\.float\(\) with an example in float32"
     with pytest.raises(ModelError, match=words):
-        export(net, tmp_path / "net.onnx", to="onnx", example=torch.rand(2, 4).bfloat16())
+        sipp.export(net, tmp_path / "net.onnx", torch.rand(2, 4).bfloat16())
     assert not list(tmp_path.iterdir())
 
 
@@ -146,6 +145,6 @@ def test_what_prune_and_prune_to_give_stands_for_its_network(tmp_path: Path) -> 
         assert (contents.statements is None) == (one is none)
         assert set(contents.masks) == (set() if one is none else set(found.pruned.masks))
         assert torch.allclose(sipp.sparse(one, fresh)(fresh), one.model(fresh), atol=1e-5)
-        export(one, tmp_path / "net.pt", to="pt")
+        sipp.export(one, tmp_path / "net.onnx", fresh[:2])
     with pytest.raises(sipp.errors.DataError, match="calibration"):
         sipp.certify(net, found, torch.cat([fresh, data[:5]]))  # points that chose it

@@ -11,8 +11,8 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.files import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
 from sipp.results.network_hash import model_hash
-from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
 from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
@@ -36,12 +36,12 @@ def certificate(dense: nn.Module, pruned: sipp.Pruned) -> object:
 def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "deep" / "net")
     assert sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME]
-    record, notes = read_pruned(folder)
-    assert (record.pruned.kept, record.pruned.method, record.identity.dense_hash, notes) == (
+    record = read_pruned(folder)
+    assert (record.pruned.kept, record.pruned.method, record.identity.dense_hash, record.note) == (
         pruned.kept,
         "sipp-blend",
         None,
-        (),
+        "",
     )
     state = load_file(folder / WEIGHTS_NAME)
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
@@ -57,7 +57,7 @@ def test_a_record_that_fits_no_header_is_refused_in_words() -> None:
 def test_a_certificate_says_what_was_dense(
     dense: nn.Module, pruned: sipp.Pruned, certificate: object, tmp_path: Path
 ) -> None:
-    record, _ = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
+    record = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
     assert record.identity.dense_hash == model_hash(dense) and record.identity.certificate == certificate
     other = sipp.prune(dense, None, keep=0.2, method="magnitude")
     with pytest.raises(OptionError, match="another network"):
@@ -70,7 +70,7 @@ def test_a_folder_of_sipp_is_replaced_and_other_weights_stay(
 ) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "net")
     sipp.save_folder(sipp.prune(dense, None, keep=0.25, method="magnitude"), folder)
-    assert read_pruned(folder)[0].pruned.method == "magnitude"
+    assert read_pruned(folder).pruned.method == "magnitude"
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("three years")

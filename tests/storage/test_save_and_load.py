@@ -138,7 +138,7 @@ def test_a_pattern_is_named(path: Path) -> None:
 
 
 def test_a_pruned_record_keeps_what_was_said_of_it(path: Path) -> None:
-    pruned = sipp.prune(mlp(), torch.rand(64, 30), keep=0.2)
+    pruned = sipp.prune(mlp(), torch.rand(64, 30), keep=0.2, holdout=torch.rand(64, 30))
     sipp.save(pruned, path)
     found = sipp.inspect(path)
     assert found.statements is not None and found.statements_about == "stored values"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sipp.errors import DataError, ModelError
-from sipp.storage.files import file_hash, sha256_of
-from sipp.storage.tensors import metadata_of, read_tensors, tensors_to_bytes
+from sipp.files import file_hash, metadata_of, sha256_of
+from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 
 def test_tied_tensors_and_what_is_none(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.storage.files import new_folder, write_atomic
+from sipp.files import new_folder, write_atomic
 
 N_THREADS, N_WRITES = 3, 60
 

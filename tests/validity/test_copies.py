@@ -20,11 +20,11 @@ import sipp
 from sipp.certificates.measures import Outcomes, outcome_counts
 from sipp.results import binomial
 
-BETA, DELTA = 0.05, 0.05
+BETA, SHARE = 0.05, 0.05
 N_RUNS, N_DROPS = 2000, 500
 
 Draws = tuple[np.ndarray, np.ndarray]  # of each point: which one it is, and whether it is a violation
-Rule = Callable[[Draws], bool]  # whether it is claimed that at most DELTA of inputs are violations
+Rule = Callable[[Draws], bool]  # whether it is claimed that at most SHARE of inputs are violations
 
 
 def holds(false_claims: list[bool]) -> bool:
@@ -33,7 +33,7 @@ def holds(false_claims: list[bool]) -> bool:
 
 
 def claims(k: int, n: int) -> bool:
-    allowed = binomial.k_allowed(n, DELTA, BETA)
+    allowed = binomial.k_allowed(n, SHARE, BETA)
     return allowed is not None and k <= allowed
 
 
@@ -56,24 +56,24 @@ def both_ways(draws: Draws) -> bool:
     return copies_are_points(draws) and each_point_once(draws)
 
 
-# ---- where copies come from; every true share of violations is just above DELTA
+# ---- where copies come from; every true share of violations is just above SHARE
 
 
 def few_points_often(rng: np.random.Generator) -> Draws:
-    is_bad = rng.random(60) < 1.001 * DELTA
+    is_bad = rng.random(60) < 1.001 * SHARE
     which = rng.integers(0, 60, 1000)
     return which, is_bad[which]
 
 
 def frequent_inputs(rng: np.random.Generator) -> Draws:
     """Two inputs are frequent, together barely too frequent, and bad; all others differ, and are good."""
-    which = np.where(rng.random(400) < 1.001 * DELTA, rng.integers(0, 2, 400), 2 + np.arange(400))
+    which = np.where(rng.random(400) < 1.001 * SHARE, rng.integers(0, 2, 400), 2 + np.arange(400))
     return which, which < 2
 
 
 def frequent_and_copied(rng: np.random.Generator) -> Draws:
     """One input is barely too frequent, and bad; a sample of 100 is then copied ten times."""
-    which = np.where(rng.random(100) < 1.001 * DELTA, 0, 1 + np.arange(100)).repeat(10)
+    which = np.where(rng.random(100) < 1.001 * SHARE, 0, 1 + np.arange(100)).repeat(10)
     return which, which == 0
 
 
@@ -123,7 +123,7 @@ def false_drops(limit: Callable[[np.ndarray, np.ndarray], float], n_copies: int)
 
 
 def limit_of(which: np.ndarray, outcome: np.ndarray) -> float:
-    columns = (outcome == 0, outcome == 1, outcome < 2, outcome < 3, outcome < 0)
+    columns = (outcome == 0, outcome == 1, outcome < 2, outcome < 3, outcome < 0, outcome < 0)
     outcomes = Outcomes(*(torch.from_numpy(column).double() for column in columns))
     draws = [int(one).to_bytes(48, "little") + b"f" for one in which]
     lost, gained, _, _ = outcome_counts(outcomes, [draw[:16] * 3 + b"f" for draw in draws])
@@ -152,7 +152,7 @@ class Part(nn.Module):
         self.weight = nn.Parameter(torch.tensor([1.0, 0.0 if is_pruned else 1.0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x < 1.001 * DELTA, self.weight[1], self.weight[0])
+        return torch.where(x < 1.001 * SHARE, self.weight[1], self.weight[0])
 
 
 def certified(seed: int, n_different: int, n_draws: int) -> bool:
@@ -160,7 +160,7 @@ def certified(seed: int, n_different: int, n_draws: int) -> bool:
     x = torch.rand(n_different, 1, generator=generator)
     x = x[torch.randint(0, n_different, (n_draws,), generator=generator)]
     pair = Part(is_pruned=False), Part(is_pruned=True)
-    return sipp.certify(*pair, x, epsilon=0.5, delta=DELTA, confidence=1 - BETA, progress=False).verdict == "certified"
+    return sipp.certify(*pair, x, epsilon=0.5, share=SHARE, confidence=1 - BETA, progress=False).verdict == "certified"
 
 
 def test_certificates_on_points_drawn_again_and_again() -> None:

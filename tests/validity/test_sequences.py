@@ -74,7 +74,7 @@ def test_shares_of_positions_are_added_without_rounding() -> None:
         n, length = 2 + trial % 50, (3, 6, 7, 11)[trial % 4]
         kinds = torch.randint(0, 3, (n, length), generator=generator)  # the same, lost, gained
         shares = [mean_at(one, torch.ones_like(one)) for one in (kinds == 1, kinds == 2, kinds > 0)]
-        found = outcome_counts(Outcomes(*shares, torch.ones(n), torch.ones(n)), [bytes([i]) for i in range(n)])
+        found = outcome_counts(Outcomes(*shares, *[torch.ones(n)] * 3), [bytes([i]) for i in range(n)])
         lost, gained, differ = (Fraction(int(one.sum()), length) for one in (kinds == 1, kinds == 2, kinds > 0))
         assert found == (math.ceil(lost), math.floor(gained), math.ceil(differ), n)
 
@@ -86,15 +86,15 @@ def test_a_sequence_without_a_next_token_is_refused() -> None:
 
 
 def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:
-    """P(share of changed positions > 6/8) = 1/8 > delta, so every epsilon below 7/8 is a false claim."""
-    dense, delta = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), 0.12
+    """P(share of changed positions > 6/8) = 1/8 > share, so every epsilon below 7/8 is a false claim."""
+    dense, share = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), 0.12
     pruned = Talker(torch.arange(N_TOKENS) % LENGTH)
     false = false_by_tokens = 0
     for trial in range(N_TRIALS):
         ids = texts(trial)
-        cert = sipp.certify(dense, pruned, ids, measure="next-token", delta=delta, confidence=1 - BETA, progress=False)
+        cert = sipp.certify(dense, pruned, ids, measure="next-token", share=share, confidence=1 - BETA, progress=False)
         shares = (ids[:, 0] % LENGTH).double() / LENGTH
-        by_tokens = certified_epsilon(shares.repeat_interleave(LENGTH), delta, BETA, n=N * LENGTH)
+        by_tokens = certified_epsilon(shares.repeat_interleave(LENGTH), share, BETA, n=N * LENGTH)
         false += cert.epsilon < 7 / 8
         false_by_tokens += float(by_tokens) < 7 / 8
     assert false / N_TRIALS <= at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
@@ -115,8 +115,8 @@ class Doubting(nn.Module):
 
 
 def test_all_but_a_share_of_sequences_stay_within_a_mean_kl() -> None:
-    """P(KL above that of 6/8) = 1/8 > delta, so every epsilon below the largest KL is a false claim."""
-    delta, doubts = 0.12, (torch.arange(N_TOKENS) % LENGTH).double() / LENGTH
+    """P(KL above that of 6/8) = 1/8 > share, so every epsilon below the largest KL is a false claim."""
+    share, doubts = 0.12, (torch.arange(N_TOKENS) % LENGTH).double() / LENGTH
     dense, pruned = Doubting(torch.zeros(N_TOKENS)), Doubting(doubts.float())
     firsts = torch.arange(N_TOKENS)[:, None].repeat(1, LENGTH)
     with torch.no_grad():
@@ -126,8 +126,8 @@ def test_all_but_a_share_of_sequences_stay_within_a_mean_kl() -> None:
     false = false_by_tokens = 0
     for trial in range(N_TRIALS):
         ids = texts(trial)
-        cert = sipp.certify(dense, pruned, ids, measure="kl", delta=delta, confidence=1 - BETA, progress=False)
-        by_tokens = certified_epsilon(kl[ids[:, 0]].repeat_interleave(LENGTH), delta, BETA, n=N * LENGTH)
+        cert = sipp.certify(dense, pruned, ids, measure="kl", share=share, confidence=1 - BETA, progress=False)
+        by_tokens = certified_epsilon(kl[ids[:, 0]].repeat_interleave(LENGTH), share, BETA, n=N * LENGTH)
         false += cert.epsilon < float(kl.max()) - 1e-6
         false_by_tokens += float(by_tokens) < float(kl.max()) - 1e-6
     assert false / N_TRIALS <= at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS

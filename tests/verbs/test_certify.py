@@ -63,17 +63,17 @@ class Stretch(nn.Module):
 def test_epsilon_and_violations_equal_a_loop_over_points():
     dense, pruned = networks()
     holdout = points(200)
-    cert = certify(dense, pruned, holdout, delta=0.05, confidence=0.95)
+    cert = certify(dense, pruned, holdout, share=0.05, confidence=0.95)
     dense.eval(), pruned.eval()
     with torch.no_grad():
         pairs = list(zip(dense(holdout).double().tolist(), pruned(holdout).double().tolist()))
     ratios = [oracle.ratio(f, g) for f, g in pairs]
     assert cert.epsilon == pytest.approx(oracle.epsilon(ratios, 0.05, 0.05), rel=1e-5)
     assert cert.violations == oracle.k_star(200, 0.05, 0.05) == cert.k_allowed == 4
-    assert (cert.n, cert.verdict, cert.fixed, cert.dtype) == (200, "certified", "delta", "float32")
+    assert (cert.n, cert.verdict, cert.fixed, cert.dtype) == (200, "certified", "share", "float32")
     asked = certify(dense, pruned, holdout, epsilon=0.05)
     assert asked.violations == sum(r > 0.05 for r in ratios)
-    assert asked.delta_hat == pytest.approx(oracle.upper(asked.violations, 200, 0.05), abs=1e-9)
+    assert asked.proved_share == pytest.approx(oracle.upper(asked.violations, 200, 0.05), abs=1e-9)
     assert torch.allclose(relative_errors(dense, pruned, holdout), torch.tensor(ratios).double(), rtol=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_a_certificate_of_no_use_says_so(epsilon):
 
 def test_too_few_points_are_refused_with_the_number_needed():
     dense, pruned = networks()
-    cert = certify(dense, pruned, points(200), delta=0.01)
+    cert = certify(dense, pruned, points(200), share=0.01)
     assert cert.verdict == "refused: needs n >= 299"
     assert cert.epsilon == math.inf and "299" in cert.sentence
     assert certify(dense, pruned, points(1)).verdict == "refused: needs n >= 59"
@@ -354,7 +354,7 @@ def test_a_batch_that_cannot_be_read_is_named_and_never_skipped():
         certify(dense, pruned, loader())
 
 
-@pytest.mark.parametrize("option", [{"delta": 0.0}, {"confidence": 1.0}, {"epsilon": -1.0}, {"epsilon": math.nan}])
+@pytest.mark.parametrize("option", [{"share": 0.0}, {"confidence": 1.0}, {"epsilon": -1.0}, {"epsilon": math.nan}])
 def test_options_outside_their_range_are_refused(option):
     with pytest.raises(OptionError, match=next(iter(option))):
         certify(*networks(), points(100), **option)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shorter import search_once
 from torch import Tensor, nn
 
 import sipp
@@ -41,7 +40,6 @@ def by_hand(dense: nn.Module, pruned: nn.Module, x: Tensor) -> tuple[float, floa
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("with_holdout", [False, True])
 def test_every_row_is_a_pruning_by_hand(with_holdout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    search_once(monkeypatch)
     x, y = points(), labels(points())
     fresh = points(80, seed=2)
     holdout = [(fresh, labels(fresh))] if with_holdout else None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import masks_of
+from sipp.pruning.masking import hold_masks, masks_of
 from sipp.results.options import Method
 from sipp.scoring.methods import METHODS
 from sipp.verbs.gradual import BEGIN, END, budget_at, cut_times
@@ -30,15 +30,14 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Any]:
 
 
 def test_the_schedule_by_hand() -> None:
-    times = cut_times(100, 5)
-    assert times == {20: 0.2, 30: 0.4, 40: 0.6, 50: 0.8, 60: 1.0}  # from 10 to 60 in five parts
+    times = cut_times(100)
+    assert times == {10 + 5 * k: k / 10 for k in range(1, 11)}  # from 10 to 60 in ten parts
     assert [budget_at(t, 1000, 100) for t in (0.0, 0.5, 1.0)] == [1000, 100 + 112, 100]  # 900 / 8 = 112.5, to even
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 3, 7, 90, 1001])
-@pytest.mark.parametrize("cuts", [1, 10])
-def test_the_schedule_always_ends_and_fits(n_steps: int, cuts: int) -> None:
-    times = cut_times(n_steps, cuts)
+def test_the_schedule_always_ends_and_fits(n_steps: int) -> None:
+    times = cut_times(n_steps)
     assert list(times) == sorted(times) and list(times.values())[-1] == 1.0
     assert min(times) >= max(1, int(BEGIN * n_steps)) and max(times) <= max(1, round(END * n_steps))
 
@@ -47,10 +46,11 @@ def test_the_schedule_always_ends_and_fits(n_steps: int, cuts: int) -> None:
 def test_every_method_reaches_the_budget_and_ends_plain(method: Method) -> None:
     net, optimizer, points, step = made()
     data = [(points, torch.arange(24) % 3)]
-    done = sipp.gradual(net, step, data, keep=0.25, steps=20, method=method, cuts=4, optimizer=optimizer)
+    done = sipp.gradual(net, step, data, keep=0.25, steps=20, method=method, optimizer=optimizer)
     assert done.model is net and masks_of(net) == {} and not optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
     assert done.n_weights == 36 + 192 and done.kept == sum(int(mask.sum()) for mask in done.masks.values()) == 57
-    assert [at for at, _ in done.path] == [4, 7, 10, 12] and done.path[-1][1] == done.keep == 0.25
+    assert [at for at, _ in done.path] == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert done.path[-1][1] == done.keep == 0.25
     for name, mask in done.masks.items():
         assert not bool(net.get_parameter(name)[~mask].any())
 
@@ -72,14 +72,14 @@ def test_masks_only_shrink_along_the_curve_and_the_optimizer_forgets() -> None:
     for before, after in pairwise(masks for masks in seen if masks):
         assert all(not bool((after[name] & ~before[name]).any()) for name in before)
     after_step = {at: counts[at] for at, _ in done.path}
-    assert after_step == {at: budget_at(t, 228, 23) for at, t in cut_times(40, 10).items()}
+    assert after_step == {at: budget_at(t, 228, 23) for at, t in cut_times(40).items()}
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
     found = []
     for _ in range(2):
         net, optimizer, points, step = made()
-        sipp.gradual(net, step, points, keep=0.2, steps=12, method="sipp-hybrid", cuts=2, optimizer=optimizer)
+        sipp.gradual(net, step, points, keep=0.2, steps=12, method="sipp-hybrid", optimizer=optimizer)
         found.append(net.state_dict())
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
 
@@ -105,7 +105,7 @@ def test_what_is_refused() -> None:
         sipp.gradual(net, step, iter([points]), keep=0.5, steps=10)
     with pytest.raises(OptionError, match=r"train_step\(0\)"):
         sipp.gradual(net, lambda: None, points, keep=0.5, steps=10)  # type: ignore[arg-type, misc]
-    sipp.hold(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
+    hold_masks(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
     with pytest.raises(ModelError, match="has held masks"):
         sipp.gradual(net, step, points, keep=0.5, steps=10)
 

@@ -258,12 +258,12 @@ def test_theory_points_are_drawn_or_taken_in_order() -> None:
     loader = [data[i : i + 7] for i in range(0, 500, 7)]
     sources = [data, TensorDataset(data), loader, iter(loader), (b for b in loader)]
     for source in sources:
-        options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "constants": sipp.Constants(c_constant=1e4)}
-        pruned = sipp.prune(model, source, scoring=sipp.Scoring(n_points="theory"), **options)
+        options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "c_constant": 1e4}
+        pruned = sipp.prune(model, source, scoring=sipp.Scoring(n_inputs="theory"), **options)
         assert pruned.guarantee.n == needed == pruned.guarantee.n_needed
         assert pruned.guarantee.met
     short = sipp.prune(
-        model, data[:20], keep=0.5, delta=1e-4, scoring=sipp.Scoring(n_points="theory"), method="sipp-det"
+        model, data[:20], keep=0.5, delta=1e-4, scoring=sipp.Scoring(n_inputs="theory"), method="sipp-det"
     )
     assert not short.guarantee.met and f"n=20, needs {needed}" in short.guarantee.reason
 
@@ -284,6 +284,8 @@ def test_theory_points_are_drawn_or_taken_in_order() -> None:
         ({"keep": 0.5, "method": "sip-det"}, "sipp-det"),
         ({"keep": 0.5, "draws": "always"}, "until"),
         ({"keep": 0.5, "delta": 0.0}, "delta"),
+        ({"keep": 0.5, "c_constant": 0.0}, "c_constant"),
+        ({"keep": 0.5, "k_constant": -1.0}, "k_constant"),
         ({"keep": 0.5, "reduce": "median"}, "reduce"),
     ],
 )
@@ -295,9 +297,7 @@ def test_options_out_of_range_are_named(options: dict, word: str) -> None:
 @pytest.mark.parametrize(
     ("record", "values"),
     [
-        (sipp.Constants, {"c_constant": 0.0}),
-        (sipp.Constants, {"k_constant": -1.0}),
-        (sipp.Scoring, {"n_points": 0}),
+        (sipp.Scoring, {"n_inputs": 0}),
         (sipp.Scoring, {"norm_stats": "none"}),
         (sipp.Scoring, {"kernel": "cuda"}),
         (sipp.Scoring, {"chunk_bytes": "all"}),
@@ -438,7 +438,7 @@ def test_without_statements_the_same_weights_are_kept_and_less_is_said(method: s
     if method == "sipp-det":  # which scores anyway
         assert str(full) == str(bare)
     else:
-        assert full.measured is not None and bare.measured is None and bare.guarantee is None
+        assert full.guarantee is not None and bare.guarantee is None
         assert "sipp.assess" in bare.bound.reason and "statements" in str(bare)
     for wrong in ({"bound": "sound"}, {"holdout": batches()}):
         with pytest.raises(OptionError, match="statements=False"):

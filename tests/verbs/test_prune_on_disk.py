@@ -103,7 +103,7 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path) ->
     net = dense()
     masks = sipp.prune(net, points(), method="wanda", include="layers.*", keep=0.5, statements=False).masks
     parts = split_batches(data_of(points()).batches())
-    options = RepairOptions(error_feedbacks=(0.25,), budgets=("given",), chunk_bytes=32 << 20)
+    options = RepairOptions(error_feedback=0.25, keeps_budgets=True, chunk_bytes=32 << 20)
     whole = repair_network(net, masks, parts, options)
     assert same(tensors_in(tmp_path / "out"), whole.model.state_dict())
 

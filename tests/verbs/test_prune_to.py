@@ -19,7 +19,7 @@ from sipp.results.binomial import k_allowed
 from sipp.results.options import Method, PruneOptions
 from sipp.results.pruned_to import PrunedTo
 from sipp.scoring.task import task_of
-from sipp.verbs.prune_to import default_levels, prune_to, prune_to_with
+from sipp.verbs.prune_to import default_levels, prune_to
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_a_network_that_was_changed_since_is_not_called_certified() -> None:
 def test_the_verdict_claims_no_more_than_was_asked_for() -> None:
     """Rounded to two digits it would say "all but 4.00%" and "confidence 100.00%"."""
     asked = {"confidence": 0.99996, "method": "magnitude", "levels": (1.0,)}
-    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3000004, delta=0.04004, **asked)
+    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3000004, share=0.04004, **asked)
     words = "relative output error <= 0.3000004 for all but 4.004 % of inputs, confidence 99.996 %"
     assert best.certificate is not None and best.verdict.endswith(words)
     best = prune_to(net(), points(100, 1), points(300, 2), max_accuracy_drop=0.20004, **asked)
@@ -130,7 +130,7 @@ def axis_net() -> nn.Module:
 def test_one_violation_more_than_allowed_fails_its_level() -> None:
     allowed = k_allowed(100, 0.1, 0.05)
     holdout = axis_points({0: allowed, 1: 1, 7: 99 - allowed}, 2)
-    options = {"epsilon": 0.5, "delta": 0.1, "method": "magnitude", "levels": (1.0, 0.875, 0.75)}
+    options = {"epsilon": 0.5, "share": 0.1, "method": "magnitude", "levels": (1.0, 0.875, 0.75)}
     best = prune_to(axis_net(), axis_points({7: 100}, 1), holdout, **options)
     assert [(level.count, level.passed) for level in best.path] == [(0, True), (allowed, True), (allowed + 1, False)]
     assert best.keep == 0.875 and best.certificate is not None and best.certificate.violations == allowed
@@ -192,8 +192,8 @@ def test_overlap_of_calibration_and_holdout_is_refused() -> None:
         ({"epsilon": 0.1, "max_accuracy_drop": 0.1}, "exactly one"),
         ({"epsilon": -0.1}, "epsilon"),
         ({"epsilon": float("nan")}, "epsilon"),
-        ({"epsilon": 0.1, "delta": 0.0}, "delta"),
-        ({"max_accuracy_drop": 0.1, "delta": 0.05}, "an accuracy drop leaves none out; leave delta out"),
+        ({"epsilon": 0.1, "share": 0.0}, "share"),
+        ({"max_accuracy_drop": 0.1, "share": 0.05}, "an accuracy drop leaves none out; leave share out"),
         ({"epsilon": 0.1, "confidence": 1.0}, "confidence"),
         ({"epsilon": 0.1, "levels": (0.2, 0.5)}, "levels"),
         ({"epsilon": 0.1, "levels": ()}, "levels"),
@@ -244,7 +244,7 @@ def test_an_iterator_as_holdout_is_refused() -> None:
 
 def test_nan_in_a_pruned_output_counts_as_a_violation() -> None:
     holdout = points(200, 2)
-    holdout[:20] = float("nan")  # 10 % of the points cannot be certified at delta = 5 %
+    holdout[:20] = float("nan")  # 10 % of the points cannot be certified at share = 5 %
     best = prune_to(net(), points(50, 1), holdout, epsilon=10.0, levels=(0.9, 0.5), method="magnitude")
     assert best.pruned is None and best.path[0].count >= 20
 
@@ -265,11 +265,11 @@ class OnlyAbove(nn.Module):
 
 N_RUNS = 300  # 0.088 is the limit; one violation more gives 0.137
 BETA = 0.05
-N_HOLDOUT = 46  # one violation is allowed at delta = 0.1; a true rate of 0.101 then passes 4.7 % of the time
+N_HOLDOUT = 46  # one violation is allowed at share = 0.1; a true rate of 0.101 then passes 4.7 % of the time
 
 
 def share_of_false_certificates(n_runs: int) -> float:
-    """How often a level is certified whose true violation rate is above delta.
+    """How often a level is certified whose true violation rate is above the share.
 
     Weights fall from first to last, so the last go first: every level violates on 10.1 % of inputs or more.
     """
@@ -278,7 +278,7 @@ def share_of_false_certificates(n_runs: int) -> float:
     for run in range(n_runs):
         holdout = torch.rand(N_HOLDOUT, 1, generator=torch.Generator().manual_seed(run))
         best = prune_to(
-            model, iter([holdout[:1]]), [holdout], epsilon=0.0, delta=0.1, levels=(0.75, 0.5, 0.25), method="magnitude"
+            model, iter([holdout[:1]]), [holdout], epsilon=0.0, share=0.1, levels=(0.75, 0.5, 0.25), method="magnitude"
         )
         false += best.pruned is not None
     return false / n_runs
@@ -289,7 +289,7 @@ def test_false_certificates_stay_below_beta_and_one_violation_more_is_caught(mon
     assert share_of_false_certificates(N_RUNS) <= limit
     rule = record.k_allowed
     for module in (vars(claims), vars(record)):  # the certificate alone would contradict the walk
-        monkeypatch.setitem(module, "k_allowed", lambda n, delta, beta: rule(n, delta, beta) + 1)
+        monkeypatch.setitem(module, "k_allowed", lambda n, share, beta: rule(n, share, beta) + 1)
     assert share_of_false_certificates(N_RUNS) > limit
 
 
@@ -304,13 +304,6 @@ def test_print_shows_the_path_and_the_claim() -> None:
 def test_the_statements_stand_at_the_confidence_that_was_asked_for() -> None:
     best = prune_to(net(), points(100, 1), points(300, 2), epsilon=1.5, method="sipp-det", confidence=0.9)
     assert best.pruned.guarantee.layers.confidence == 0.9 and best.certificate.confidence == 0.9
-
-
-def test_options_that_only_prune_takes_are_refused() -> None:
-    net = nn.Linear(4, 2)
-    for options, named in ((PruneOptions(keep=0.5), "keep"), (PruneOptions(statements=False), "statements")):
-        with pytest.raises(OptionError, match=f"{named} cannot be chosen with a tolerance"):
-            prune_to_with(net, torch.rand(9, 4), torch.rand(99, 4), options, epsilon=0.5)
 
 
 class Talker(nn.Module):

@@ -1,8 +1,6 @@
 """`repair=True` finds mask and weights together (T21), `"refit"` keeps the method's mask: in every verb alike."""
 
 import importlib
-from collections import OrderedDict
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ import sipp
 from sipp.errors import OptionError
 from sipp.pruning import blending, cutting
 from sipp.pruning.largest_scores import breaking_pattern
-from sipp.repairing import both_networks, choosing, repair_network
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
 from sipp.results import ranking as ranking_records
 from sipp.results.options import pattern_of
@@ -126,9 +124,9 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     fits, budgets, blends = list[int](), list[int](), list[int]()
     fitted, repaired, choose = repair_network.fit_network, walking.apply_repairs, cutting.choose_blend
 
-    def counted_fit(task: Any, layer_task: Any, masks: Any, split: Any, **options: Any) -> Any:
-        fits.append(sum(batch.n_points for batch in split.fit))
-        return fitted(task, layer_task, masks, split, **options)
+    def counted_fit(task: Any, layer_task: Any, masks: Any, batches: Any, n_fit: int, **options: Any) -> Any:
+        fits.append(sum(batch.n_points for batch in batches[:n_fit]))
+        return fitted(task, layer_task, masks, batches, n_fit, **options)
 
     def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
         budgets.append(sum(int(mask.sum()) for mask in masks.values()))
@@ -139,32 +137,16 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
         blends.append(len(choice.tried))
         return masks, choice
 
-    for module in (choosing, repair_network):
-        monkeypatch.setattr(module, "fit_network", counted_fit)
+    monkeypatch.setattr(repair_network, "fit_network", counted_fit)
     monkeypatch.setattr(walking, "apply_repairs", counted_level)
     monkeypatch.setattr(cutting, "choose_blend", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
     best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
     assert best.pruned is not None and len(best.levels) == 59 and len(best.path) <= walking.START_MARGIN + 4
     assert len(set(budgets)) == len(budgets) <= 6 + len(best.path)  # bisection of 59 levels, and the walk
-    n_tried = len(fits) - len(budgets)
-    assert n_tried == fits.count(270) <= 6 and fits.count(540) == len(budgets)  # trials with half of the points
+    assert fits == [540] * len(budgets)
     assert max(blends) == blends[0] > 1 and set(blends[1:]) == {1}
     assert Counted.n_points <= 52_000  # 168,172 when every level chose and was fitted twice, on a grid half as fine
-
-
-def test_a_level_that_was_undone_chooses_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    repaired, feedbacks = walking.apply_repairs, list[Any]()
-
-    def undone_at_first(*given: Any, **start: Any) -> Any:
-        feedbacks.append(given[4].error_feedbacks)
-        fixed = repaired(*given, **start)
-        undone = "" if len(feedbacks) > 1 else "no closer"
-        return replace(fixed, record=replace(fixed.record, undone=undone))
-
-    monkeypatch.setattr(walking, "apply_repairs", undone_at_first)
-    sipp.prune_to(net(), points(200), points(300, 5), epsilon=0.3, method="magnitude", repair=True, progress=False)
-    assert feedbacks[:2] == [None, None] and len(feedbacks) > 2 and None not in feedbacks[2:]
 
 
 def test_compare_shows_what_prune_gives() -> None:
@@ -205,33 +187,6 @@ def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, mon
     sipp.compare(net(), points(), keeps=(0.5,), methods=("magnitude",), **options)
     sipp.prune_to(net(), points(), points(100, 5), epsilon=0.9, method="magnitude", levels=(0.9,), **options)
     assert len(met) >= 3 and set(met) == {12_345}
-
-
-@pytest.mark.parametrize("way", [True, "refit"])
-def test_blocks_that_are_named_are_those_that_a_repair_walks(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inner list has too little in its modules to be found by itself."""
-    torch.manual_seed(0)
-    inner = OrderedDict([("first", nn.Linear(16, 16)), ("1", nn.Tanh()), ("last", nn.Linear(16, 16))])
-    model = nn.Sequential(nn.Linear(12, 16), nn.Sequential(inner)).eval()
-    walked: list[str] = []
-    enter = both_networks.enter
-
-    def noted(model: nn.Module, blocks: Any, batch: Any) -> Any:
-        walked.extend(blocks.names)
-        return enter(model, blocks, batch)
-
-    monkeypatch.setattr(both_networks, "enter", noted)
-    said: dict[str, Any] = {"keep": 0.4, "method": "wanda", "repair": way, "progress": False}
-    whole, named = (sipp.prune(model, points(60), blocks=blocks, **said) for blocks in (None, "1"))
-    assert set(walked) == {"1.first", "1.1", "1.last"}
-    assert all(torch.equal(mask, whole.masks[name]) for name, mask in named.masks.items())
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(named.model.parameters(), whole.model.parameters()))
-    with pytest.raises(OptionError, match="'2' is not a module of the network"):
-        sipp.prune(model, points(60), blocks="2", **said)
-    with pytest.raises(OptionError, match="for a repair, but repair= is not set"):
-        sipp.prune(model, points(60), keep=0.4, blocks="1")
-    with pytest.raises(OptionError, match="not a name of a list"):
-        sipp.prune(model, points(60), keep=0.4, blocks=("1",), repair=way)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("statements", [False, True])

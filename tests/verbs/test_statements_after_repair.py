@@ -39,7 +39,7 @@ def test_a_repaired_network_is_nearer_with_the_same_mask_and_statements_of_its_o
     assert fixed.repair is not None and raw.repair is None and fixed.kept == raw.kept and fixed.method == "magnitude"
     judged = sipp.assess(model, fixed.model, data)  # T17 says the same, whoever asks
     assert [layer.eps for layer in fixed.layers] == pytest.approx([layer.eps for layer in judged.layers])
-    assert fixed.guarantee is not None and fixed.measured is not None
+    assert fixed.guarantee is not None and fixed.measured is None  # there is no holdout
     assert [layer.eps for layer in fixed.layers] != [layer.eps for layer in raw.layers]
     assert "repair" in str(fixed)
 
@@ -50,19 +50,19 @@ def test_rows_and_layers_say_that_biases_changed_beside_them() -> None:
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.get_parameter("2.bias").add_(5.0)
-    told = sipp.assess(model, other, data)
+    told = sipp.assess(model, other, data, holdout=points(80, 2))
     assert told.measured is not None and [layer.bound_measured for layer in told.layers] == [0.0, 0.0, 0.0]
     assert "not 2.bias, which changed too" in str(told.measured) and "not 2.bias" in told.details
     assert told.guarantee is not None and "not 2.bias" in str(replace(told.guarantee, reason=""))  # where it is met
-    same = sipp.assess(model, model, data)
+    same = sipp.assess(model, model, data, holdout=points(80, 2))
     assert "changed too" not in str(same.measured) and "changed too" not in str(same.guarantee)
-    fixed = sipp.prune(model, data, keep=0.4, repair="refit")
+    fixed = sipp.prune(model, data, keep=0.4, repair="refit", holdout=points(80, 2))
     assert fixed.measured is not None and fixed.measured.left_out and "changed too" in str(fixed.measured)
 
 
 def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -> None:
     model, data, holdout = trained(), points(400, 1), points(500, 3)
-    options = {"epsilon": 0.2, "delta": 0.05, "method": "magnitude", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
+    options = {"epsilon": 0.2, "share": 0.05, "method": "magnitude", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
     raw = sipp.prune_to(model, data, holdout, **options)
     fixed = sipp.prune_to(model, data, holdout, repair=True, **options)
     assert fixed.keep < raw.keep and fixed.certificate is not None and fixed.certificate.epsilon == 0.2
@@ -71,7 +71,7 @@ def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -
     with torch.no_grad():
         ratios = (fixed.model(holdout) - model(holdout)).norm(dim=1) / model(holdout).norm(dim=1)
     assert int((ratios > 0.2).sum()) == fixed.certificate.violations
-    again = sipp.certify(model, fixed.model, holdout, delta=0.05, epsilon=0.2)
+    again = sipp.certify(model, fixed.model, holdout, share=0.05, epsilon=0.2)
     assert again.pruned_hash == fixed.certificate.pruned_hash and again.verdict == "certified"
 
 

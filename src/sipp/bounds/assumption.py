@@ -1,10 +1,11 @@
-"""`check_assumption`: how far T4's regularity assumption holds on given data, and how often the ES inequality fails.
+"""What data say about T4's regularity assumption, and the constant that needs none (T19).
 
 T4 assumes  P(g_j(x) <= 1/C) <= exp(-1/K_s)  for every weight j, and concludes the ES inequality
-    w_j^s a_j^t(x) <= C s_j z^{st}(x),    z^{st} = sum_k w_k^s a_k^t,
-for new points, from which T5-T12 follow. Two things can be measured:
+    g_j(x) <= C s_j,    that is  w_j^s a_j^t(x) <= C s_j z^{st}(x)  for all patches of x,
+for new points x, from which T5-T12 follow. Three things can be measured:
     on S           the share of weights with g_j(x) > 1/C in a share of at least 1 - exp(-1/K_s) of the points,
-    on a holdout   the share of (patch, weight) pairs that break the inequality with the s_j of S.
+    on a holdout   the share of (point, weight) pairs that break the inequality with the s_j of S,
+    on a holdout   the C with which no pair would (T19).
 
 Read literally, the assumption is strong: the ratios of a row sum to at most 1 in each patch and quadrant, so fewer than
 C of its weights exceed 1/C at once. With C = 3, most weights of a long row cannot, whatever the data, and the
@@ -14,32 +15,31 @@ any point of S, because a ratio is at most 1 < C s_j then: failures come from we
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sipp.inputs.capture import depends_on_batch
 from sipp.inputs.data import AnyData, Data, data_of, points_at
-from sipp.inputs.probing import Probes, runner
+from sipp.inputs.point_hashes import point_hashes
+from sipp.inputs.trace import Maps
 from sipp.progress import Advance, progress_bar
 from sipp.results.assumption import Assumption, LayerAssumption, share_needed
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.checking import check_flag, check_record
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, places_of, ratio_rounding
-from sipp.results.options import DELTA, Constants, Scoring, Selector
-from sipp.results.ranking import DrawUnit, Weight, to_rows
-from sipp.scoring.running_sensitivities import overflow_error, unreached_error
-from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
-from sipp.scoring.task import ScoringTask, resolve_points, task_of
+from sipp.results.batches import Batch
+from sipp.results.bounds import MOST_SHARE, Measured, coverage
+from sipp.results.checking import check_flag, check_number
+from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
+from sipp.results.options import C_CONSTANT, CONFIDENCE, DELTA, K_CONSTANT, Scoring, Selector
+from sipp.results.ranking import DrawUnit, Sensitivities
+from sipp.scoring.running_sensitivities import unreached_error
+from sipp.scoring.sensitivities import ratios_of
+from sipp.scoring.task import resolve_points, task_of
 
-SIGNS = (1, -1)
-DOUBLE_BYTES = 8
-
+LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0
 
 
@@ -51,17 +51,16 @@ def check_assumption(
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    n_holdout: int | None = None,
-    seed: int = 0,
     scoring: Scoring = Scoring(),
-    constants: Constants = Constants(),
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Assumption:
     """Measures, layer by layer, how far the theory's assumption holds on the data, and on a holdout if there is one.
 
     With C = 3 the literal assumption nearly always fails once rows have more than a few weights: expect a small share,
-    and look at the ES inequality on inputs that are not in `data`. This is no statistical test; it reports the
-    frequencies it sees. Every input is run on its own, so batches do not matter.
+    and look at the ES inequality on inputs that are not in `data`, and at the C with which it would have held there.
+    Every input is run on its own, so batches do not matter.
 
     Example:
         >>> import sipp, torch
@@ -72,39 +71,50 @@ def check_assumption(
         (1.0, 0, 2)
     """
     check_flag("progress", progress)
-    check_record("constants", constants, Constants)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    task = resolve_points(task, DELTA, constants=constants)
-    c_constant = constants.c_constant
+    c_constant = check_number("c_constant", c_constant, above=0)
+    check_number("k_constant", k_constant, above=0)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
+    task = resolve_points(task, DELTA, k_constant=k_constant)
     unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
-    data, held = task.points, None
-    if holdout is not None:
-        held = data_of(holdout, role="holdout", device=device_of(task.model), n_points=n_holdout, seed=task.seed)
-    counts = [data.n_points_known, held.n_points_known if held else 0]
+    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model), seed=task.seed)
+    counts = [task.points.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
-    checked: Probes = {}  # the network's layers are checked once, not for every draw
-    failures, pairs, n_held_out = Counter[str](), Counter[str](), 0
+    sensitivity, n_above, keys = dict[str, Tensor](), dict[str, Tensor](), list[str]()
+    failures, pairs, new_keys, quotients = Counter[str](), Counter[str](), list[str](), [0.0]
+    maps: Maps = {}  # the network is looked at once, not for every draw
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
-        draws = _draws(data, unit, advance)
-        sensitivity, n_above, n_calibration = _calibrated(task, draws, c_constant, checked)
+        for draw in _draws(task.points, unit, advance):
+            keys.append("".join(point_hashes(draw)))
+            for weight, ratio_FK in ratios_of(task, draw, maps):
+                # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
+                is_above_FK = ratio_FK > (1 + ratio_rounding(weight.fan_in)) / c_constant
+                sensitivity[weight.name] = torch.maximum(sensitivity.get(weight.name, ratio_FK), ratio_FK)
+                n_above[weight.name] = n_above.get(weight.name, 0) + is_above_FK.to(torch.int32)
+        for weight in task.weights:
+            if weight.name not in sensitivity:
+                raise unreached_error(weight.name)
         for draw in () if held is None else _draws(held, unit, advance):
-            n_held_out += 1
-            for name, n_failures, n_pairs in _holdout_counts(task, draw, sensitivity, c_constant, checked):
-                failures[name] += n_failures
-                pairs[name] += n_pairs
-    needed = share_needed(constants.k_constant) * n_calibration
+            new_keys.append("".join(point_hashes(draw)))
+            for weight, ratio_FK in ratios_of(task, draw, maps):
+                seen_FK = sensitivity[weight.name].to(BOUND_DTYPE)
+                limit_FK = c_constant * seen_FK * (1 + 2 * ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
+                failures[weight.name] += int((ratio_FK > limit_FK).sum())
+                pairs[weight.name] += int((ratio_FK > 0).sum())
+                quotients.append(float((ratio_FK / floored(seen_FK)).max()))
+    n_new, most = len(set(new_keys) - set(keys)), max(weight.fan_in for weight in task.weights)
     layers = tuple(
         LayerAssumption(
             name=weight.name,
             fan_in=weight.fan_in,
             n_weights=weight.n_weights,
-            n_holding=int((n_above[weight.name] >= needed).sum()),
-            es_failures=failures[weight.name] if n_held_out else None,
-            n_pairs=pairs[weight.name] if n_held_out else None,
+            n_holding=int((n_above[weight.name] >= share_needed(k_constant) * len(keys)).sum()),
+            es_failures=failures[weight.name] if new_keys else None,
+            n_pairs=pairs[weight.name] if new_keys else None,
         )
         for weight in task.weights
     )
-    return Assumption(layers, c_constant, constants.k_constant, n_calibration, n_held_out, unit)
+    measured = constant_of(quotients, n_new, most, CONFIDENCE) if new_keys and unit == "inputs" else None
+    return Assumption(layers, c_constant, k_constant, len(keys), len(new_keys), unit, measured)
 
 
 def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
@@ -122,102 +132,49 @@ def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
             advance(1)
 
 
-def _ratios(task: ScoringTask, draw: Batch, checked: Probes) -> dict[str, Tensor]:
-    """g_j(x) of T2 (F x K) for every weight that this draw reaches; all other ratios are 0."""
-    reached: set[str] = set()
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        lowest, highest = torch.aminmax(use.windows)
-        if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
-            raise overflow_error(weight.name, "input", where=batch.where)
-        reached.add(weight.name)
-
-    runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
-    kept = ({local: w for local, w in site.weights.items() if w.name in reached} for site in task.layers)
-    layers = tuple(replace(site, weights=weights) for site, weights in zip(task.layers, kept) if weights)
-    if not layers:
-        return {}
-    here = replace(task, layers=layers).with_points(None, [(draw.kwargs or draw.args, None)])
-    return {layer.weight.name: layer.sensitivity_FK for layer in measure_sensitivities(here, checked=checked).layers}
+# --- The constant measured (T19) --------------------------------------------------------------------------------------
 
 
-def _calibrated(
-    task: ScoringTask, draws: Iterable[Batch], c_constant: float, checked: Probes
-) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
-    """s_j (T3), the number of draws with g_j(x) > 1/C, both F x K by weight name, and the number of draws."""
-    sensitivity: dict[str, Tensor] = {}
-    n_above: dict[str, Tensor] = {}
-    n_draws = 0
-    fan_in = {weight.name: weight.fan_in for weight in task.weights}
-    for draw in draws:
-        n_draws += 1
-        for name, ratio_FK in _ratios(task, draw, checked).items():
-            # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold, not more
-            is_above_FK = ratio_FK > (1 + ratio_rounding(fan_in[name])) / c_constant
-            sensitivity[name] = torch.maximum(sensitivity.get(name, ratio_FK), ratio_FK)
-            n_above[name] = n_above.get(name, 0) + is_above_FK.to(torch.int32)
-    for name in fan_in:
-        if name not in sensitivity:
-            raise unreached_error(name)
-    return sensitivity, n_above, n_draws
+def measure_constant(scores: Sensitivities, holdout: Sensitivities, confidence: float) -> Measured:
+    """C of T19: the largest ratio g_j(x) / s_j over the weights and the points of a holdout, s_j of the scored points.
+
+    A maximum over points is the largest quotient of the two maxima, so single points are not needed.
+    """
+    n = len(holdout.keys - scores.all_seen_keys)
+    reason = scores.dependence or holdout.dependence
+    if scores.batch_dependent:
+        reason = "with BatchNorm on batch statistics, single inputs cannot be looked at"
+    if scores.reduce != "max":
+        reason = "sensitivities were averaged over patches (reduce='mean')"
+    if reason:
+        return Measured(None, 1.0, confidence, n, reason)
+    pairs = zip(scores.layers, holdout.layers)
+    quotients = [float((new.sensitivity_FK / floored(old.sensitivity_FK)).max()) for old, new in pairs]
+    return constant_of(quotients, n, scores.max_fan_in, confidence)
 
 
-def _holdout_counts(
-    task: ScoringTask, draw: Batch, sensitivity: dict[str, Tensor], c_constant: float, checked: Probes
-) -> list[tuple[str, int, int]]:
-    """For each use of a weight in one draw: its name, the pairs that break the ES inequality, and all pairs."""
-    ratios = _ratios(task, draw, checked)
-    chunk_bytes = chunk_bytes_on(task.scoring.chunk_bytes, device_of(task.model))
-    counts = []
+def constant_of(quotients: Iterable[float], n: int, max_fan_in: int, confidence: float) -> Measured:
+    """The constant that follows from the largest quotients, seen at `n` distinct new points.
 
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        rounding = ratio_rounding(weight.fan_in)
-        limit_FK = c_constant * sensitivity[weight.name].to(BOUND_DTYPE)
-        # Only a weight whose largest ratio of the draw passes its limit has failures: the kernels' ratios tell which,
-        # with the rounding on their side, and only these few are looked at pair by pair.
-        is_suspect_FK = ratios[weight.name] > limit_FK * (1 - rounding)
-        limit_FK = limit_FK * (1 + rounding) + SMALLEST_RATIO
-        rows_FK = to_rows(weight, task.model.get_parameter(weight.name).detach()).to(BOUND_DTYPE)
-        counts.append((weight.name, *_count(rows_FK, limit_FK, is_suspect_FK, use, chunk_bytes)))
-
-    runner(task.model, task.layers, task.scoring.norm_stats)(draw, on_use)
-    return counts
+    T18 gives the share of inputs beyond it: d with (1 - d)^n = 1 - confidence. Holdouts are too small for a rank below
+    the first to be useful (k* = 0 of T14).
+    """
+    share = coverage(n, 1, confidence).share
+    if share > MOST_SHARE:
+        why = f"too few inputs: {n} of the holdout are new, so nothing follows for most new inputs"
+        return Measured(None, 1.0, confidence, n, why)
+    found = list(quotients)
+    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + ratio_rounding(max_fan_in))
+    if not math.isfinite(constant):
+        return Measured(None, 1.0, confidence, n, "a ratio was not finite")
+    return Measured(constant, share, confidence, n, "")
 
 
-def _count(
-    weight_FK: Tensor, limit_FK: Tensor, is_suspect_FK: Tensor, use: WeightUse, chunk_bytes: int
-) -> tuple[int, int]:
-    """The pairs of one use with w_j^s a_j^t > limit_j z^{st}, j among the suspects, and all pairs with w_j a_j != 0."""
-    n_groups = use.windows.shape[1]
-    rows = slice(use.row_start, None if use.n_rows is None else use.row_start + use.n_rows)
-    weight_GRK, limit_GRK, is_suspect_GRK = (
-        matrix_FK[rows].unflatten(0, (n_groups, -1)) for matrix_FK in (weight_FK, limit_FK, is_suspect_FK)
-    )
-    suspects_3M = is_suspect_GRK.nonzero().t()
-    n_nonzero_GK = (weight_GRK != 0).sum(1)
-    # patches, their signed part and a mask; the sums of every row; then, M suspects at a time, four M x P matrices
-    bytes_per_patch = DOUBLE_BYTES * (3 * n_nonzero_GK.numel() + len(weight_FK[rows]))
-    n_failures = n_pairs = 0
-    for patches_GPK in _patches(use, max(1, chunk_bytes // bytes_per_patch)):
-        n_pairs += int(((patches_GPK != 0).sum(1) * n_nonzero_GK).sum())
-        most = max(1, chunk_bytes // (4 * DOUBLE_BYTES * patches_GPK.shape[1]))
-        for s, t in itertools.product(SIGNS, SIGNS) if suspects_3M.numel() else ():
-            part_GPK = (t * patches_GPK).clamp_(min=0)
-            total_GPR = part_GPK @ (s * weight_GRK).clamp_(min=0).mT
-            for group_M, row_M, column_M in (piece.unbind() for piece in suspects_3M.split(most, dim=1)):
-                weight_M = (s * weight_GRK[group_M, row_M, column_M]).clamp_(min=0)
-                limit_MP = limit_GRK[group_M, row_M, column_M][:, None] * total_GPR[group_M, :, row_M]
-                n_failures += int((weight_M[:, None] * part_GPK[group_M, :, column_M] > limit_MP).sum())
-    return n_failures, n_pairs
+def floored(sensitivity_FK: Tensor) -> Tensor:
+    """s_j (float64), raised to at least a small share of the row's maximum, so that none is 0 (T19).
 
-
-def _patches(use: WeightUse, most: int) -> Iterator[Tensor]:
-    """The patches of a use (G x P x K, float64, each with a largest magnitude of 1), at most `most` at a time."""
-    windows = use.windows.movedim(1, 0)  # (G, B, *positions, *fan_in)
-    sizes = windows.shape[1 : 2 + use.n_position_dims]
-    for start in range(0, sizes.numel(), most):
-        flat_P = torch.arange(start, min(start + most, sizes.numel()), dtype=torch.int64, device=windows.device)
-        at: list[Any] = [slice(None), *places_of(flat_P, sizes)]
-        patches_GPK = windows[tuple(at)].flatten(2).to(BOUND_DTYPE)
-        peak_GP1 = patches_GPK.abs().amax(2, keepdim=True)
-        yield patches_GPK / torch.where(peak_GP1 > 0, peak_GP1, torch.ones_like(peak_GP1))
+    For a row that no point reached the maximum is taken as 1, which ratios cannot exceed.
+    """
+    sensitivity_FK = sensitivity_FK.to(BOUND_DTYPE)
+    most_F1 = sensitivity_FK.amax(1, keepdim=True)
+    return torch.maximum(sensitivity_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))

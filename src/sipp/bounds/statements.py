@@ -10,7 +10,7 @@ for convolutions, residual connections or norms (docs/theory.md, last section, 6
 T18  A maximum over n distinct points bounds the value at a new input for all but a share of inputs, at a confidence.
      This needs functions that were fixed before the points were seen. Q_l / ||f|| are; eps(x) is not, because the
      pruning chose its coefficients.
-T19  C is measured on points held back from scoring, instead of assumed.
+T19  With a holdout C is measured there, instead of assumed.
 
 Pruned, user-masked and repaired networks are treated alike.
 """
@@ -21,25 +21,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from sipp.bounds.chain import chain_obstacle
-from sipp.bounds.sound.new_inputs import sound_network_bound
-from sipp.inputs.data import AnyData, points_at
+from sipp.bounds.assumption import floored, measure_constant
+from sipp.bounds.sound import sound_network_bound
+from sipp.inputs.data import AnyData
 from sipp.pruning.cutting import Cut, dead_rows
 from sipp.pruning.sparse_rows import RAND, STRATEGIES, eps_given
 from sipp.results.bounds import MOST_SHARE, Coverage, Guarantee, Measured, NetworkBound, coverage, layer_bound, no_bound
 from sipp.results.display import listed
-from sipp.results.numerics import BOUND_DTYPE, ratio_rounding
+from sipp.results.numerics import BOUND_DTYPE
 from sipp.results.options import Mode
 from sipp.results.pruned import PrunedLayer
-from sipp.results.ranking import LayerSensitivities, Ranking, Sensitivities
+from sipp.results.ranking import Ranking, Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of
 
-LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
-N_EXAMPLES = 4  # points on which a model must be a chain
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
 
@@ -58,25 +55,29 @@ def statements_of(
 ) -> Statements:
     """Computes the guarantees of a cut, and the record of each layer.
 
-    `new_points` are inputs that the pruning has not seen. In mode "paper" they make the bound on the network smaller
-    (T18); their norms are computed with the options of `task`. Mode "sound" (T13) gives no bound without them.
+    `new_points` are inputs that the pruning has not seen. In mode "paper" they measure C (T19) and make the bound on
+    the network smaller (T18); their norms are computed with the options of `task`. Mode "sound" (T13) gives no bound
+    without them.
     """
-    scores, norms = ranking.sensitivities, None
+    scores, holdout = ranking.sensitivities, None
+    no_eps: list[float | None] = [None] * len(cut.rows)
     if scores is None:
         bound = no_bound(ranking.why_no_sensitivities, ranking.options.delta)
-        layers = tuple(_layer_record(ranking, i, cut, bound, None) for i in range(len(cut.rows)))
-        return Statements(None, bound, None, layers)
+        return Statements(None, bound, None, _layer_records(ranking, cut, bound, no_eps))
     if mode == "paper" and new_points is not None and task is not None:
-        norms = measure_sensitivities(replace(task.with_points(None, new_points), seed=0))
-    obstacle, reasons = _obstacle(ranking, cut), _why_rows_have_no_bound(ranking, cut)
-    measured, eps_measured = _measured(ranking, scores, cut, obstacle, norms)
+        holdout = measure_sensitivities(replace(task.with_points(None, new_points), seed=0))
+    left_out = listed(cut.others) if cut.others else ""
+    obstacle, reasons = _obstacle(scores, cut), _why_rows_have_no_bound(ranking, cut)
     guarantee = row_guarantee(ranking, scores, cut.dense, factor_of(ranking.method_name), reasons)
-    bound = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=norms)
-    layers = tuple(_layer_record(ranking, i, cut, bound, eps) for i, eps in enumerate(eps_measured))
+    bound = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=holdout)
+    measured, eps_measured = None, no_eps
+    if holdout is not None:
+        measured, eps_measured = _measured(ranking, scores, cut, obstacle, holdout)
+        measured = replace(measured, left_out=left_out)
+    layers = _layer_records(ranking, cut, bound, eps_measured)
     if mode == "sound" and new_points is not None:
         bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.options.confidence)
-    left_out = listed(cut.others) if cut.others else ""
-    return Statements(replace(guarantee, left_out=left_out), bound, replace(measured, left_out=left_out), layers)
+    return Statements(replace(guarantee, left_out=left_out), bound, measured, layers)
 
 
 def _why_rows_have_no_bound(ranking: Ranking, cut: Cut) -> list[str]:
@@ -96,31 +97,27 @@ def _is_sampled(cut: Cut) -> bool:
     return any(bool((row.strategy_FS == RAND).any()) for row in cut.rows)
 
 
-def _obstacle(ranking: Ranking, cut: Cut) -> str:
+def _obstacle(scores: Sensitivities, cut: Cut) -> str:
     """Why T12 does not apply to the model; empty if it does."""
-    if cut.others:
-        return f"{cut.others[0]} changed too, and is not a pruned weight"
-    assert ranking.sample is not None
-    weights = {weight.name for weight in ranking.weights}
-    return chain_obstacle(ranking.model, weights, points_at(ranking.sample, slice(N_EXAMPLES)))
+    return f"{cut.others[0]} changed too, and is not a pruned weight" if cut.others else scores.no_chain
 
 
 def _measured(
-    ranking: Ranking, scores: Sensitivities, cut: Cut, obstacle: str, holdout: Sensitivities | None
-) -> tuple[Measured, Sequence[float | None]]:
+    ranking: Ranking, scores: Sensitivities, cut: Cut, obstacle: str, holdout: Sensitivities
+) -> tuple[Measured, list[float | None]]:
     """The measured constant (T19) with its bounds for layers and network, and eps of each layer (T17).
 
     A sampled row is bounded by its actual values (T17), because T6 is proved for T4's C only.
     """
-    measured = measure_constant(scores, ranking.options.confidence)
+    measured = measure_constant(scores, holdout, ranking.options.confidence)
     if measured.c_constant is None:
         return measured, [None] * len(cut.rows)
-    eps: list[float] = []
-    for layer, row, dense_FK in zip(scores.layers, cut.rows, cut.dense):
-        first_FK = floored_sensitivity(layer).cpu()
-        eps.append(float(eps_given(dense_FK, row.values_FK, first_FK, c_constant=measured.c_constant).max()))
-    delta_share = coverage(scores.n_distinct, 1, measured.confidence).share
-    measured = replace(measured, layers_share=min(1.0, measured.share + delta_share))
+    eps = [
+        float(eps_given(dense_FK, row.values_FK, s_FK, c_constant=measured.c_constant).max())
+        for row, dense_FK, s_FK in zip(
+            cut.rows, cut.dense, (floored(one.sensitivity_FK.cpu()) for one in scores.layers)
+        )
+    ]
     share = min(1.0, measured.share + network_coverage(scores, measured.confidence, holdout).share)
     epsilon, _ = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
     reason = ""
@@ -129,34 +126,45 @@ def _measured(
     elif epsilon is None or math.isinf(epsilon):
         reason = "a norm is unknown, or epsilon is infinite"
     elif share > MOST_SHARE:
-        reason = "too few inputs for as many maxima as there are layers"
-    if reason:
-        return replace(measured, network_reason=reason), eps
-    return replace(measured, epsilon=epsilon, network_share=share), eps
-
-
-def _layer_record(ranking: Ranking, i: int, cut: Cut, bound: NetworkBound, eps_measured: float | None) -> PrunedLayer:
-    rows = cut.rows[i]
-    weight, scores = ranking.weights[i], ranking.sensitivities
-    has_bound = scores is not None and scores.reduce == "max"
-    complexity = scores.layers[i].sign_complexity if scores is not None else None
-    names = STRATEGIES if ranking.method_name.startswith("sipp") else {}
-    eps = float(rows.eps_F.max()) if has_bound else None
-    return PrunedLayer(
-        name=weight.name,
-        layer_type=weight.layer_type,
-        n_rows=weight.n_rows,
-        fan_in=weight.fan_in,
-        kept=int(rows.mask_FK.sum()),
-        strategies={name: int((rows.strategy_FS == code).sum()) for code, name in names.items()},
-        dead_rows=dead_rows(cut.dense[i], rows.values_FK),
-        eps_F=rows.eps_F if has_bound else None,
-        eps=eps,
-        sign_complexity=complexity,
-        bound=layer_bound(eps, complexity),
-        kappa=bound.kappas.get(weight.name) if has_bound else None,
-        eps_measured=eps_measured if eps_measured is not None and math.isfinite(eps_measured) else None,
+        reason = "too few inputs for two maxima"
+    measured = replace(
+        measured,
+        layers_share=min(1.0, measured.share + coverage(scores.n_distinct, 1, measured.confidence).share),
+        epsilon=None if reason else epsilon,
+        network_share=1.0 if reason else share,
+        network_reason=reason,
     )
+    return measured, [value if math.isfinite(value) else None for value in eps]
+
+
+def _layer_records(
+    ranking: Ranking, cut: Cut, bound: NetworkBound, eps_measured: Sequence[float | None]
+) -> tuple[PrunedLayer, ...]:
+    scores = ranking.sensitivities
+    has_bound = scores is not None and scores.reduce == "max"
+    names = STRATEGIES if ranking.method_name.startswith("sipp") else {}
+    records = []
+    for i, (weight, rows, dense_FK) in enumerate(zip(ranking.weights, cut.rows, cut.dense)):
+        complexity = scores.layers[i].sign_complexity if scores is not None else None
+        eps = float(rows.eps_F.max()) if has_bound else None
+        records.append(
+            PrunedLayer(
+                name=weight.name,
+                layer_type=weight.layer_type,
+                n_rows=weight.n_rows,
+                fan_in=weight.fan_in,
+                kept=int(rows.mask_FK.sum()),
+                strategies={name: int((rows.strategy_FS == code).sum()) for code, name in names.items()},
+                dead_rows=dead_rows(dense_FK, rows.values_FK),
+                eps_F=rows.eps_F if has_bound else None,
+                eps=eps,
+                sign_complexity=complexity,
+                bound=layer_bound(eps, complexity),
+                kappa=bound.kappas.get(weight.name) if has_bound else None,
+                eps_measured=eps_measured[i],
+            )
+        )
+    return tuple(records)
 
 
 # --- Rows, layers and the network -------------------------------------------------------------------------------------
@@ -166,25 +174,25 @@ def row_guarantee(
     ranking: Ranking, scores: Sensitivities, dense: Sequence[Tensor], factor: int, reasons: Sequence[str]
 ) -> Guarantee:
     """Checks the conditions of T4 for the scores of a ranking; `reasons` are further causes why they fail."""
-    delta, constants = ranking.options.delta, ranking.options.constants
+    options = ranking.options
     is_used = [weight_FK != 0 for weight_FK in dense]
     n_never_above = 0
     if scores.reduce == "max":
         for layer, used_FK in zip(scores.layers, is_used):
-            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / constants.c_constant)).sum())
+            n_never_above += int((used_FK & (layer.sensitivity_FK.cpu() <= 1 / options.c_constant)).sum())
     conditions = Guarantee(
-        delta=delta,
+        delta=options.delta,
         n=scores.n_distinct,
         n_needed=calibration_needed(
-            scores.n_outputs, scores.max_fan_in, delta, factor=factor, k_constant=constants.k_constant
+            scores.n_outputs, scores.max_fan_in, options.delta, factor=factor, k_constant=options.k_constant
         ),
         unit="batches" if scores.batch_dependent else "inputs",
-        c_constant=constants.c_constant,
-        k_constant=constants.k_constant,
+        c_constant=options.c_constant,
+        k_constant=options.k_constant,
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
         n_never_above=n_never_above,
-        layers=coverage(scores.n_distinct, 1, ranking.options.confidence),
+        layers=coverage(scores.n_distinct, 1, options.confidence),
     )
     n, unit = conditions.n, conditions.unit
     causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
@@ -195,7 +203,7 @@ def row_guarantee(
     elif conditions.contradicted:
         causes.insert(
             0,
-            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / constants.c_constant:.3g} of "
+            f"the theory assumes that every weight sometimes gives more than 1/C = {1 / options.c_constant:.3g} of "
             f"its row's sum, but {n_never_above:,} of {conditions.n_weights:,} never did in {n:,} {unit}",
         )
     if n < conditions.n_needed:
@@ -279,47 +287,3 @@ def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitiv
     if holdout is not None:
         return coverage(len(holdout.keys - scores.all_seen_keys), 1, confidence)
     return coverage(scores.n_distinct, len(scores.layers), confidence)
-
-
-def floored_sensitivity(layer: LayerSensitivities) -> Tensor:
-    """s_j on S1 (float64), raised to at least a small share of the row's maximum, so that none is 0 (T19).
-
-    For a row that no point of S1 reached the maximum is taken as 1, which ratios cannot exceed.
-    """
-    given_FK = layer.sensitivity_FK if layer.sensitivity_s1_FK is None else layer.sensitivity_s1_FK
-    s1_FK = given_FK.to(BOUND_DTYPE)
-    most_F1 = s1_FK.amax(1, keepdim=True)
-    return torch.maximum(s1_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
-
-
-def measure_constant(scores: Sensitivities, confidence: float) -> Measured:
-    """Measures C of T19 on the points of S2, or says why it cannot.
-
-    C is the largest ratio R(x) = max_j g_j(x) / s_j over the points of S2, with s_j of S1. A maximum over points is the
-    largest quotient of the two maxima, so single points are not needed. S2 is too small for a rank below the first to
-    be useful (k* = 0 of T14). T18 gives the share: d with (1 - d)^n = 1 - confidence.
-    """
-    n = scores.n_apart or 0
-
-    def none(reason: str) -> Measured:
-        return Measured(None, 1.0, confidence, n, reason)
-
-    if scores.reduce != "max":
-        return none("sensitivities were averaged over patches (reduce='mean')")
-    if scores.batch_dependent:
-        return none("with BatchNorm on batch statistics, single inputs cannot be looked at")
-    if scores.dependence:
-        return none(scores.dependence)
-    if scores.n_apart is None:
-        return none("no calibration inputs were held back, or a layer does not show which values belong to which input")
-    share = coverage(n, 1, confidence).share
-    if share > MOST_SHARE:
-        return none(f"too few inputs: {n} of {scores.n_points} were held back, so nothing follows for most new inputs")
-    seen = [(layer, layer.sensitivity_s2_FK) for layer in scores.layers if layer.sensitivity_s2_FK is not None]
-    quotients = [float((s2_FK.to(BOUND_DTYPE) / floored_sensitivity(layer)).max()) for layer, s2_FK in seen]
-    if any(math.isnan(quotient) for quotient in quotients):
-        return none("a ratio was not a number")
-    constant = max(quotients, default=0.0) * (1 + ratio_rounding(scores.max_fan_in))
-    if not math.isfinite(constant):
-        return none("a ratio was not finite")
-    return Measured(constant, share, confidence, n, "")

@@ -18,7 +18,7 @@ from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_l
 from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, Measure
 from sipp.results.checking import check_drop, check_number, check_share
 from sipp.results.display import exactly, percent
-from sipp.results.options import HOLDOUT_DELTA
+from sipp.results.options import SHARE
 
 
 def n_violations(ratios_n: Tensor, epsilon: float) -> Tensor:
@@ -26,16 +26,16 @@ def n_violations(ratios_n: Tensor, epsilon: float) -> Tensor:
     return (~((ratios_n <= epsilon) & ratios_n.isfinite())).sum(-1)
 
 
-def certified_epsilon(ratios_n: Tensor, delta: float, beta: float, *, n: int | None = None) -> Tensor:
+def certified_epsilon(ratios_n: Tensor, share: float, beta: float, *, n: int | None = None) -> Tensor:
     """eps^ along the last axis: the (N - k*)-th smallest of N relative errors (T14); infinite if nothing is proved.
 
     k* is that of `n` distinct points; by default all N are distinct. NaN counts as infinite.
 
-    With q the true (1 - delta)-quantile of the errors, eps^ < q means that at most k* points reached q, although each
-    does so with probability >= delta: at most BinCDF(k*; n, delta) <= beta. Choosing eps^ on the points costs nothing.
+    With q the true (1 - share)-quantile of the errors, eps^ < q means that at most k* points reached q, although each
+    does so with probability >= share: at most BinCDF(k*; n, share) <= beta. Choosing eps^ on the points costs nothing.
     """
     n_points = ratios_n.shape[-1]
-    allowed = k_allowed(n_points if n is None else min(n, n_points), delta, beta)
+    allowed = k_allowed(n_points if n is None else min(n, n_points), share, beta)
     if allowed is None:
         return torch.full_like(ratios_n[..., 0], torch.inf)
     return ratios_n.nan_to_num(nan=torch.inf, posinf=torch.inf).kthvalue(n_points - allowed).values
@@ -57,16 +57,16 @@ def first_failure(passes: Iterable[bool]) -> int:
 
 
 def output_claim(
-    outputs: MeasuredOutputs, *, epsilon: float | None, delta: float, confidence: float, measure: Measure
+    outputs: MeasuredOutputs, *, epsilon: float | None, share: float, confidence: float, measure: Measure
 ) -> Certificate:
     """The certificate that follows from measured output errors (T14)."""
     limit = epsilon
     if limit is None:
-        limit = float(certified_epsilon(outputs.measured, delta, 1.0 - confidence, n=outputs.evidence.n))
+        limit = float(certified_epsilon(outputs.measured, share, 1.0 - confidence, n=outputs.evidence.n))
     return Certificate(
-        fixed="delta" if epsilon is None else "epsilon",
+        fixed="share" if epsilon is None else "epsilon",
         epsilon=float(limit),
-        delta=float(delta),
+        share=float(share),
         confidence=float(confidence),
         violations=int(n_violations(outputs.measured, limit)),
         measure=measure,
@@ -90,23 +90,25 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Label
         n_gained=gained,
         n_differ=differ,
         measure="next-token" if outcomes.are_sequences else "class",
+        dense_accuracy=float(outcomes.dense_right.mean()) if labelled else None,
+        pruned_accuracy=float((outcomes.dense_right - outcomes.lost + outcomes.gained).mean()) if labelled else None,
         **asdict(outputs.evidence),
     )
 
 
 @dataclass(frozen=True)
 class OutputTolerance:
-    """Accepts outputs that are off by up to `epsilon`, and further off for a share `delta` of inputs (T14)."""
+    """Accepts outputs that are off by up to `epsilon`, and further off for a share `share` of inputs (T14)."""
 
     epsilon: float
-    delta: float
+    share: float
     confidence: float
     drops_padding: ClassVar[bool] = True  # padding positions of the output are not compared
 
     @property
     def n_needed(self) -> int:
         """The number of distinct points without which nothing can be proved."""
-        return holdout_needed(self.delta, 1.0 - self.confidence)
+        return holdout_needed(self.share, 1.0 - self.confidence)
 
     @property
     def finest(self) -> float:
@@ -115,7 +117,7 @@ class OutputTolerance:
 
     @property
     def words(self) -> str:
-        inputs = f"for all but {percent(self.delta)} of inputs, confidence {percent(self.confidence)}"
+        inputs = f"for all but {percent(self.share)} of inputs, confidence {percent(self.confidence)}"
         return f"relative output error <= {exactly(self.epsilon)} {inputs}"
 
     def measure(self, f: Tensor, g: Tensor, _: Batch) -> Tensor:
@@ -128,12 +130,12 @@ class OutputTolerance:
     def test(self, ratios: Tensor, _hashes: list[str], n: int) -> tuple[int, float, bool]:
         """How many of `n` distinct points are further off, the proved limit of their share, and whether that passes."""
         beta = 1.0 - self.confidence
-        count, allowed = int(n_violations(ratios, self.epsilon)), k_allowed(n, self.delta, beta)
+        count, allowed = int(n_violations(ratios, self.epsilon)), k_allowed(n, self.share, beta)
         return count, share_limit(count, n, beta), allowed is not None and count <= allowed
 
     def certificate(self, outputs: MeasuredOutputs) -> Certificate:
         return output_claim(
-            outputs, epsilon=self.epsilon, delta=self.delta, confidence=self.confidence, measure="output"
+            outputs, epsilon=self.epsilon, share=self.share, confidence=self.confidence, measure="output"
         )
 
     def holds(self, cert: AnyCertificate) -> bool:
@@ -193,17 +195,17 @@ class AccuracyTolerance:
 Tolerance = OutputTolerance | AccuracyTolerance  # the loss that a caller accepts, and its test
 
 
-def tolerance_of(epsilon: float | None, max_drop: float | None, delta: float | None, confidence: float) -> Tolerance:
-    """The tolerance that was asked for: of the output (`epsilon`, `delta`), or of the accuracy (`max_drop`)."""
+def tolerance_of(epsilon: float | None, max_drop: float | None, share: float | None, confidence: float) -> Tolerance:
+    """The tolerance that was asked for: of the output (`epsilon`, `share`), or of the accuracy (`max_drop`)."""
     if (epsilon is None) == (max_drop is None):
         raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
     if epsilon is not None:
-        delta = check_share("delta", HOLDOUT_DELTA if delta is None else delta)
-        return OutputTolerance(check_number("epsilon", epsilon, least=0), delta, confidence)
-    if delta is not None:
+        share = check_share("share", SHARE if share is None else share)
+        return OutputTolerance(check_number("epsilon", epsilon, least=0), share, confidence)
+    if share is not None:
         raise OptionError(
-            "delta is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
-            fix="leave delta out, or give epsilon instead of max_accuracy_drop",
-            option="delta",
+            "share is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
+            fix="leave share out, or give epsilon instead of max_accuracy_drop",
+            option="share",
         )
     return AccuracyTolerance(check_drop("max_accuracy_drop", max_drop), confidence)

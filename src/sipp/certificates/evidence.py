@@ -104,10 +104,11 @@ def measure_outputs(
 def _calibration_points(pruned: NetworkLike, calibration: Any) -> SeenPoints:
     """The points that chose the pruned network, as far as they are known, and whether these are all."""
     seen = points_seen(pruned)
+    if isinstance(calibration, SeenPoints):  # of a record on the disk, with what was given beside it
+        recorded, calibration = calibration, calibration.given
+        seen = SeenPoints(seen.hashes | recorded.hashes, recorded.is_all)
     if calibration is None:
         return SeenPoints(seen.hashes, bool(seen.hashes) and seen.is_all)
-    if isinstance(calibration, SeenPoints):  # of a record on the disk
-        return SeenPoints(seen.hashes | calibration.hashes, calibration.is_all)
     return SeenPoints(seen.hashes.union(holdout_data(calibration, "calibration").hashes()), is_all=True)
 
 
@@ -116,37 +117,24 @@ def _outputs(
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
     """The outputs of both networks, batch by batch, with 0 at padding.
 
-    A point's output must not depend on the rest of the batch. This is checked on the first batch, the first with
-    several points, the largest and the last.
+    A point's output must not depend on the rest of the batch. This is checked on the first batch, and on the first with
+    several points.
     """
     has_positions: bool | None = None if drops_padding else False
-    last: tuple[Batch, Tensor, Tensor] | None = None
-    largest: tuple[Batch, Tensor, Tensor] | None = None
-    checked: set[int] = set()
-
-    def check_once(batch: Batch, f: Tensor, g: Tensor) -> None:
-        if batch.index not in checked:
-            checked.add(batch.index)
-            refuse_dependent("dense", dense, batch, output, f, finest)
-            refuse_dependent("pruned", pruned, batch, output, g, finest)
-
+    n_checked = 0
     for batch in data.batches():
         f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
         if f.shape != g.shape:
             raise ModelError(
                 f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree", where=batch.where
             )
-        if largest is None or largest[0].n_points == 1 < batch.n_points:
-            check_once(batch, f, g)
-        last = batch, f, g
-        if largest is None or batch.n_points > largest[0].n_points:
-            largest = last
+        if n_checked == 0 or n_checked == 1 < batch.n_points:
+            n_checked = batch.n_points
+            refuse_dependent("dense", dense, batch, output, f, finest)
+            refuse_dependent("pruned", pruned, batch, output, g, finest)
         if has_positions is None:
             has_positions = follows_positions(dense, batch, output, f)
         yield batch, without_padding(f, batch, has_positions), without_padding(g, batch, has_positions)
-    for chosen in (largest, last):
-        if chosen is not None:
-            check_once(*chosen)
 
 
 def refuse_dependent(

@@ -70,16 +70,16 @@ def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor
     zeros_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
     squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
     points = PointComparisons(point_ratios(f, g), *squares, zeros_n + has_classes, *[zeros_n] * 7)
-    if has_classes:
-        is_finite = [out_nk.isfinite().all(1) for out_nk in (f_nk, g_nk)]  # a non-finite output has no class
-        points = points._replace(same_class=is_finite[0] & is_finite[1] & (f_nk.argmax(1) == g_nk.argmax(1)))
+    if has_classes:  # a non-finite output has none
+        *outputs, differ = _classes(f, g)
+        points = points._replace(same_class=~differ)
     if truth.classes_n is not None:
         truth_n = truth.classes_n.to(f.device)
         points = points._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
         if bool(points.label_outside.any()):
             why.add("labels are outside the output's classes")
         else:
-            right = [finite & (out_nk.argmax(1) == truth_n) for finite, out_nk in zip(is_finite, (f_nk, g_nk))]
+            right = [is_finite & (classes_n == truth_n) for classes_n, is_finite in outputs]
             loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
             points = points._replace(
                 has_label=zeros_n + 1.0,
@@ -118,6 +118,7 @@ class Outcomes(NamedTuple):
     differ: Tensor  # their classes differ
     has_label: Tensor
     is_sequence: Tensor  # its outcomes are shares of positions
+    dense_right: Tensor
 
     @property
     def are_sequences(self) -> bool:
@@ -126,7 +127,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
-    """The `Outcomes` of dense and pruned outputs, n x 5; for sequences (n x tokens x vocabulary), shares of positions.
+    """The `Outcomes` of dense and pruned outputs, n x 6; for sequences (n x tokens x vocabulary), shares of positions.
 
     With non-finite outputs the pruned network counts as wrong and the dense one as right, which can only raise the
     limit.
@@ -142,7 +143,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
         )
     (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
     if batch.labels is None or labels == "ignore":
-        return _stacked(None, None, differ, has_label=False, is_sequence=False)
+        return _stacked(None, None, differ, None, is_sequence=False)
     classes = truth_of(batch.labels, len(f), f.shape[1])
     if classes.classes_n is None:
         raise DataError(classes.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
@@ -152,7 +153,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
             f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such inputs or map them first"
         )
     f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
-    return _stacked(f_right & ~g_right, ~f_right & g_right, differ, has_label=True, is_sequence=False)
+    return _stacked(f_right & ~g_right, ~f_right & g_right, differ, f_right, is_sequence=False)
 
 
 def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
@@ -160,7 +161,7 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
     (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
     real_nT = real_positions(batch, f.shape[:2], f.device)
     if labels != "use":
-        return _stacked(None, None, mean_at(differ, real_nT), has_label=False, is_sequence=True)
+        return _stacked(None, None, mean_at(differ, real_nT), None, is_sequence=True)
     tokens_nT = tokens_of(batch).to(f.device)
     if tokens_nT.shape != f.shape[:2]:
         raise DataError(f"{tuple(tokens_nT.shape)} tokens for logits {tuple(f.shape)}", where=batch.where)
@@ -173,23 +174,22 @@ def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
             fix="drop such inputs, or labels='ignore' for the bound that needs none",
         )
     f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
-    lost, gained, differ = (
-        mean_at(flags, counted) for flags in (f_right & ~g_right, ~f_right & g_right, differ[:, :-1])
-    )
-    return _stacked(lost, gained, differ, has_label=True, is_sequence=True)
+    flags = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1], f_right)
+    return _stacked(*(mean_at(flag, counted) for flag in flags), is_sequence=True)
 
 
 def _stacked(
-    lost: Tensor | None, gained: Tensor | None, differ: Tensor, *, has_label: bool, is_sequence: bool
+    lost: Tensor | None, gained: Tensor | None, differ: Tensor, dense_right: Tensor | None, *, is_sequence: bool
 ) -> Tensor:
-    """The columns of `Outcomes`; without labels nothing is lost or gained."""
+    """The columns of `Outcomes`; without labels nothing is right, lost or gained."""
     zeros_n = torch.zeros(len(differ), dtype=torch.float64, device=differ.device)
     outcomes = Outcomes(
         zeros_n if lost is None else lost,
         zeros_n if gained is None else gained,
         differ,
-        zeros_n + has_label,
+        zeros_n + (dense_right is not None),
         zeros_n + is_sequence,
+        zeros_n if dense_right is None else dense_right,
     )
     return torch.stack([column_n.double() for column_n in outcomes], dim=1)
 

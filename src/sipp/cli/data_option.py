@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import sipp
 from sipp.cli.data_sources import INPUTS, LABELS, Role, Source, find_source
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import N_SEQUENCES
 from sipp.cli.options import KINDS, InputOptions
-from sipp.inputs.capture import scoring_mode
-from sipp.inputs.data import data_of, fresh, points_per_batch
-from sipp.inputs.point_hashes import hash_of_points
 from sipp.results.display import labelled_line
+from sipp.results.options import Method
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
+BLEND, HELD_BACK = "sipp-blend", 0.25  # the method that keeps this share of the inputs for its choice
+# Inputs in a batch: many small ones, few large ones; fewer sequences, whose activations are large.
+FEWEST, MOST, BATCH_NUMBERS, GPU_BATCH_NUMBERS, BATCH_TOKENS = 16, 1024, 2**18, 2**24, 2048
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,6 @@ class Points:
     batches: list[Any]  # inputs, (inputs, labels), {name: tensor} or ({name: tensor}, labels)
     n_points: int
     words: str
-    hash: str  # of the set of points, as in certificates
     unlabelled: str  # why they have no labels
 
     @property
@@ -59,19 +60,41 @@ class Reader:
         source = self.open(spec, "holdout", option)
         return self.draw(source, n_points or (N_HOLDOUT if source.kind == "folder" else None))
 
-    def n_calibration(self, source: Source, asked: str | None, theory: Callable[[Any], int]) -> int | None:
+    def calibration(self, spec: str, asked: str | None, **of_theory: Any) -> Points:
+        """Draws the calibration points of `spec`, as many as --points asks for."""
+        return self.calibration_and_holdout(spec, asked, has_holdout=False, **of_theory)[0]
+
+    def calibration_and_holdout(
+        self, spec: str, asked: str | None, *, has_holdout: bool, method: Method = "", **of_theory: Any
+    ) -> tuple[Points, Points | None]:
+        """The same, and holdout points if asked for: the test part of the source, or split off.
+
+        The options `of_theory` are those of `sipp.sample_size`.
+        """
+        source = self.open(spec)
+        n_points = self._n_calibration(source, asked, method, of_theory)
+        if not has_holdout:
+            return self.draw(source, n_points), None
+        if source.has_holdout:
+            return self.draw(source, n_points), self.holdout(spec, None, "--data")
+        return self._split(source, n_points)
+
+    def _n_calibration(
+        self, source: Source, asked: str | None, method: Method, of_theory: dict[str, Any]
+    ) -> int | None:
         """The number of points that --points asks for; None: all.
 
-        By default all of a file, `N_SEQUENCES` of a text, and as many as T4 requires from a data set. `theory` computes
-        that from an example input.
+        By default all of a file, `N_SEQUENCES` of a text, and as many as T4 requires from a data set.
         """
         if asked == "all" or (asked is None and source.kind in ("file", "random")):
             return None
         if asked is None and source.kind == "text":
             return N_SEQUENCES
         if asked is None or asked == "theory":
-            batch = next(iter(data_of(self.draw(source, 1).batches).batches()))
-            return theory((batch.kwargs or batch.args, None))
+            example = self.draw(source, 1).batches[0]
+            with naming_option(f"--model {self.model}, {source.where}", "see --help"):
+                n = sipp.sample_size(self.network, example, **of_theory)
+            return math.ceil(n / (1 - HELD_BACK)) if method == BLEND else n
         if not asked.isascii() or not asked.isdigit() or int(asked) < 1:
             raise CommandError(
                 f"{asked!r} is not a number of inputs",
@@ -87,17 +110,17 @@ class Reader:
         is_whole = n_points is None or n_points >= source.n_points
         return self._collect(source, torch.arange(source.n_points) if is_whole else self._shuffle(source)[:n_points])
 
-    def split(self, source: Source, n_points: int | None, n_holdout: int | None) -> tuple[Points, Points]:
-        """Splits one source into disjoint calibration and holdout points, by default in halves.
+    def _split(self, source: Source, n_points: int | None) -> tuple[Points, Points]:
+        """Splits one source into disjoint calibration and holdout points, in halves.
 
         The holdout does not depend on the number of calibration points.
         """
-        n_theirs = int(source.n_points * HOLDOUT_SHARE) if n_holdout is None else n_holdout
-        if not 1 <= n_theirs < source.n_points:
+        n_theirs = int(source.n_points * HOLDOUT_SHARE)
+        if n_theirs < 1:
             raise CommandError(
-                f"{source.n_points} inputs cannot be split into calibration and {n_theirs} holdout inputs",
+                "one input cannot be split into calibration and holdout inputs",
                 where=source.where,
-                fix="give more inputs, a smaller --holdout-points, or a file of its own with --holdout",
+                fix="give more inputs, or a file of its own with --holdout",
             )
         order = self._shuffle(source)
         return self._collect(source, order[n_theirs:][:n_points]), self._collect(source, order[:n_theirs])
@@ -113,7 +136,7 @@ class Reader:
         cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         device = parameters[0].device if parameters else torch.device("cpu")
-        step = self.options.batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
+        step = self.options.batch_size or min(_points_per_batch(tensor, device) for tensor in tensors.values())
         batches: list[Any] = []
         for start in range(0, len(items), step):
             part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
@@ -122,35 +145,40 @@ class Reader:
         n = len(items)
         words = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
         words += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
-        read = data_of(batches, role="data", refuses_non_finite=False)
-        drawn = Points(source, batches, n, words, hash_of_points(read.hashes()), source.unlabelled)
-        n_outputs = None if device.type == "meta" else self._n_outputs(drawn, device)
+        n_outputs = None if device.type == "meta" else self._n_outputs(source, tensors, device)
         if not source.classes or n_outputs in (None, len(source.classes)):
-            return drawn
+            return Points(source, batches, n, words, source.unlabelled)
         why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
         warnings.warn(f"{source.where}: labels are ignored, because {why}", stacklevel=2)
-        return replace(drawn, batches=[inputs for inputs, _ in batches], unlabelled=why)
+        return Points(source, [inputs for inputs, _ in batches], n, words, why)
 
-    def _n_outputs(self, points: Points, device: torch.device) -> int | None:
+    def _n_outputs(self, source: Source, tensors: dict[str, Tensor], device: torch.device) -> int | None:
         """The number of classes in the output, None if it is not classes; CommandError if the network cannot run."""
-        where = points.source.where
-        with naming_option(where, f"give {KINDS}"):
-            first = data_of(points.batches, device=device, n_points=1, refuses_non_finite=False)
-            batch = fresh(next(iter(first.batches())))
-        named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
-        shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in named.items())
+        first = {name: tensor[:1].clone().to(device) for name, tensor in tensors.items()}
+        shapes = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in first.items())
         try:
-            with scoring_mode(self.network, "running"):
-                output = self.network(*batch.args, **batch.kwargs)
+            with torch.no_grad(), torch.random.fork_rng():
+                output = self.network(first[INPUTS]) if set(first) == {INPUTS} else self.network(**first)
             logits = getattr(output, "logits", output)
             return logits.shape[1] if isinstance(logits, Tensor) and logits.dim() == 2 else None
         except Exception as error:  # user code may raise anything
             raise CommandError(
                 f"{self.model} cannot take this data ({type(error).__name__}: {error})",
-                where=f"{where}, one input is {shapes}",
+                where=f"{source.where}, one input is {shapes}",
                 fix=f"give inputs in the shape and type the network takes; a single array is named {INPUTS!r}, "
                 "tensors under other names are passed as keywords",
             ) from error
+
+
+def _points_per_batch(tensor: Tensor, device: torch.device) -> int:
+    """The number of inputs in a batch, unless --batch-size says it."""
+    if not tensor.is_floating_point():
+        is_tokens = tensor.dim() == 2
+        return max(1, min(FEWEST, BATCH_TOKENS // tensor.shape[1])) if is_tokens else FEWEST
+    if tensor.element_size() < 4 and device.type == "cpu":  # slow in torch, and on some processors it crashes
+        return FEWEST
+    most = BATCH_NUMBERS if device.type == "cpu" else GPU_BATCH_NUMBERS
+    return min(max(most // max(1, tensor[0].numel()), FEWEST), MOST)
 
 
 def summary(points: Points | None) -> dict[str, Any] | None:
@@ -162,8 +190,7 @@ def summary(points: Points | None) -> dict[str, Any] | None:
         "spec": source.spec,
         "kind": source.kind,
         "what": points.words,
-        "n_points": points.n_points,
-        "hash": points.hash,
+        "n_inputs": points.n_points,
         "normalisation": None if normalised is None else {"mean": normalised.mean, "std": normalised.std},
     }
 

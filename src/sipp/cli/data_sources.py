@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import zipfile
 from collections.abc import Callable
@@ -31,6 +32,8 @@ Role = Literal["calibration", "holdout"]
 Kind = Literal["built-in", "file", "folder", "text", "random"]
 
 INPUTS, LABELS, TEXT = "inputs", "labels", ".txt"
+# other names for these in files that hold nothing else
+INPUT_NAMES, LABEL_NAMES = ("x", "X", "images", "data", "arr_0"), ("y", "Y", "label", "targets", "target", "arr_1")
 MAX_FILE_BYTES = 16 << 30  # unpacked, since it is held in memory
 MAX_RANDOM = 1 << 30  # numbers in `random:`
 _RANDOM = re.compile(r"random:(\d+(?:x\d+)+)")
@@ -93,15 +96,9 @@ def find_source(spec: str, role: Role, model: str, options: InputOptions, seed: 
     return source
 
 
-def data_or_noise(data: str | None, model: str, n_points: int, where: str) -> str:
-    """The value of --data; by default noise in the input shape of a built-in network."""
-    if data is not None:
-        return data
-    if model not in NETS:
-        raise CommandError(
-            f"{model} needs inputs to run on", where=where, fix=f"give --data, such as random:{n_points}x3x32x32"
-        )
-    return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape)))
+def noise_for(model: str, n_points: int) -> str | None:
+    """The value of --data for noise in the input shape of a built-in network; None for others."""
+    return "random:" + "x".join(map(str, (n_points, *NETS[model].input_shape))) if model in NETS else None
 
 
 def _of_tensors(
@@ -134,12 +131,16 @@ def _array_file(path: Path, chosen: Normalisation | None) -> Source:
     Values are used as they are; with --normalise they must be images as bytes.
     """
     try:
-        tensors = _read_arrays(path)
-    except (ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile) as error:
+        tensors = _with_our_names(_read_arrays(path))
+    except (
+        ValueError, TypeError, OSError, MemoryError, EOFError, SafetensorError, zipfile.BadZipFile, RuntimeError,
+        pickle.UnpicklingError,
+    ) as error:  # fmt: skip
         if isinstance(error, DataError):
             raise
         # numpy's message explains how to load pickles, which we do not want
-        reason = "it is broken, or holds a pickle" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
+        is_pickle = "pickle" in str(error) or isinstance(error, pickle.UnpicklingError)
+        reason = "it is broken, or holds a pickle" if is_pickle else f"{type(error).__name__}: {error}"
         raise DataError(f"{path} could not be read ({reason})", fix="give an intact file of numbers") from error
     if not tensors or set(tensors) == {LABELS}:
         held = "labels but no inputs" if tensors else "no arrays"
@@ -173,9 +174,35 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
             return {name: _to_tensor(arrays[name], path, name) for name in arrays.files}
     if path.suffix == ".safetensors":
         return dict(load_file(path))
+    if path.suffix in (".pt", ".pth"):
+        return _tensors_in(torch.load(path, "cpu", weights_only=True), path)
     raise DataError(
-        "files of inputs end in .npy, .npz or .safetensors", where=path, fix="convert it, or give a folder of images"
+        "files of inputs end in .npy, .npz, .safetensors or .pt",
+        where=path,
+        fix="convert it, or give a folder of images",
     )
+
+
+def _tensors_in(saved: Any, path: Path) -> dict[str, Tensor]:
+    """The tensors that torch.save wrote: one, a pair of inputs and labels, or a dict."""
+    if isinstance(saved, tuple | list) and len(saved) == 2:
+        saved = {INPUTS: saved[0], LABELS: saved[1]}
+    saved = {INPUTS: saved} if isinstance(saved, Tensor) else saved
+    if not isinstance(saved, dict) or not all(isinstance(value, Tensor) for value in saved.values()):
+        raise DataError(
+            f"it holds a {type(saved).__name__}", where=path, fix="save a tensor, (inputs, labels) or a dict of tensors"
+        )
+    return {str(name): value.detach() for name, value in saved.items()}
+
+
+def _with_our_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with x and y (and the like) as inputs and labels if there is nothing else."""
+    inputs, labels = ([name for name in names if name in tensors] for names in (INPUT_NAMES, LABEL_NAMES))
+    labels += [LABELS] if LABELS in tensors else []
+    if len(inputs) != 1 or len(labels) > 1 or len(tensors) != 1 + len(labels):
+        return tensors
+    ours = {INPUTS: tensors[inputs[0]]}
+    return ours | {LABELS: tensors[labels[0]]} if labels else ours
 
 
 def _to_tensor(array: Any, path: Path, name: str) -> Tensor:

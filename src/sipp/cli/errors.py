@@ -40,9 +40,10 @@ _NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # impossible file 
 
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
-# Python arguments with an option of the same name: "keep=0.5" in a message becomes "--keep 0.5".
-OWN = ("output", "epsilon", "max_accuracy_drop", "holdout_delta")  # of the command line only
-SAME_NAME = {*OWN, *(field.name for field in fields(PruneOptions))}
+# Python arguments, and their options: "keep=0.5" in a message becomes "--keep 0.5".
+OPTIONS = {field.name: field.name.replace("_", "-") for field in fields(PruneOptions)}
+OPTIONS |= {name: name.replace("_", "-") for name in ("epsilon", "max_accuracy_drop", "share", "length")}
+OPTIONS["output"] = "part"
 
 
 class CommandError(SippError):
@@ -134,7 +135,7 @@ def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
 
 def _as_option(text: str, option: str) -> str:
     """Replaces a Python argument by its option: --keep for keep=."""
-    return text.replace(f"{option}=", f"--{option.replace('_', '-')} ").rstrip() if option in SAME_NAME else text
+    return text.replace(f"{option}=", f"--{OPTIONS[option]} ").rstrip() if option in OPTIONS else text
 
 
 def _unexpected(error: BaseException, debug: bool) -> CommandError:

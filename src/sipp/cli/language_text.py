@@ -6,6 +6,8 @@ one per line of a file.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import sipp
 from sipp.cli.hugging_face_models import PREFIX, config_of, folder_of, gguf_in, tokenizer_of
 from sipp.errors import DataError, OptionError, SippError
-from sipp.inputs.text import JSON_LINES, LENGTH, PLAIN, documents, text
 
+PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
+LENGTH: int = inspect.signature(sipp.text).parameters["length"].default
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # class name endings of causal language models
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of a config.json
 N_SEQUENCES = 128  # default number for calibration, as is usual
@@ -59,16 +63,29 @@ def sequences(path: Path, model: str, length: int | None, role: str, seed: int) 
 
     A holdout has one sequence per document if there are several, because those of one text are not independent (T22).
     """
-    n_tokens, n_documents = length_of(model, length), len(documents(path))
-    is_one_each = role == "holdout" and n_documents > 1
-    ids = text(path, tokenizer_of(model), length=n_tokens, one_a_document=is_one_each, seed=seed)
-    source = f"{n_documents:,} documents" if n_documents > 1 else "one document"
-    return ids, f"sequences of {n_tokens:,} tokens of {path.name} ({'one of each of ' if is_one_each else ''}{source})"
+    n_tokens, has_several = length_of(model, length), _has_several_documents(path)
+    is_one_each = role == "holdout" and has_several
+    ids = sipp.text(path, tokenizer_of(model), length=n_tokens, one_a_document=is_one_each, seed=seed)
+    source = "one of each document" if is_one_each else "several documents" if has_several else "one document"
+    return ids, f"sequences of {n_tokens:,} tokens of {path.name} ({source})"
 
 
-def windows(path: Path, model: str, length: int | None) -> Tensor:
-    """All text as one, in windows that do not overlap, for measuring perplexity."""
-    return text(path, tokenizer_of(model), length=length_of(model, length), apart=False)
+def _has_several_documents(path: Path) -> bool:
+    """Whether the text is more than one document: a line of JSON each, or a file each."""
+    files = [file for file in path.rglob("*") if file.suffix in (*PLAIN, *JSON_LINES)] if path.is_dir() else [path]
+    if len(files) != 1 or files[0].suffix in PLAIN:
+        return len(files) > 1
+    with open(files[0], encoding="utf-8", errors="replace") as lines:
+        return sum(1 for _ in itertools.islice(filter(str.strip, lines), 2)) > 1
+
+
+def windows(path: Path, model: str, length: int | None, n_windows: int | None) -> tuple[Tensor, str]:
+    """The first windows (or all) of all text as one, which do not overlap, to measure perplexity; and their words."""
+    all_nT = sipp.text(path, tokenizer_of(model), length=length_of(model, length), apart=False)
+    read_nT = all_nT[:n_windows]
+    first = f"the first {len(read_nT):,} of {len(all_nT):,}" if len(read_nT) < len(all_nT) else f"{len(all_nT):,}"
+    words = f"{first} windows of {all_nT.shape[1]:,} tokens of {path.name}, read as one text"
+    return read_nT, f"{words}, tokenizer of {model.removeprefix(PREFIX)}"
 
 
 # --- sentences, for networks that are not causal language models ------------------------------------------------------

@@ -19,18 +19,17 @@ import sipp
 from sipp.cli.errors import EXIT_CODES, run_and_report
 from sipp.cli.options import OUTPUT_PANEL, as_command
 
-# Command NAME is the function NAME in `commands/NAME_command.py` (with _ for -), imported when it is called. The text
+# Command NAME is the function NAME in `commands/NAME_command.py`, imported when it is called. The text
 # is the first line of its help.
 COMMANDS = {
     "demo": "Train a small network on built-in digits, prune it with several methods, and show what that costs.",
     "prune": "Prune a network to a share of its weights, or as far as a certificate allows.",
-    "prune-on-disk": "Prune a Hugging Face folder larger than memory, block by block; run it again to resume.",
     "compare": "Compare methods on your network: how far each moves the output, and which one to use.",
     "sensitivity": "Write the sensitivity of every prunable weight to a file, and check the theory's assumption.",
     "certify": "Certify on a holdout what pruning costs.",
-    "eval": "Compare a pruned network with the dense one: accuracy, loss, and how far outputs move.",
-    "inspect": "Show what is in a file from sipp.save: tensors and their sizes, method, statements, certificate.",
-    "export": "Export a pruned network for other programs; the result is read back and compared.",
+    "eval": "Compare a pruned network with the dense one: accuracy (or perplexity), and how far outputs move.",
+    "inspect": "Show what is in a file from sipp.save or a folder from `sipp prune`: sizes, method, certificate.",
+    "export": "Export a pruned network for other programs, or as one small file; the result is compared.",
     "shrink": "Remove dead channels for good: a smaller dense network with the same outputs.",
     "run": "Run a recipe, or resume one that was stopped; without a recipe, list them.",
     "study": "Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.",
@@ -42,8 +41,7 @@ COMMANDS = {
 
 def function_of(name: str) -> Callable[..., None]:
     """The function of a command, wrapped with its options."""
-    own = name.replace("-", "_")
-    return as_command(getattr(import_module(f"sipp.cli.commands.{own}_command"), own))
+    return as_command(getattr(import_module(f"sipp.cli.commands.{name}_command"), name))
 
 
 def command_of(name: str) -> Any:

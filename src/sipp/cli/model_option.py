@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from itertools import chain
 from pathlib import Path
@@ -12,19 +13,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import sipp
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
-from sipp.errors import ModelError, OptionError
-from sipp.pruning.torch_masks import masked_values
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.files import WEIGHTS_NAME, metadata_of
 from sipp.results.display import labelled_line, listed
 from sipp.results.options import NormStats
-from sipp.storage.block_by_block.sharded_weights import INDEX, sharded_weights
-from sipp.storage.outputs import WEIGHTS_NAME
-from sipp.verbs.load import load
+from sipp.results.pruned_to import SeenPoints
+from sipp.results.stored import Report
 from sipp_lab.nets import NETS, build, n_classes_in
 from sipp_lab.own_code import call_user_code, import_named
 from sipp_lab.training.setup import Device, device_named
 
+INDEX = f"{WEIGHTS_NAME}.index.json"  # of weights in several files
+WAYS = f"my.py:function, package.module:function, hf:DIR, or one of {', '.join(NETS)}"
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints store the state_dict
 PREFIXES = ("model.", "module.", "_orig_mod.")  # from runs, DistributedDataParallel and torch.compile
 MASKS = "mask."  # prefix of masks in the files of runs
@@ -39,12 +42,11 @@ def load_model(
     option: str = "--weights",
     seed: int = 0,
     device: Device = "cpu",
-    n_classes: int | None = None,
 ) -> nn.Module:
-    """Loads a built-in network, `hf:DIR` or `package.module:callable`, in eval mode.
+    """Loads a built-in network, `hf:DIR` or the user's own, in eval mode.
 
     Without weights it is freshly initialised, from torch's global generator with `seed`. The number of classes of a
-    built-in network comes from its weights, or is `n_classes`.
+    built-in network comes from its weights.
     """
     torch.manual_seed(seed)
     content = None
@@ -52,8 +54,8 @@ def load_model(
     if weights is not None:
         with naming_option(*of_weights):
             content = _read(weights_file(weights))
-    with naming_option(f"--model {spec}", f"give package.module:callable, hf:DIR, or one of {', '.join(NETS)}"):
-        model = _build(spec, n_classes)
+    with naming_option(f"--model {spec}", WAYS):
+        model = _build(spec)
         state = None if content is None else _state_of(content, set(model.state_dict()))
         if spec in NETS and state is not None:
             n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
@@ -106,16 +108,46 @@ def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -
     return first, load_model(spec, pruned, option="--pruned", device=device)
 
 
-def _build(spec: str, n_classes: int | None) -> nn.Module:
-    """A built-in network, that of `hf:DIR`, or the result of the user's own callable."""
+def points_seen_by(pruned: Path) -> SeenPoints:
+    """The hashes of the inputs that chose a network, from its folder, named itself or by its file of weights."""
+    folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned
+    try:
+        report = sipp.inspect(folder) if folder.is_dir() else None
+    except DataError:  # a folder of another program, or weights that do not match the record
+        report = None
+    if not isinstance(report, Report):
+        return SeenPoints(frozenset(), is_all=False)
+    return SeenPoints(report.pruned.seen, report.pruned.seen_all and bool(report.pruned.seen))
+
+
+def _build(spec: str) -> nn.Module:
+    """A built-in network, that of `hf:DIR`, or the result of the user's own function."""
     if spec.startswith(PREFIX):
         return hf_model(spec)
-    if spec.endswith(".py"):
-        module = spec.removesuffix(".py").replace("/", ".")
+    if Path(spec).suffix == ".py":
         raise OptionError(
-            f"{spec} is a file of code", fix=f"name the function in it that builds the network, {module}:FUNCTION"
+            f"{spec} is a file of code", fix=f"name the function that builds the network, {spec}:FUNCTION"
         )
-    return _build_by_user_code(spec) if ":" in spec else build(spec, n_classes=n_classes)
+    if Path(spec).suffix in (".pt", ".pth", ".safetensors"):
+        raise OptionError(
+            f"{spec} holds weights, not how the network is built", fix=f"give it as --weights, and {WAYS} as --model"
+        )
+    return _build_by_user_code(spec) if ":" in spec else build(spec)
+
+
+def module_spec(spec: str) -> str:
+    """FILE.py:FUNCTION as MODULE:FUNCTION, as seen from the current folder; anything else as it is."""
+    file, _, function = spec.partition(":")
+    if not file.endswith(".py"):
+        return spec
+    path = Path(file)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    if path.is_absolute() or ".." in path.parts:
+        raise OptionError(
+            f"{file} is not in the current folder", fix=f"start in its folder, and give {path.name}:{function}"
+        )
+    return f"{'.'.join(path.with_suffix('').parts)}:{function}"
 
 
 def weights_file(path: Path) -> Path:
@@ -131,6 +163,7 @@ def weights_file(path: Path) -> Path:
 
 def _build_by_user_code(spec: str) -> nn.Module:
     """The network that the user's own code returns, or names directly."""
+    spec = module_spec(spec)
     named = call_user_code(spec, "network", lambda: import_named(spec))
     model = named if isinstance(named, nn.Module) else call_user_code(spec, "network", named)
     if not isinstance(model, nn.Module):
@@ -144,17 +177,20 @@ def _read(path: Path) -> Any:
     """Reads a weight file, with safetensors or torch.load(weights_only=True), never any other way."""
     try:
         if path.name == INDEX:
-            shards = sharded_weights(path.parent)
-            return shards.read(shards.file_of)
-        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-        if path.suffix == ".safetensors" and content.keys() == SMALL_FILE:
-            content = load(path)
+            files = sorted({str(name) for name in json.loads(path.read_text())["weight_map"].values()})
+            return {name: tensor for file in files for name, tensor in load_file(path.parent / file).items()}
+        is_safetensors = path.suffix == ".safetensors" or bool(metadata_of(path))
+        content = load_file(path) if is_safetensors else torch.load(path, "cpu", weights_only=True)
+        if is_safetensors and content.keys() == SMALL_FILE:
+            content = sipp.load(path)
         return content
     except Exception as error:  # a broken or hostile file may raise anything
+        is_module = isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error)
         raise ModelError(
             f"{path} could not be read as weights ({_reason(error)})",
-            fix="give an intact .safetensors, or a .pt that holds only tensors: sipp runs no code from files",
-        ) from error
+            fix="if it is a whole model, write its weights: torch.save(model.state_dict(), ...); sipp runs no code "
+            "from files" if is_module else "give an intact .safetensors, or a .pt that holds only tensors",
+        ) from error  # fmt: skip
 
 
 def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) -> None:
@@ -223,6 +259,9 @@ def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str,
     masked = [name for name in known if {f"{name}_orig", f"{name}_mask"} <= state.keys() - known]
     if any(state[f"{name}_orig"].shape != state[f"{name}_mask"].shape for name in masked):
         return state  # not such masks; their names are refused later
-    folded = {name: masked_values(state[f"{name}_orig"], state[f"{name}_mask"]) for name in masked}
+    folded = {}
+    for name in masked:
+        mask = state[f"{name}_mask"]
+        folded[name] = (state[f"{name}_orig"] * mask).masked_fill(mask == 0, 0.0)
     taken = {f"{name}_{part}" for name in masked for part in ("orig", "mask")}
     return {name: value for name, value in state.items() if name not in taken} | folded

@@ -17,14 +17,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+import sipp
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
-from sipp.errors import SippError
+from sipp.errors import OptionError, SippError
+from sipp.results.checking import method_here, nearest
 from sipp.results.options import CliOption, Group, NormStats, PruneOptions
-from sipp.scoring.methods import NAMES
 
 KINDS = (
-    "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors; for hf:DIR .txt and "
+    "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors, .pt; for hf:DIR .txt and "
     ".jsonl), a folder of images or of text, "
     "or noise (random:16x3x32x32)"
 )
@@ -102,7 +103,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
             missing = field.default is MISSING
             yield from _parameters(field.name, hints[field.name], inspect.Parameter.empty if missing else field.default)
     elif isinstance(metadata, CliOption):
-        kind, words = get_args(hint)[0], metadata.words.replace("{methods}", ", ".join(NAMES))
+        kind, words = get_args(hint)[0], metadata.words.replace("{methods}", ", ".join(sipp.methods()))
         names: tuple[str, ...] = ()
         if isinstance(default, bool):  # a flag; one that is on by default becomes --no-NAME
             name = option_name(name, default)
@@ -114,6 +115,12 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
         )
     elif metadata is not None:
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def names_of(kind: type) -> list[str]:
+    """The fields of a record that are options."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [field.name for field in fields(kind) if get_origin(hints[field.name]) is Annotated]
 
 
 def option_name(name: str, default: Any) -> str:
@@ -156,10 +163,8 @@ def _index_or_name(text: str | None) -> int | str | None:
 
 
 Model = Annotated[
-    str, option("A built-in network (resnet20, ...), your own as package.module:callable, or hf:DIR.", MODEL_PANEL)
-]
-Refit = Annotated[
-    bool, option("Repair without changing the mask: only the kept weights get new values.", REPAIR_PANEL, "--refit")
+    str,
+    option("A built-in network (resnet20, ...), your own as my.py:function, or hf:DIR.", MODEL_PANEL),
 ]
 Weights = Annotated[
     Path | None,
@@ -186,33 +191,28 @@ Size = Annotated[
 ]
 Length = Annotated[
     int | None,
-    option(
-        "Tokens per sequence, for a causal language model; default: 2048, or the model's limit.", MODEL_PANEL, least=2
-    ),
+    option("Tokens per sequence, for a language model; default: 2048, or the model's limit.", MODEL_PANEL, least=2),
 ]
 Include = Annotated[list[str] | None, prune_option("include")]
 Exclude = Annotated[list[str] | None, prune_option("exclude")]
+CConstant = Annotated[float, prune_option("c_constant")]
+KConstant = Annotated[float, prune_option("k_constant")]
 PointsOption = Annotated[
     str | None,
     option(
         "How many calibration inputs: a number, all, or theory (as many as the theory asks for). "
-        "Default: all of a file, theory for a data set.",
+        "Default: all of a file, theory for a data set, 128 sequences of a text.",
         MODEL_PANEL,
     ),
 ]
-HoldoutPoints = Annotated[
-    int | None,
-    option(
-        "How many holdout inputs; default: all of a file or data set, up to 5,000 images from a folder.",
-        GUARANTEE_PANEL,
-        least=1,
-    ),
-]
+Share = Annotated[float, option("Share of inputs that may be further off than the certificate says.", GUARANTEE_PANEL)]
 Confidence = Annotated[float, prune_option("confidence")]
-OutputPart = Annotated[
+Part = Annotated[
     int | str | None,
     CliOption(
-        "Which part of the output to compare: an index or a name (logits).", GUARANTEE_PANEL, parse=_index_or_name
+        "Which part of the output to compare, if there are several: an index or a name (logits).",
+        GUARANTEE_PANEL,
+        parse=_index_or_name,
     ),
 ]
 Seed = Annotated[int, prune_option("seed")]
@@ -286,29 +286,45 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How inputs are read: the options of every command that runs a network."""
+
+    normalise: Normalise = None
+    size: Size = None
+    length: Length = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions(ReadingOptions):
+    """The same, for commands that run a network on all of them."""
+
+    batch_size: BatchSize = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredOptions:
     """A stored network, and the inputs it is run on: options of the commands that use one."""
 
     file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")]
     model: Annotated[
         str | None,
-        option("Your own network as package.module:callable; built-in networks are recognised.", MODEL_PANEL),
+        option(
+            "The network, as for `sipp prune`; default: the built-in one or hf:DIR that the folder names.", MODEL_PANEL
+        ),
     ] = None
     data: Annotated[
         str | None, option(f"Inputs; default: noise for a built-in network. Otherwise {KINDS}.", MODEL_PANEL)
     ] = None
-    normalise: Normalise = None
-    size: Size = None
+    reading: ReadingOptions
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputOptions:
-    """How inputs are read: the options of every command that runs a network on data."""
-
-    normalise: Normalise = None
-    size: Size = None
-    length: Length = None
-    batch_size: BatchSize = None
+def check_method(name: str, where: str) -> None:
+    """Refuses, before any work, a method that nobody knows."""
+    known = sipp.methods()
+    if name not in known:
+        here = method_here(name) or (f"not a method{nearest(name, known)}", f"give one of {', '.join(known)}")
+        error = OptionError(f"{name!r:.40} is {here[0]}", fix=here[1], option="method")
+        raise as_command_error(error, where, "see --help")
 
 
 def load_code(paths: list[Path] | None) -> None:

@@ -8,26 +8,25 @@ block by block, with only the states of all points between two blocks in memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import ModelError, OptionError
 from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import fresh, points_at
-from sipp.inputs.probing import first_and_last
+from sipp.inputs.data import fresh
+from sipp.inputs.recording import ModuleCall, Recording, Ref, refs_in
 from sipp.inputs.restore import StopForward, replaced_forwards
 from sipp.results.batches import Batch
 from sipp.results.numerics import same_tensor
 
 FEWEST_BLOCKS = 2
 MOST_LISTS = 4  # named in an error
-SAME = 1e-3  # how closely a block run by itself must reproduce a state, relative to its largest number
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
 
@@ -73,24 +72,22 @@ class Entered:
     calls: tuple[Call, ...]
 
 
-def find_blocks(model: nn.Module, batch: Batch, named: str | Sequence[str] | None = None) -> Blocks | None:
-    """The longest such chain of modules, found by running a few points of the batch; None if there is none.
+def find_blocks(model: nn.Module, run: Recording, named: str | Sequence[str] | None = None) -> Blocks | None:
+    """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None.
 
     Modules that are `named`, by their list or one by one, must be such a chain; if not, an OptionError says why.
     """
     names = block_names(model, named) if isinstance(named, str) else named
-    few = points_at(batch, first_and_last(batch.n_points))
-    seen = _seen_calls(model, few, names)
-    found = _longest(seen, names)
-    if found is not None and not _walks_the_same(model, *found, few, {one.name: one.output for one in seen}):
-        found = None
-    if found is None and names is not None:
+    calls = _called_once(model, run) if names is None else [c for c in run.calls if c.module in names]
+    found = _longest(calls, names)
+    why = "" if found is None else _why_not_by_themselves(run, found)
+    if names is not None and (found is None or why):
         raise OptionError(
-            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {_why_not(seen, names)}",
+            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {why or _why_not(calls, names)}",
             fix="name a list of modules that are called one after the other, or leave it to be found",
             option="blocks",
         )
-    return None if found is None else found[0]
+    return None if why else found
 
 
 def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
@@ -143,123 +140,107 @@ def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -
     return replaced_forwards((model.get_submodule(name), forward) for name in blocks.names)
 
 
-@dataclass(frozen=True)
-class _SeenCall:
-    """One call of a module, with its tensors kept alive so that an id stands for one."""
-
-    name: str
-    kind: type
-    call: Call
-    output: Any
-
-
-def _seen_calls(model: nn.Module, batch: Batch, names: Sequence[str] | None) -> list[_SeenCall]:
-    """The calls of all modules that could be blocks: those named, or those with children whose class occurs again."""
+def _called_once(model: nn.Module, run: Recording) -> list[ModuleCall]:
+    """The calls of modules that could be blocks: those with children whose class occurs again, called once."""
     kinds = Counter(type(module) for module in model.modules())
-    found: list[_SeenCall] = []
-
-    def hook(name: str) -> Callable[..., None]:
-        def noted(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            kind = type(module) if names is None else nn.Module  # named modules may be of several classes
-            found.append(_SeenCall(name, kind, (args, kwargs), output))
-
-        return noted
-
-    with ExitStack() as stack:
-        stack.enter_context(scoring_mode(model, "running"))
-        for name, module in model.named_modules():
-            is_plain = not isinstance(module, torch.jit.ScriptModule | nn.ModuleList | nn.Sequential)
-            is_one = kinds[type(module)] >= FEWEST_BLOCKS and is_plain and next(module.children(), None) is not None
-            if (name and is_one) if names is None else name in names:
-                stack.callback(module.register_forward_hook(hook(name), with_kwargs=True).remove)
-        run_batch(model, fresh(batch))
-    return found
+    could_be = {
+        name
+        for name, module in model.named_modules()
+        if name and kinds[type(module)] >= FEWEST_BLOCKS and next(module.children(), None) is not None
+        if not isinstance(module, nn.ModuleList | nn.Sequential)
+    }
+    return [call for call in run.calls if call.module in could_be and len(run.calls_of[call.module]) == 1]
 
 
-def _longest(seen: Sequence[_SeenCall], names: Sequence[str] | None) -> tuple[Blocks, tuple[Call, ...]] | None:
-    """The longest chain, the outermost of equally long ones, and its calls."""
-    n_calls = Counter(one.name for one in seen)
-    once = {one.name: one for one in seen if n_calls[one.name] == 1 and (names is None or one.name in names)}
-    by_state = {(id(state), one.kind): one for one in once.values() if (state := _state(one.output)) is not None}
+def _longest(calls: Sequence[ModuleCall], names: Sequence[str] | None) -> Blocks | None:
+    """The longest chain of modules called once; of one class, unless they are named."""
+    n_calls = Counter(call.module for call in calls)
+    once = {call.module: call for call in calls if n_calls[call.module] == 1}
+    kind_of = {name: call.kind if names is None else nn.Module for name, call in once.items()}
+    by_state = {(state, kind_of[name]): name for name, call in once.items() if (state := _state(call)) is not None}
     before: dict[str, tuple[str, int | str]] = {}  # by module: the one before it, and where the state goes in
-    for one in once.values():
-        args, kwargs = one.call
-        given: dict[int | str, Any] = dict(enumerate(args)) | kwargs
-        for at, value in given.items():
-            source = by_state.get((id(value), one.kind)) if isinstance(value, Tensor) else None
-            if source is not None and source.name != one.name and not _is_nested(source.name, one.name):
-                before.setdefault(one.name, (source.name, at))
+    for name, call in once.items():
+        for at, value in call.arguments.items():
+            source = by_state.get((value, kind_of[name])) if isinstance(value, Ref) else None
+            if source is not None and source != name and not _is_nested(source, name):
+                before.setdefault(name, (source, at))
     best: list[str] = []
+    best_at: int | str = 0
     for last in before:
         chain, places = [last], set[int | str]()
         while chain[0] in before and before[chain[0]][0] not in chain:
-            source_name, at = before[chain[0]]
+            source, at = before[chain[0]]
             if places and at not in places:
                 break
             places.add(at)
-            chain.insert(0, source_name)
+            chain.insert(0, source)
         if len(chain) > len(best):
             best, best_at = chain, next(iter(places))
     if len(best) < FEWEST_BLOCKS or (names is not None and list(names) != best):
         return None
-    output = once[best[0]].output
-    blocks = Blocks(tuple(best), best_at, None if isinstance(output, Tensor) else len(output) - 1)
-    try:
-        calls = tuple(blocks.split(once[name].call)[1] for name in best)
-    except (IndexError, KeyError):  # the first block takes its state elsewhere
+    first = once[best[0]]
+    if not isinstance(first.arguments.get(best_at), Ref):  # the first block takes its state elsewhere
         return None
-    return blocks, calls
+    return Blocks(tuple(best), best_at, None if isinstance(first.output, Ref) else len(first.output) - 1)
 
 
-def _why_not(seen: Sequence[_SeenCall], names: Sequence[str]) -> str:
+def _why_not_by_themselves(run: Recording, blocks: Blocks) -> str:
+    """Why the blocks cannot be run one by one: they share what is not the state; "" if they can."""
+    calls = [run.calls_of[name][0] for name in blocks.names]
+    of_blocks = {
+        made for call in calls for operation in run.operations[call.start : call.stop] for made in operation.makes
+    }
+    for operation in run.operations:  # and what is computed from them
+        if not of_blocks.isdisjoint(operation.reads):
+            of_blocks.update(operation.makes)
+    for call in calls:
+        others = {at: value for at, value in call.arguments.items() if at != blocks.at}
+        if call.writes_arguments or any(_is_opaque(leaf) for leaf in tree_leaves(others)):
+            return f"{call.module} is given an object that may hold what blocks computed"
+        given = set(refs_in(others))
+        if not given.isdisjoint(of_blocks):
+            return f"{call.module} is given more than the state of what blocks computed"
+        known = given | set(refs_in(call.arguments[blocks.at]))
+        for operation in run.operations[call.start : call.stop]:
+            for read in operation.reads:
+                is_constant = read not in run.maker and not run.values[read].of_inputs
+                if read not in known and not is_constant:
+                    return f"{operation.name} in {operation.module} reads what {call.module} is not given"
+            known.update(operation.makes)
+    return ""
+
+
+def _is_opaque(leaf: Any) -> bool:
+    """Whether it stands for an object that was not looked into: the watch notes its type (see `Recorder`)."""
+    return isinstance(leaf, type) and not issubclass(leaf, nn.Module)
+
+
+def _why_not(calls: Sequence[ModuleCall], names: Sequence[str]) -> str:
     """Why the named modules are not a chain."""
-    n_calls = Counter(one.name for one in seen)
+    n_calls = Counter(call.module for call in calls)
     for name in names:
         if n_calls[name] != 1:
             return f"{name} is called {n_calls[name]} times for a batch"
-    by_name = {one.name: one for one in seen}
+    by_name = {call.module: call for call in calls}
     for name in names:
-        if _state(by_name[name].output) is None:
-            return f"{name} returns a {type(by_name[name].output).__name__}, not one tensor"
+        if _state(by_name[name]) is None:
+            return f"{name} does not return one tensor"
     for first, second in pairwise(names):
-        state, (args, kwargs) = _state(by_name[first].output), by_name[second].call
-        if not any(value is state for value in (*args, *kwargs.values())):
+        if _state(by_name[first]) not in by_name[second].arguments.values():
             return f"{second} is not called with the output of {first}"
-    return "run by themselves, one after the other, they give other outputs than inside the network"
+    return f"{names[0]} does not take its state where the others do"
 
 
-def _state(output: Any) -> Tensor | None:
+def _state(call: ModuleCall) -> int | None:
     """The only tensor of an output: by itself, or first in a tuple whose other entries are None."""
+    output = call.output
     if isinstance(output, tuple) and output and all(value is None for value in output[1:]):
         output = output[0]
-    return output if isinstance(output, Tensor) else None
+    return output if isinstance(output, Ref) else None
 
 
 def _is_nested(a: str, b: str) -> bool:
     return a.startswith(f"{b}.") or b.startswith(f"{a}.")
-
-
-def _walks_the_same(
-    model: nn.Module, blocks: Blocks, calls: Sequence[Call], batch: Batch, outputs: Mapping[str, Any]
-) -> bool:
-    """Whether the blocks, run one by one, get the same arguments and give the same states as inside the network.
-
-    Otherwise they share information outside the state.
-    """
-    try:
-        entered = enter(model, blocks, batch)
-        if not all(map(same_arguments, calls, entered.calls)):
-            return False
-        state = entered.state
-        for name, call in zip(blocks.names, entered.calls):
-            block, wanted = model.get_submodule(name), blocks.state_of(outputs[name])
-            with scoring_mode(block, "running"):
-                state = blocks.state_of(run_batch(block, fresh(blocks.joined(batch, call, state))))
-            if state.shape != wanted.shape or not bool((state - wanted).abs().max() <= SAME * wanted.abs().max()):
-                return False
-    except (DataError, ModelError):
-        return False
-    return True
 
 
 def same_arguments(a: Any, b: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,8 +18,6 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import fresh, tensors_of_inputs
 from sipp.inputs.layer_checks import (
     Expected,
-    OperationRecorder,
-    ReadGuard,
     expected_output,
     expected_products,
     refuse_nan_biases,
@@ -26,6 +25,7 @@ from sipp.inputs.layer_checks import (
 )
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches, with_padding_zeroed
+from sipp.inputs.recording import Operands, Recorder, Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, restoring, without_caches
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.numerics import is_out_of_memory
@@ -126,14 +126,21 @@ class Pass:
     group: Group
     on_use: OnUse = _ignored
     checked: set[str] | None = None  # modules whose output was looked at already; None: none is to be looked at
-    guard: ReadGuard | None = None
-    operations: OperationRecorder | None = None
+    recorder: Recorder | None = None
+    operands: Operands | None = None  # of the weights whose adapters ask for them
     checked_layers: list[PrunableLayer] = field(default_factory=list)  # in this pass
     own_errors: list[Exception] = field(default_factory=list)  # raised by `on_use`: not the model's fault
 
     def unobserved(self) -> AbstractContextManager[Any]:
-        """A context for our own operations, which `guard` and `operations` must not take for the model's."""
-        return torch._C.DisableTorchFunction() if self.operations is None else self.operations.paused()
+        """A context for our own operations, which no watch must take for the model's."""
+        return torch._C.DisableTorchFunction() if self.watch is None else self.watch.paused()
+
+    @cached_property
+    def watch(self) -> Watch | None:
+        """The mode that sees every operation, if any is needed."""
+        if self.recorder is not None:
+            return self.recorder.watch
+        return Watch(self.operands) if self.operands is not None and self.operands.weights else None
 
     def hand_over(self, weight: Weight, use: WeightUse) -> None:
         """Calls `on_use` with the patches of a use by point, without its padding."""
@@ -156,15 +163,14 @@ def run_pass(model: nn.Module, layers: Iterable[PrunableLayer], one_pass: Pass, 
         if any(map(_is_compiled, modules)):  # torch.compile would compile our hooks too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_remove, handles)
-        for layer in layers:
-            handles.extend(_LayerHooks(layer, one_pass).register())
-        if one_pass.guard is not None:
-            stack.enter_context(one_pass.guard)
         given = fresh(one_pass.batch)
-        if one_pass.operations is not None:
-            stack.enter_context(one_pass.operations)
-            if one_pass.operations.follows:
-                one_pass.operations.follow((given.args, given.kwargs))
+        hooks = [_LayerHooks(layer, one_pass) for layer in layers]  # while only the owner's hooks are there
+        if one_pass.recorder is not None:  # its hooks run before those of layers
+            stack.enter_context(one_pass.recorder.watching(given.args, given.kwargs))
+        elif one_pass.watch is not None:
+            stack.enter_context(one_pass.watch)
+        for one in hooks:
+            handles.extend(one.register())
         output = run_batch(model, given, one_pass.own_errors)
     refuse_nan_biases(one_pass.checked_layers)
     if one_pass.checked is not None:
@@ -191,14 +197,11 @@ class _LayerHooks:
 
     def register(self) -> Iterator[RemovableHandle]:
         """Registers them, and returns what removes each."""
-        module, guard = self.layer.module, self.one_pass.guard
+        module = self.layer.module
         if self.layer.adapter.uses_after is not None:  # before the user's own hooks, which may change the output
             yield module.register_forward_hook(self.report_uses_after, prepend=True, with_kwargs=True)
         if self.checks:
             yield module.register_forward_hook(self.compare_output)
-        if guard is not None:  # reads by the user's own hooks of the module are the module's
-            yield module.register_forward_pre_hook(guard.enter, prepend=True)
-            yield module.register_forward_hook(guard.leave, always_call=True)
         yield module.register_forward_pre_hook(self.report_uses, with_kwargs=True)
         self.n_hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
 
@@ -238,10 +241,10 @@ class _LayerHooks:
 
     def _operands(self) -> dict[str, list[Tensor]]:
         """What the weights of this layer were multiplied by since the last call, where that is recorded."""
-        recorder = self.one_pass.operations
-        if recorder is None:
+        operands = self.one_pass.operands
+        if operands is None:
             return {}
-        return {name: recorder.pop_operands(one) for name, one in recorded_parameters(self.layer).items()}
+        return {name: operands.pop(one) for name, one in recorded_parameters(self.layer).items()}
 
 
 def recorded_parameters(layer: PrunableLayer) -> dict[str, nn.Parameter]:

@@ -84,16 +84,17 @@ class Data:
         any other iterable the first are taken, cutting the last batch if need be.
         """
         if self.n_points is not None:
-            check_whole("n_points", self.n_points, least=1)
+            check_whole("n_inputs", self.n_points, least=1)
         check_seed(self.seed)
         left, n_seen, role = self.n_points, 0, self.role
         is_endless = _endless() if left is None and not _has_length(self.given) else None
         for index, raw in _read(self._raw_batches(batch_size or self.batch_size), role):
             batch = as_batch(raw, index, role)
             if is_endless is not None and is_endless(batch):
+                or_fewer = ", or sipp.Scoring(n_inputs=...)" if role == "calibration" else ""
                 raise DataError(
                     f"{role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
-                    fix=f"give finite data (a list of batches){', or n_points' if role == 'calibration' else ''}",
+                    fix=f"give finite data (a list of batches){or_fewer}",
                 )
             if batch.n_points == 0:
                 continue
@@ -456,6 +457,17 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
     return replace(_map_values(batch, cut), n_points=len(integers(0, batch.n_points)[where]))
 
 
+def first_and_last(n_points: int) -> Tensor:
+    """The first and the last point of a batch, which stand for all of it."""
+    return integers(0, n_points)[:: max(1, n_points - 1)]
+
+
+def form_of(batch: Batch) -> tuple[Any, ...]:
+    """The shapes and dtypes of its inputs, except for the number of points."""
+    inputs = tensors_of_inputs(batch)
+    return (batch.n_points > 1, *((name, t.dtype, t.shape[1:]) for name, t in inputs.items()))
+
+
 def fresh(batch: Batch) -> Batch:
     """A copy, safe from layers that work in place and loaders that reuse their memory."""
 
@@ -475,6 +487,15 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
         return movable.to(device) if isinstance(value, Tensor | PackedSequence) else value
 
     return _map_values(batch, move)
+
+
+def with_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its real numbers in this dtype."""
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return _map_values(batch, cast)
 
 
 def _map_values(batch: Batch, change: Callable[[Any], Any]) -> Batch:

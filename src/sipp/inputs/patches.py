@@ -95,13 +95,28 @@ def rows_of(use: WeightUse, weight: Weight) -> slice:
     return slice(use.row_start, use.row_start + n_rows_of(use, weight))
 
 
+def together(use: WeightUse) -> WeightUse:
+    """The use with the patches of all points together, as if they belonged to one."""
+    if not use.attributed:
+        return use
+    windows = use.windows if use.n_position_dims else use.windows.unsqueeze(2)
+    return replace(
+        use,
+        windows=windows.movedim(1, 0).flatten(1, 2)[None],
+        n_position_dims=max(1, use.n_position_dims),
+        counts_B=None if use.counts_B is None else use.counts_B.sum()[None],
+        attributed=False,
+        real_BP=None if use.real_BP is None else use.real_BP.flatten()[None],
+    )
+
+
 def start_value_range(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
     """Starts computing the range of the windows' values, and returns a function that waits for the result.
 
     Reads the underlying memory, so that a 3 x 3 window does not read each value nine times. `extremes` is the kernel
     of that name: lowest, highest and smallest non-zero magnitude of each line.
     """
-    found = extremes(_distinct_values(windows))
+    found = extremes(distinct_values(windows))
     if found.is_cuda:  # a copy into pinned memory does not block
         table = torch.empty(found.shape, dtype=BOUND_DTYPE, device="cpu", pin_memory=True)
         table.copy_(found.to(BOUND_DTYPE), non_blocking=True)
@@ -129,7 +144,7 @@ def copy_windows(windows: Tensor) -> Tensor:
     """The windows as a view of a copy of their memory; values in several windows are copied once."""
     if not _overlaps(windows):
         return windows.clone()
-    copy_BN = _distinct_values(windows).clone()
+    copy_BN = distinct_values(windows).clone()
     return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
 
 
@@ -137,7 +152,7 @@ def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
     """The windows in float32, each point multiplied by its scale; values in several windows are copied once."""
     scale_B = scale_B.to(windows.device, BOUND_DTYPE if windows.dtype == BOUND_DTYPE else SCORE_DTYPE)
     if _overlaps(windows):
-        copy_BN = (_distinct_values(windows) * scale_B[:, None]).to(SCORE_DTYPE)
+        copy_BN = (distinct_values(windows) * scale_B[:, None]).to(SCORE_DTYPE)
         return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
     shaped = scale_B.view(-1, *[1] * (windows.ndim - 1))
     return (windows * shaped).to(SCORE_DTYPE)
@@ -188,7 +203,7 @@ def _overlaps(windows: Tensor) -> bool:
     return _span(windows) < windows.shape[1:].numel()
 
 
-def _distinct_values(windows: Tensor) -> Tensor:
+def distinct_values(windows: Tensor) -> Tensor:
     """B x N: the values that the windows of each point view (a convolution's padded input), each once.
 
     If windows overlap, this is all the memory between their first and last element. It includes values that a stride

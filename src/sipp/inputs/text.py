@@ -76,7 +76,10 @@ def text(
     all_nT = torch.cat(rows) if rows else torch.empty(0, length, dtype=torch.int64, device="cpu")
     if len(all_nT) == 0:
         raise DataError(
-            f"{len(found)} documents, none has {length} tokens", where=_where(files), fix="give a smaller length"
+            f"{len(found)} documents, none has {length} tokens",
+            where=_where(files),
+            fix="give a smaller length=",
+            option="length",
         )
     if n_sequences is None or n_sequences >= len(all_nT):
         return all_nT

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from sipp.extras import needed_for
-from sipp.integrations.masks import Masks, masks_to_hold, packed
-from sipp.pruning.masking import hold, masks_of, release
-from sipp.storage.files import write_atomic
+from sipp.files import write_atomic
+from sipp.integrations.masks import masks_to_hold, packed
+from sipp.pruning.given_masks import WithMasks, masks_in
+from sipp.pruning.masking import hold_masks, masks_of, release
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 with needed_for("holding masks in the HF Trainer"):
@@ -18,23 +19,24 @@ FILE = "sipp_masks.safetensors"
 
 
 class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """A callback that keeps weights outside `masks` at zero during training.
+    """A callback that keeps the weights that are pruned in `pruned` at zero during training.
 
-    `masks` is {parameter name: bool tensor}, such as `pruned.masks`. Without them, the masks of the resumed checkpoint
-    (in the Trainer's own folder) are used, or else the zeros of the network.
+    `pruned` is what `sipp.prune` returned, or as for `sipp.hold`. Without it, the masks of the resumed checkpoint (in
+    the Trainer's own folder) are used, or else the zeros of the network.
 
-        Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned.masks)]).train()
+        Trainer(pruned.model, options, train_dataset=data, callbacks=[HoldMasks(pruned)]).train()
     """
 
-    def __init__(self, masks: Masks | None = None) -> None:
-        self.masks = masks
+    def __init__(self, pruned: WithMasks | None = None) -> None:
+        self.masks = None if pruned is None else masks_in(pruned)
 
     # The Trainer gives model, optimizer and more by name; what it gives grows with its versions.
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model, optimizer, place = kwargs["model"], kwargs.get("optimizer"), _place(args, state)
         stored = read_tensors(place)[0] if place.is_file() else None
         self.masks = masks_to_hold(model, self.masks, stored)
-        hold(model, self.masks, optimizer=getattr(optimizer, "optimizer", optimizer))  # the one that Accelerate wraps
+        plain = getattr(optimizer, "optimizer", optimizer)  # the one that Accelerate wraps
+        hold_masks(model, self.masks, optimizer=plain)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         place = _place(args, state)

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.extras import needed_for
-from sipp.integrations.masks import Masks, masks_to_hold, packed
-from sipp.pruning.masking import hold, release
+from sipp.integrations.masks import masks_to_hold, packed
+from sipp.pruning.given_masks import WithMasks, masks_in
+from sipp.pruning.masking import hold_masks, release
 
 with needed_for("holding masks in Lightning"):
     if "lightning.pytorch" in sys.modules:  # the same library under its other name, whose classes are others
@@ -20,17 +21,17 @@ with needed_for("holding masks in Lightning"):
 
 
 class HoldMasks(Callback):  # type: ignore[misc,unused-ignore]
-    """A callback that keeps weights outside `masks` at zero during training.
+    """A callback that keeps the weights that are pruned in `pruned` at zero during training.
 
-    `masks` is {parameter name: bool tensor}, such as `pruned.masks`. Without them, the masks of the resumed checkpoint
-    are used, or else the zeros of the network. `part` names the submodule that was pruned ("net" for `module.net`);
+    `pruned` is what `sipp.prune` returned, or as for `sipp.hold`. Without it, the masks of the resumed checkpoint are
+    used, or else the zeros of the network. `part` names the submodule that was pruned ("net" for `module.net`);
     empty means the whole LightningModule.
 
-        Trainer(callbacks=[HoldMasks(pruned.masks, part="net")]).fit(module, loader)
+        Trainer(callbacks=[HoldMasks(pruned, part="net")]).fit(module, loader)
     """
 
-    def __init__(self, masks: Masks | None = None, *, part: str = "") -> None:
-        self.masks = masks
+    def __init__(self, pruned: WithMasks | None = None, *, part: str = "") -> None:
+        self.masks = None if pruned is None else masks_in(pruned)
         self.part = part
         self._stored: Mapping[str, Tensor] | None = None
 
@@ -42,7 +43,7 @@ class HoldMasks(Callback):  # type: ignore[misc,unused-ignore]
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         net = pl_module.get_submodule(self.part)
         self.masks, self._stored = masks_to_hold(net, self.masks, self._stored), None
-        hold(net, self.masks, optimizer=trainer.optimizers)
+        hold_masks(net, self.masks, optimizer=trainer.optimizers)
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         release(pl_module.get_submodule(self.part))

@@ -2,7 +2,7 @@
 
 After a parallel operation, OpenMP threads spin for a while so that the next one starts quickly. A second thread pool
 would compete with them for the cores just when a kernel follows a layer's forward pass, so we use the same threads
-(docs/performance-log.md). GOMP_parallel is GNU's entry point; LLVM's and Intel's libraries have it too.
+(benchmarks/LOG.md). GOMP_parallel is GNU's entry point; LLVM's and Intel's libraries have it too.
 """
 
 from __future__ import annotations

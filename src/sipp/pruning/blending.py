@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sipp.inputs.data import Data
 from sipp.inputs.outputs import dense_outputs, error_of, split_long_batches
 from sipp.inputs.restore import copy_of
-from sipp.results.blend import BlendChoice, BlendTrial
+from sipp.results.blend import LOST, MAGNITUDE_NOISE, NOISE, BlendChoice, BlendTrial
 from sipp.results.numerics import SCORE_DTYPE, device_of
 from sipp.results.options import Reduce
 from sipp.results.ranking import BlendInputs, Sensitivities, Weight, from_rows, to_rows
@@ -32,9 +32,6 @@ from sipp.scoring.task import ScoringTask
 from sipp.scoring.wanda import wanda
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
-NOISE = 0.05  # errors within this relative difference count as equal
-MAGNITUDE_NOISE = 0.1  # the same for magnitude, which uses no data: a few points must not outvote it
-LOST = 0.9  # above this relative error next to nothing of the output is left: all such errors are equal
 UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
 REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 

@@ -31,7 +31,6 @@ LARGEST_SHARE = 1.0 - 2.0**-53  # keeps log(1 - q) finite where one weight has a
 
 _SOLVER_STEPS = 100
 _LAST_STEP = 1e-9  # relative
-_SLOPE_STEPS = 5  # of Newton, for a function whose logarithm is nearly linear: exact to rounding
 _HALVINGS = 60  # of the bracket around the multiplier's logarithm
 _LOG_MULTIPLIERS = (-700.0, 700.0)  # the range of float64
 _KNOTS_PER_OCTAVE, _FIRST_OCTAVE, _LINEAR_OCTAVE, _LAST_OCTAVE = 2, -24, -6, 40  # of the numbers of draws tried
@@ -216,22 +215,18 @@ def relaxed(problem: AllocationProblem, budget: float, least_R: np.ndarray, open
 
 
 def _by_size(problem: AllocationProblem, log_multiplier: float) -> np.ndarray:
-    """Where price * eps_rand(m) + multiplier * m is least. With t = S~ / m the slope of eps in m is -h(t) / S~.
+    """Where price * eps_rand(m) + multiplier * m is least, in closed form.
 
-    log h(t) = 2 log t + log(1 + (t + 3) / sqrt(t (t + 6))) is solved for log t.
+    T6 says  m = 2 S~ (1 + y) / (3 y^2)  for eps = 3 y, and the slope of eps in m is -(9 / 2) y^3 / ((y + 2) S~). So
+    y^3 = p (y + 2)  with  p = 2 multiplier S~ / (9 price), which Cardano's formulas solve.
     """
-    drawn_R = problem.scale_R > 0
-    scale_R = np.where(drawn_R, problem.scale_R, 1.0)
-    aim_R = log_multiplier + np.log(scale_R) - np.log(problem.price_R)
-    log_t_R = np.where(aim_R > 1.0, (aim_R - math.log(2.0)) / 2.0, (aim_R - math.log(1.5) / 2.0) / 1.5)
-    with np.errstate(over="ignore"):
-        for _ in range(_SLOPE_STEPS):
-            t_R = np.exp(log_t_R)
-            root_R = np.sqrt(t_R) * np.sqrt(t_R + 6.0)
-            log_h_R = 2.0 * log_t_R + np.log1p((t_R + 3.0) / root_R)
-            bend_R = 2.0 - 9.0 / ((t_R + 6.0) * (root_R + t_R + 3.0))  # d log h / d log t, from 1.5 to 2
-            log_t_R += (aim_R - log_h_R) / bend_R
-        return np.where(drawn_R, np.exp(np.log(scale_R) - log_t_R), 0.0)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        p_R = 2.0 / 9.0 * math.exp(log_multiplier) * problem.scale_R / problem.price_R
+        root_R = np.sqrt(np.maximum(1.0 - p_R / 27.0, 0.0))
+        few_R = np.cbrt(p_R) * (np.cbrt(1.0 + root_R) + np.cbrt(p_R / (27.0 * (1.0 + root_R))))
+        many_R = 2.0 * np.sqrt(p_R / 3.0) * np.cos(np.arccos(np.sqrt(27.0 / np.maximum(p_R, 27.0))) / 3.0)
+        y_R = np.where(p_R < 27.0, few_R, many_R)
+        return np.where(problem.scale_R > 0, 2.0 / 3.0 * problem.scale_R * (1.0 / y_R + 1.0) / y_R, 0.0)
 
 
 def _by_draws(problem: AllocationProblem, log_multiplier: float) -> np.ndarray:

@@ -103,7 +103,7 @@ def cut_as_given(
         parameter = given.get_parameter(weight.name).detach()
         all_masks[weight.name] = masks[weight.name].bool() if weight.name in masks else parameter != 0
         values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, all_masks[weight.name]))
-        c_constant = ranking.options.constants.c_constant
+        c_constant = ranking.options.c_constant
         rows.append(given_rows(dense_FK, values_FK, mask_FK, sensitivity_FK, c_constant=c_constant))
     if budget is None:
         budget = sum(int(row.mask_FK.sum()) for row in rows)
@@ -136,8 +136,8 @@ def output_change(ranking: Ranking, network_cut: Cut, task: ScoringTask) -> Outp
     """
     choice = network_cut.choice
     if choice is not None:
-        moved = OutputChange(choice.taken.error, choice.n_points, is_held_back=choice.is_held_back)
-        return moved if choice.n_points else None
+        moved = OutputChange(choice.taken.error, choice.n_inputs, is_held_back=choice.is_held_back)
+        return moved if choice.n_inputs else None
     sample = ranking.sample
     if sample is None and task.data is not None and task.data.can_be_read_again:
         sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))
@@ -196,7 +196,7 @@ def sparse_rows(
             masks, choice = _masks_of_blend(ranking, ranking.blend, prepared, budget, advance)
         else:
             masks = _masks(ranking, prepared, info.cut, ranking.scores, budget)
-        c_constant = ranking.options.constants.c_constant
+        c_constant = ranking.options.c_constant
         layers = zip(prepared.dense, masks, _sensitivities(ranking))
         rows = [masked_rows(*layer, c_constant=c_constant) for layer in layers]
     return with_spared(ranking.spared, prepared.dense, rows) if ranking.spared else rows, choice

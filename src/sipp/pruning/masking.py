@@ -19,7 +19,7 @@ What is guaranteed, and from when:
 - given the optimizer: exactly zero whenever `optimizer.step()` has returned, whatever state it had before;
 - not given: the same for an optimizer made after `hold`; an older one may revive a weight until the next forward;
 - an average (AveragedModel, with or without use_buffers) that was made before `hold` remembers the dense network: call
-  `hold(average, masks)` as well, and again whenever the masks shrink. One made after `hold` is a copy that holds the
+  `hold(average, pruned)` as well, and again whenever the masks shrink. One made after `hold` is a copy that holds the
   masks of that moment by itself;
 - a deepcopy holds with any new optimizer; one that takes over old momentum must be given to `hold(copy, ...)`.
 
@@ -45,6 +45,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs.restore import check_can_be_written
+from sipp.pruning.given_masks import WithMasks, masks_in
 from sipp.pruning.lora import HOLD_STATE as STATE
 from sipp.pruning.lora import check_lora, mask_lora, merge_lora
 from sipp.pruning.torch_masks import fold_torch_masks
@@ -93,10 +94,11 @@ class _State:
 
 
 @torch.inference_mode(False)
-def hold(
-    model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Sequence[Optimizer] | None = None
-) -> Hold:
-    """Sets weights outside the masks to zero and keeps them there during training, until `release`.
+def hold(model: nn.Module, pruned: WithMasks, *, optimizer: Optimizer | Sequence[Optimizer] | None = None) -> Hold:
+    """Sets the weights of `model` that are pruned in `pruned` to zero and keeps them there, until `release`.
+
+    `pruned` is what `prune`, `prune_to`, `gradual`, `assess` or `inspect` returned, or a network whose zeros are the
+    pruned weights, such as `model` itself.
 
     If you call it again, masks can only shrink, parameters that you do not name keep their masks, and optimizers passed
     earlier are still watched; to bring a weight back, call `release` first. If anything is refused, nothing changes.
@@ -107,14 +109,19 @@ def hold(
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> pruned = sipp.prune(net, None, keep=0.25, method="magnitude")
         >>> optimizer = torch.optim.SGD(pruned.model.parameters(), lr=0.1, momentum=0.9)
-        >>> held = sipp.hold(pruned.model, pruned.masks, optimizer=optimizer)
+        >>> held = sipp.hold(pruned.model, pruned, optimizer=optimizer)
         >>> held.n_kept, held.n_weights
         (48, 192)
     """
     _check_module(model)
+    return hold_masks(model, masks_in(pruned), optimizer=optimizer)
+
+
+def hold_masks(
+    model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Sequence[Optimizer] | None = None
+) -> Hold:
+    """`hold` with the masks themselves: {parameter name: bool tensor}."""
     check_can_be_written(model)
-    if not isinstance(masks, Mapping):
-        raise OptionError(f"masks is a {type(masks).__name__}, not a dict of bool tensors by parameter name")
     checked = _checked_masks(model, masks)
     optimizers = checked_optimizers(model, optimizer)
     check_lora(model)
@@ -151,7 +158,7 @@ def release(model: nn.Module) -> None:
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> pruned = sipp.prune(net, None, keep=0.25, method="magnitude")
-        >>> _ = sipp.hold(pruned.model, pruned.masks)
+        >>> _ = sipp.hold(pruned.model, pruned)
         >>> sipp.release(pruned.model)
         >>> list(pruned.model.state_dict()) == list(net.state_dict())
         True
@@ -269,7 +276,9 @@ def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
     old = _mask_of(entry)
     n_revived = 0 if old is None else int(_gathered(mask & ~old).sum())
     if n_revived:
-        raise OptionError(f"the new mask of {name!r} revives {n_revived} weights, masks only shrink: release() first")
+        raise OptionError(
+            f"the new mask of {name!r} would bring back {n_revived} pruned weights", fix="call release() first"
+        )
     return mask
 
 

@@ -45,8 +45,7 @@ class _Plan:
 def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
     """Scores every prunable weight by one method.
 
-    `statements` also computes what only statements need: sensitivities in addition to the scores of a baseline (T17),
-    and the measured constant (T19).
+    `statements` also computes what only statements need: sensitivities in addition to the scores of a baseline (T17).
     """
     check_flag("progress", progress)
     info = checked_method(options)
@@ -64,7 +63,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
             method_scores = own_scores(plan.method_task, info) if info.is_own else score_of(info)(plan.method_task)
     sensitivities, sample = None, None
     if not plan.why_no_sensitivities:
-        sensitivities, sample = _measure(plan, options, info, splits=statements, progress=progress)
+        sensitivities, sample = _measure(plan, options, info, progress=progress)
         repaired_on = task.data if options.repair or info.fitting else None
         sensitivities = _with_selection_points(sensitivities, frozenset(plan.method_keys), plan.held_back, repaired_on)
     blend = None
@@ -100,13 +99,11 @@ def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, stateme
     if info.is_blend:
         scored, held_back = hold_back_points(task.collecting(keys) if first_mask_only else task, options)
         return _Plan(scored, scored, held_back, first_mask_only, why_not, keys)
-    scored = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    scored = resolve_points(task, options.delta, method=options.method, k_constant=options.k_constant)
     return _Plan(scored, scored.collecting(keys), None, first_mask_only, why_not, keys)
 
 
-def _measure(
-    plan: _Plan, options: PruneOptions, info: MethodInfo, *, splits: bool, progress: bool
-) -> tuple[Sensitivities, Batch]:
+def _measure(plan: _Plan, options: PruneOptions, info: MethodInfo, *, progress: bool) -> tuple[Sensitivities, Batch]:
     """The sensitivities of a model, and the first points that were scored."""
     sample = list[Batch]()
     with progress_bar("scoring", plan.task.points.n_points_known, shown=progress) as advance:
@@ -120,7 +117,6 @@ def _measure(
             plan.task,
             reduce=options.reduce or info.reduce,
             on_batch=on_batch,
-            splits=splits,
             with_means=info.is_blend and not plan.needs_first_mask_only,
         )
     return found, sample[0]
@@ -146,10 +142,9 @@ def _scores_to_cut(
 
 
 def floor_of(options: PruneOptions) -> float | None:
-    """The floor under rows and layers: the option, or the method's default."""
-    if options.floor == "method":
-        return method_of(options.method).floor
-    return None if isinstance(options.floor, str) else float(options.floor)
+    """The floor under rows and layers: the option, or the method's default; None if there is none."""
+    floor = method_of(options.method).floor if options.floor is None else float(options.floor)
+    return floor or None
 
 
 def _with_selection_points(
@@ -185,8 +180,8 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
 
 def hold_back_points(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
     """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
-    is_theory = task.scoring.n_points == "theory"
-    task = resolve_points(task, options.delta, method=options.method, constants=options.constants)
+    is_theory = task.scoring.n_inputs == "theory"
+    task = resolve_points(task, options.delta, method=options.method, k_constant=options.k_constant)
     if is_theory and task.n_points is not None:  # this many must remain to be scored
         task = task.with_points(math.ceil(task.n_points / (1 - HELD_BACK_SHARE)), task.data)
     scored, held_back = task.points.hold_back()

@@ -40,8 +40,8 @@ def problem_of(ranking: Ranking, dense: Sequence[Tensor]) -> AllocationProblem:
 
 def _scale(ranking: Ranking) -> float:
     assert ranking.sensitivities is not None
-    constants, n_outputs = ranking.options.constants, ranking.sensitivities.n_outputs
-    return sampling_constant(n_outputs=n_outputs, delta=ranking.options.delta, c_constant=constants.c_constant)
+    options, n_outputs = ranking.options, ranking.sensitivities.n_outputs
+    return sampling_constant(n_outputs=n_outputs, delta=options.delta, c_constant=options.c_constant)
 
 
 def sampled_rows(
@@ -72,7 +72,7 @@ def sampled_rows(
             is_hybrid=method_of(ranking.options.method).cut == "hybrid",
             draws=ranking.options.draws,
             scale=_scale(ranking),
-            c_constant=ranking.options.constants.c_constant,
+            c_constant=ranking.options.c_constant,
             rng=rng,
         )
         rows.append(with_restored(sampled, restored_FK, weight_FK) if bool(restored_FK.any()) else sampled)

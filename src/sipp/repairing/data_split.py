@@ -22,7 +22,6 @@ from sipp.inputs.data import (
 )
 from sipp.inputs.outputs import output_error
 from sipp.inputs.point_hashes import point_hashes
-from sipp.repairing.layer_usage import DenseOutputs
 from sipp.results.batches import Batch
 from sipp.results.numerics import SCORE_DTYPE, device_of, integers
 
@@ -46,7 +45,6 @@ class DataSplit:
     n_fit_batches: int
     test: tuple[Batch, ...]  # not in `batches`
     keys: frozenset[str]  # of all points
-    dense_outputs: DenseOutputs | None = None  # of `batches`, if several fits share them
 
     @property
     def fit(self) -> list[Batch]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.repairing.intercepts import NOWHERE, Place, apply_shift, shift
+from sipp.inputs.structure import NOWHERE, Place
 from sipp.repairing.layer_search import (
     ALPS_GROWTHS,
     DAMPING,
     GROWTHS,
-    TRIAL_GROWTHS,
     WIDE,
     LeastSquares,
     MaskRule,
@@ -50,7 +49,6 @@ class LayerTask:
     ridges: tuple[float, ...]  # shares of the mean diagonal, towards the old weights; tried while the error falls
     pattern: Pattern | None
     keeps_rows: bool  # a row with a weight in the first mask keeps at least one
-    validates: bool = True  # False, in a trial: takes the searched mask and the first ridge
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class _Block:
 
     rows: slice
     fit: Moments
-    validation: Moments | None  # None: there are no validation points
+    validation: Moments
     system: LeastSquares
 
 
@@ -94,7 +92,7 @@ def fit_layer(
     place: Place,
 ) -> tuple[Tensor, FittedLayer]:
     """Writes the best values into the model; returns their mask and what was done."""
-    keys, obstacle = solvable(sums, validates=task.validates)
+    keys, obstacle = solvable(sums)
     if obstacle:
         return first_mask, leave_unfitted(model, weight, first_mask, obstacle)
     place = NOWHERE if task.method in PEERS else place
@@ -103,16 +101,15 @@ def fit_layer(
     blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]
     problem = _Problem(model, weight, place, before_FK, blocks)
     fits, ridge, n_rounds = _fits(task, problem, mask_FK)
-    if task.validates:
-        fits = [_unfitted(problem, mask_FK), *fits]  # the first wins a tie
-    if task.validates and task.method not in PEERS:
+    fits = [_unfitted(problem, mask_FK), *fits]  # the first wins a tie
+    if task.method not in PEERS:
         best = min(fits, key=lambda fit: math.inf if fit.error is None else fit.error)
     else:
         best = fits[-1] if _are_finite(fits[-1]) else _unfitted(problem, mask_FK)
     with torch.no_grad():
         model.get_parameter(weight.name).copy_(best.new)
     if place.kind != "none":
-        apply_shift(model, place, best.shift_F)
+        _apply_shift(model, place, best.shift_F)
     mask = from_rows(weight, best.mask_FK, first_mask)
     is_fitted = best.origin != "unfitted"
     errors = {fit.origin: fit.error for fit in fits}
@@ -163,7 +160,7 @@ def _block(
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[slice_of(key)].view(dx_GRK.shape)
     system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n, has_intercept)
-    validation = _with_error_feedback(sums.validation[key], task.error_feedback) if task.validates else None
+    validation = _with_error_feedback(sums.validation[key], task.error_feedback)
     return _Block(slice_of(key), fit, validation, system)
 
 
@@ -194,7 +191,7 @@ def _origins(task: LayerTask) -> tuple[MaskOrigin, ...]:
     """Which masks to fit; both if validation points will choose."""
     if task.method == "refit":
         return ("first",)
-    if task.method in PEERS or not task.validates:
+    if task.method in PEERS:
         return ("searched",)
     return ("first", "searched")
 
@@ -223,7 +220,7 @@ def _search_mask(
         return _with_rows(mask_FK, blocks, found_FK), _with_rows(bare_FK, blocks, values_FK), 0
     with exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
         is_fast = task.method == "alps" or mask_FK.shape[1] >= WIDE
-        growths = ALPS_GROWTHS if is_fast else GROWTHS if task.validates else TRIAL_GROWTHS
+        growths = ALPS_GROWTHS if is_fast else GROWTHS
         found_FK, n_rounds = search(systems, start_FK, rule, growths)
     return _with_rows(mask_FK, blocks, found_FK), None, n_rounds
 
@@ -243,7 +240,7 @@ def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor) -> float:
     if task.method == "alps":
         return DAMPING
     errors = list[float]()
-    for ridge in task.ridges if len(task.ridges) > 1 and task.validates else ():
+    for ridge in task.ridges if len(task.ridges) > 1 else ():
         errors.append(_trial_error(blocks, mask_FK, ridge, N_TRIAL_ROWS))
         if errors[-1] > min(errors):  # the error falls, then rises
             break
@@ -259,7 +256,6 @@ def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: 
     """The squared validation error of at most `most` rows, spread over the weight."""
     total = torch.zeros((), dtype=BOUND_DTYPE, device=mask_FK.device)
     for block in blocks:
-        assert block.validation is not None
         whole = block.system
         n_groups, n_rows, _ = whole.dense_GRK.shape
         n_taken = min(n_rows, max(1, most // n_groups))
@@ -319,7 +315,7 @@ def _rounded(problem: _Problem, origin: MaskOrigin, mask_FK: Tensor, new_FK: Ten
             before_GRK = block.system.dense_GRK
             change_GRK = new_FK[block.rows].view(before_GRK.shape) - before_GRK
             shift_F[block.rows] = block.fit.intercept(change_GRK).flatten()
-        shift_F = shift(problem.model, problem.place, shift_F)
+        shift_F = _shift(problem.model, problem.place, shift_F)
     new = from_rows(problem.weight, new_FK.to(parameter.dtype), parameter)
     change_FK = to_rows(problem.weight, new).to(BOUND_DTYPE) - before_FK  # as rounded
     return _Fit(origin, mask_FK, new, shift_F, _error(problem.blocks, change_FK, shift_F))
@@ -332,8 +328,6 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
     """
     sums = list[Tensor]()
     for block in blocks:
-        if block.validation is None:
-            return None
         shape = block.validation.d_GR.shape
         change_GRK = change_FK[block.rows].unflatten(0, shape)
         far_GR = block.validation.error(change_GRK, shift_F[block.rows].view(shape))
@@ -341,3 +335,23 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
     far, size = torch.stack(sums).sum(0).tolist()
     error = math.sqrt(far / size) if 0 < size < math.inf else math.sqrt(far)
     return error if math.isfinite(error) else math.inf
+
+
+def _shift(model: nn.Module, place: Place, shift_F: Tensor) -> Tensor:
+    """What `_apply_shift` really adds, after rounding to the tensor's dtype (float64)."""
+    current = _target(model, place, len(shift_F))
+    moved = (current.to(shift_F) + place.sign * shift_F).to(current.dtype)
+    return place.sign * (moved.to(shift_F) - current.to(shift_F))
+
+
+def _apply_shift(model: nn.Module, place: Place, shift_F: Tensor) -> None:
+    """Adds the intercepts to the tensor in place."""
+    current = _target(model, place, len(shift_F))
+    with torch.no_grad():
+        current.copy_(current.to(shift_F) + place.sign * shift_F)
+
+
+def _target(model: nn.Module, place: Place, n_rows: int) -> Tensor:
+    owner, _, local = place.name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(owner), local)
+    return tensor.detach()[place.start : place.start + n_rows]

@@ -28,7 +28,6 @@ MOST_ROUNDS = 167 * ROUNDS_PER_CHECK
 # changes, because rho is too small then
 Growths = tuple[tuple[float, float], ...]
 GROWTHS: Growths = ((0.1, 1.15), (0.005, 1.1), (0.0, 1.05), (-1.0, 1.15))
-TRIAL_GROWTHS: Growths = tuple((share, factor**4) for share, factor in GROWTHS)  # masks good enough to compare networks
 ALPS_GROWTHS: Growths = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1), (-1.0, 1.3))  # as published (Meng et al. 2024)
 WIDE = 4096  # columns: a system for each rho takes seconds for a whole model, so rho grows as in ALPS
 SETTLED = 0.1  # if the support is unchanged and v is this close to what is kept, relatively, the search ends

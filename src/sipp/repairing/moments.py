@@ -139,21 +139,18 @@ class WeightMoments:
     obstacle: str = ""  # why the sums cannot be used
 
 
-def solvable(sums: WeightMoments, *, validates: bool = True) -> tuple[list[RowBlock], str]:
-    """The blocks of rows in order, and why they cannot be solved; empty if they can.
-
-    Without `validates`, no validation points are needed.
-    """
+def solvable(sums: WeightMoments) -> tuple[list[RowBlock], str]:
+    """The blocks of rows in order, and why they cannot be solved; empty if they can."""
     if sums.obstacle:
         return [], sums.obstacle
-    if not sums.fit or (validates and sums.fit.keys() != sums.validation.keys()):
+    if not sums.fit or sums.fit.keys() != sums.validation.keys():
         return [], "no inputs reach it"
     keys, stop = sorted(sums.fit), 0
     for start, n_rows, _ in keys:
         if start < stop:
             return [], "its uses take rows that overlap"
         stop = start + n_rows
-    looked_at = [part[key] for part in ((sums.fit, sums.validation) if validates else (sums.fit,)) for key in keys]
+    looked_at = [part[key] for part in (sums.fit, sums.validation) for key in keys]
     if any(moments.n == 0 for moments in looked_at):
         return [], "no inputs reach it"
     return (keys, "") if _are_finite(looked_at) else ([], "its outputs or their squares are not finite")

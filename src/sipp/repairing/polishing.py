@@ -16,7 +16,7 @@ from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh, points_at
 from sipp.inputs.outputs import dense_outputs, error_of, squared_distance
 from sipp.progress import progress_bar
-from sipp.pruning.masking import hold, release
+from sipp.pruning.masking import hold_masks, release
 from sipp.repairing.data_split import DataSplit, merged_batches
 from sipp.results.batches import Batch
 from sipp.results.numerics import SCORE_DTYPE
@@ -116,7 +116,9 @@ def polish(
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
-    hold(repaired, masks)  # before the optimizer is made: masked weights have no gradient, so Adam never moves them
+    hold_masks(
+        repaired, masks
+    )  # before the optimizer is made: masked weights have no gradient, so Adam never moves them
     training = _Training.of(trained, learning_rate)
     before, rounds = training.values(), list[_Round]()
 

@@ -1,11 +1,10 @@
 """Repairs a pruned network: brings its output closer to the dense network's, without labels.
 
 1. `data_split.py` has divided the points into fit, validation and test.
-2. `choosing.py` fits whole networks to a few points, to choose how many weights each layer keeps and how much of the
-   errors of earlier layers it compensates.
-3. `network_fit.py` fits all layers in the order of execution, block by block (`both_networks.py`). For each layer,
-   `layer_targets.py` says what it should give, `network_pair.py` runs both networks and sums all that least squares
-   needs (`moments.py`), and `layer_fit.py` finds mask and weights from these sums alone.
+2. `budgets.py` says how many weights each layer keeps, if the masks may move.
+3. `walk.py` fits all layers in the order of execution, block by block. For each group of weights with the same input,
+   `sums.py` runs both networks and sums all that least squares needs, and `layer_fit.py` finds mask and weights from
+   these sums alone.
 4. The validation points compare the result with the pruned network. It is undone if it is worse.
 5. `polishing.py` trains all kept weights together, if asked to.
 
@@ -22,26 +21,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.blocks import find_blocks
 from sipp.inputs.outputs import output_error
 from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_freed
 from sipp.progress import fit_cost, progress_bar
 from sipp.pruning.cutting import Cut, cut_as_given
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
-from sipp.repairing.choosing import Choice, choose
+from sipp.repairing.budgets import masks_between
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted
-from sipp.repairing.network_fit import Masks, NetworkFit, NetworkTask, fit_network
 from sipp.repairing.polishing import polish
-from sipp.repairing.repair_options import PEERS, RepairOptions, candidates_for
+from sipp.repairing.repair_options import (
+    ERROR_FEEDBACK,
+    LARGE_ERROR_FEEDBACK,
+    PEERS,
+    REFIT_RIDGES,
+    RIDGE,
+    RepairOptions,
+)
+from sipp.repairing.walk import Masks, NetworkFit, NetworkTask, fit_network, task_for
 from sipp.results.batches import Batch
 from sipp.results.network_hash import tensors_of
 from sipp.results.numerics import device_of
 from sipp.results.options import RepairMethod
 from sipp.results.pruned import Repaired
-from sipp.results.ranking import Ranking
-from sipp.results.repair import FittedLayer, Repair
+from sipp.results.ranking import Ranking, Weight, is_like_a_language_model
+from sipp.results.repair import Budgets, FittedLayer, Repair
 from sipp.scoring.sensitivities import chunk_bytes_on
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
@@ -111,16 +116,29 @@ def repair_network(
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if is_refit else "finding masks and weights"
     with progress_bar(title, cost, shown=options.progress, in_percent=True) as advance:
-        task, layer_task, choice = _tasks_and_choice(dense, masks, batches, options, pruned if is_refit else None)
+        task = task_for(
+            dense,
+            masks,
+            batches.batches[0],
+            chunk_bytes=chunk_bytes_on(options.chunk_bytes, device_of(dense)),
+            start=pruned if is_refit else None,
+            blocks=options.blocks,
+            corrects=options.corrects_streams and options.method not in PEERS,
+        )
+        layer_task = _layer_task(options, task.weights, masks)
+        first_masks = dict(masks)
+        budgets: Budgets = "given"
+        if options.method == "joint" and options.pattern is None and not options.keeps_budgets:
+            first_masks, budgets = masks_between(task, masks, options.floor)
         before = _errors(dense, _under_masks(dense, masks) if pruned is None else pruned, batches)
-        fit = fit_network(task, layer_task, choice.masks, batches, advance=advance)
+        fit = fit_network(task, layer_task, first_masks, batches.batches, batches.n_fit_batches, advance=advance)
         give_back_freed()
         after = _errors(dense, fit.model, batches)
         is_undone = options.method not in PEERS and _is_worse(after.validation, before.validation)
         if is_undone:
-            knows_errors = starts_from_pruned and choice.budgets == "given"
+            knows_errors = starts_from_pruned and budgets == "given"
             fit = _undone(task, masks, fit, pruned, knows_errors=knows_errors)
-            after, choice = before, replace(choice, budgets="given")
+            after, budgets = before, "given"
     polished, at_end = None, after
     if options.steps and not is_undone:
         polished, validation_error = polish(
@@ -147,35 +165,25 @@ def repair_network(
         polish=polished,
         undone=UNDONE if is_undone else "",
         way=options.method,
-        error_feedback=choice.error_feedback,
-        budgets=choice.budgets,
+        error_feedback=layer_task.error_feedback,
+        budgets=budgets,
     )
-    return Repaired(fit.model, fit.masks, record, split.keys, choice.trials)
+    return Repaired(fit.model, fit.masks, record, split.keys)
 
 
-def _tasks_and_choice(
-    dense: nn.Module, masks: Masks, split: DataSplit, options: RepairOptions, start: nn.Module | None
-) -> tuple[NetworkTask, LayerTask, Choice]:
-    """What is to be fitted, how each layer is fitted, and what else was chosen on the validation points."""
-    task = NetworkTask.of(
-        dense,
-        masks,
-        split.batches[0],
-        chunk_bytes=chunk_bytes_on(options.chunk_bytes, device_of(dense)),
-        start=start,
-        residuals=() if options.method in PEERS else options.residuals,
-        blocks=find_blocks(dense, split.batches[0], options.blocks),
-    )
-    candidates = candidates_for(options, task.weights, masks)
-    layer_task = LayerTask(
-        options.method,
-        candidates.error_feedbacks[0],
-        candidates.ridges,
-        options.pattern,
-        keeps_rows=options.floor is not None,
-    )
-    choice = choose(task, layer_task, masks, split, candidates, options.floor)
-    return task, replace(layer_task, error_feedback=choice.error_feedback), choice
+def _layer_task(options: RepairOptions, weights: Mapping[str, Weight], masks: Masks) -> LayerTask:
+    """How each layer is fitted."""
+    is_large = is_like_a_language_model(list(weights.values()), masks)
+    a, ridges = LARGE_ERROR_FEEDBACK if is_large else ERROR_FEEDBACK, (RIDGE,)
+    if options.method in PEERS:
+        a = 0.0
+    elif options.error_feedback is not None:
+        a = options.error_feedback
+    if options.ridges is not None:
+        ridges = options.ridges
+    elif options.method == "refit" and not is_large:
+        ridges = REFIT_RIDGES
+    return LayerTask(options.method, a, ridges, options.pattern, keeps_rows=options.floor is not None)
 
 
 class _Errors(NamedTuple):

@@ -14,7 +14,7 @@ from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.series import Curve, point_of
 from sipp.results.certificate import USELESS, Certificate, limit_words
 from sipp.results.display import percent_up
-from sipp.results.evaluation import Evaluated
+from sipp.results.evaluation import Evaluation
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
@@ -41,19 +41,22 @@ def by_dense_network(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
 # --- values to compare ---------------------------------------------------------------------------------------------
 
 
-def common_points(models: Sequence[PrunedModel]) -> Evaluated | None:
+def common_points(models: Sequence[PrunedModel]) -> Evaluation | None:
     """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
-    evaluations = [
-        evaluation for model in models for evaluation in model.evaluations.values() if evaluation.accuracies is not None
-    ]
-    counts = Counter(evaluation.data.hash for evaluation in evaluations)
-    return max(evaluations, key=lambda evaluation: (counts[evaluation.data.hash], evaluation.n_points), default=None)
+    evaluations = [evaluation for model in models for evaluation in _with_accuracy(model)]
+    counts = Counter(evaluation.data_hash for evaluation in evaluations)
+    return max(evaluations, key=lambda evaluation: (counts[evaluation.data_hash], evaluation.n_inputs), default=None)
 
 
-def accuracies_on(model: PrunedModel, points: Evaluated | None) -> tuple[float, float] | None:
+def _with_accuracy(model: PrunedModel) -> list[Evaluation]:
+    known = (measured for measured in model.evaluations.values() if isinstance(measured, Evaluation))
+    return [measured for measured in known if measured.accuracies is not None]
+
+
+def accuracies_on(model: PrunedModel, points: Evaluation | None) -> tuple[float, float] | None:
     """The accuracies of the dense and the pruned network on these points; None if not measured."""
-    evaluations = [] if points is None else [e for e in model.evaluations.values() if e.data.hash == points.data.hash]
-    return next((evaluation.accuracies for evaluation in evaluations if evaluation.accuracies is not None), None)
+    same = (one for one in _with_accuracy(model) if points is not None and one.data_hash == points.data_hash)
+    return next((evaluation.accuracies for evaluation in same), None)
 
 
 def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
@@ -177,12 +180,13 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
         cells["certified within"] = certified_cell(model)
         if has_drops:
             drop = None if model.certified_drop is None else model.certified_drop.drop_upper
-            points_lost = "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
-            cells["certified drop"] = TableCell(points_lost)
+            cells["certified drop"] = TableCell(
+                "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
+            )
         rows.append((model.name, cells))
     caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
-    caption += f" Accuracy: on {points.data.what}." if points is not None else ""
-    caption += " Certified drop: the accuracy falls by at most this much." if has_drops else ""
+    caption += f" Accuracy: on {points.inputs}." if points is not None else ""
+    caption += " Certified drop: the accuracy falls by at most this much; below 0, it rises." if has_drops else ""
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 

@@ -7,14 +7,14 @@ from os import PathLike
 from pathlib import Path
 
 from sipp.errors import OptionError
+from sipp.files import check_file
 from sipp.report.rendering import network_articles, render, write_page
 from sipp.report.results import PrunedModel
 from sipp.results.certificate import AnyCertificate, check_certificate
-from sipp.results.checking import check_path
+from sipp.results.checking import check_flag, check_path
 from sipp.results.pruned import Pruned
 from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
 from sipp.results.stored import read_report, report_values
-from sipp.storage.outputs import check_file
 
 PruneResult = Pruned | PrunedTo
 Networks = PruneResult | Sequence[PruneResult] | Mapping[str, PruneResult]
@@ -25,12 +25,13 @@ def page(
     certificate: AnyCertificate | Sequence[AnyCertificate] | None = None,
     *,
     path: str | PathLike[str] = "page.html",
+    force: bool = False,
 ) -> Path:
     """Writes a page about pruned networks and what is certified about them, and returns its path.
 
     `pruned` is what `prune` or `prune_to` returned, or several of these as a list or as {name: result}. Each
     certificate must be about one of these networks and is shown with it, as is the one that `prune_to` made. The page
-    works offline. An existing file is replaced.
+    works offline. An existing file is replaced only with `force`.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -42,6 +43,8 @@ def page(
     """
     target = check_path("path", path, "page.html")
     check_file(target, force=True)
+    if target.exists() and not check_flag("force", force):
+        raise OptionError(f"{target} exists", fix="give another name, or force=True to replace it")
     networks = _by_name(pruned)
     held = (certificate_of(network, None) for network in networks.values())
     claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))
@@ -51,7 +54,7 @@ def page(
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
     heading = f"{len(results)} pruning results" if len(results) > 1 else ""
     text = render(network_articles(results), (model.arm for model in results), heading=heading)
-    write_page(target, text, force=True)
+    write_page(target, text, force=force)
     return target
 
 

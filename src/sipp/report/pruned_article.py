@@ -11,8 +11,8 @@ from sipp.report.series import rows_of_layers
 from sipp.report.sheets import card_of, sentence, sheet_section
 from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, tiles_of
 from sipp.results.display import counted
-from sipp.results.evaluation import Evaluated
 from sipp.results.jsonio import to_json
+from sipp.results.text_scores import TextScores
 
 # Keys of the report with sections of their own, and those without a meaning for readers
 SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen", "seen_all"}
@@ -20,9 +20,9 @@ SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "cer
 
 def pruned_article(pruned: PrunedModel, ident: str) -> Article:
     """The article on one pruned network."""
-    facts, measured = pruned.pruned, pruned.evaluation
+    facts = pruned.pruned
     sections = [
-        None if measured is None else _measured_section(pruned, measured, ident),
+        _measured_section(pruned, ident),
         _outputs_section(pruned, ident),
         _layers_section(pruned, ident),
         None if pruned.bench is None else sheet_section("Size and speed", pruned.bench.sheet, f"{ident}-speed"),
@@ -96,16 +96,18 @@ def _statements_section(pruned: PrunedModel, ident: str) -> Section:
 # --- accuracy, from `sipp eval --out` -------------------------------------------------------------------------------
 
 
-def _measured_section(model: PrunedModel, first: Evaluated, ident: str) -> Section:
+def _measured_section(model: PrunedModel, ident: str) -> Section | None:
     """Accuracy or perplexity and output error compared with the dense network, one card per evaluation."""
+    first = model.evaluation or model.text_scores
+    if first is None:
+        return None
     claim = "sipp certify --accuracy bounds the loss on new inputs"
     if model.certified_drop is not None:
         claim = claim_of(model.certified_drop)
-    finding = Finding(sentence(first.measured.sheet.title), f"Measured on {first.data.what}. {claim}.")
+    finding = Finding(sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
-    cards = [
-        card_of(one.measured.sheet, f"Measured ({name})", f"{one.measured.sheet.title}, on {one.data.what}.")
-        for name, one in ordered
-    ]
+    cards = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in ordered]
     topic, title = "Accuracy", "Accuracy, loss and output"
+    if isinstance(first, TextScores):
+        topic, title = "Perplexity", "Perplexity and distance from the dense network"
     return Section(topic, finding, [[cards_plot(f"{ident}-evaluations", title, cards)]])

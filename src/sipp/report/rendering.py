@@ -13,6 +13,7 @@ from typing import Any
 
 from sipp import __version__
 from sipp.extras import needed_for
+from sipp.files import check_file, make_folder, write_atomic
 from sipp.report import palette
 from sipp.report.compare_networks import networks_article
 from sipp.report.contents import Article
@@ -20,8 +21,6 @@ from sipp.report.glossary import WORDS, about_method
 from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
 from sipp.report.results import PrunedModel
-from sipp.storage.files import make_folder, write_atomic
-from sipp.storage.outputs import check_file
 
 TEMPLATE = "template.html.j2"
 HOW_TO_READ = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."

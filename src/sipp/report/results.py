@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sipp.files import RECORD_NAME, read_file, read_json
 from sipp.report.palette import REPAIRED, SEPARATOR
 from sipp.results import bench, certificate, evaluation
 from sipp.results.bench import Bench
 from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, claims_on_one_holdout
-from sipp.results.evaluation import Evaluated
+from sipp.results.evaluation import Evaluation, Measured
 from sipp.results.jsonio import from_json
 from sipp.results.pruned import PrunedFacts
 from sipp.results.stored import Identity
+from sipp.results.text_scores import TextScores
 from sipp.storage import pruned_folder
-from sipp.storage.files import read_file, read_json
-from sipp.storage.outputs import RECORD_NAME
 
 MOST_BYTES = 1 << 24  # of a file beside a network
-Measurement = AnyCertificate | Evaluated | Bench  # of a network; a file in its folder
+Measurement = AnyCertificate | Measured | Bench  # of a network; a file in its folder
 KINDS: dict[str, tuple[str, Any]] = {
     certificate.KIND: ("a certificate", AnyCertificate),
-    evaluation.KIND: ("an evaluation", Evaluated),
+    evaluation.KIND: ("an evaluation", Measured),
     bench.KIND: ("a benchmark", Bench),
 }
 
@@ -44,7 +44,8 @@ class PrunedModel:
     notes: tuple[str, ...] = ()  # warnings: what could not be checked
     bench: Bench | None = None  # size and speed, from `sipp bench`
     certificates: Mapping[str, AnyCertificate] = field(default_factory=dict)  # from `sipp certify --out`
-    evaluations: Mapping[str, Evaluated] = field(default_factory=dict)  # from `sipp eval --out`
+    evaluations: Mapping[str, Measured] = field(default_factory=dict)  # from `sipp eval --out`
+    folder: Path | None = None  # as given; None: from Python
 
     @property
     def arm(self) -> str:
@@ -59,15 +60,31 @@ class PrunedModel:
         return None if moved is None or not math.isfinite(moved.error) else moved.error
 
     @property
-    def evaluation(self) -> Evaluated | None:
-        """The evaluation with an accuracy (if any) on the most points."""
-        known = self.evaluations.values()
-        return max(known, key=lambda measured: (measured.accuracies is not None, measured.n_points), default=None)
+    def evaluation(self) -> Evaluation | None:
+        """The evaluation with an accuracy (if any) on the most inputs."""
+        known = [measured for measured in self.evaluations.values() if isinstance(measured, Evaluation)]
+        return max(known, key=lambda measured: (measured.accuracies is not None, measured.n_inputs), default=None)
+
+    @property
+    def text_scores(self) -> TextScores | None:
+        """The perplexity of a language model, on the most text."""
+        known = [measured for measured in self.evaluations.values() if isinstance(measured, TextScores)]
+        return max(known, key=lambda measured: measured.n_tokens, default=None)
 
     @property
     def accuracies(self) -> tuple[float, float] | None:
-        """The accuracy before and after pruning, by that evaluation."""
-        return None if self.evaluation is None else self.evaluation.accuracies
+        """The accuracy before and after pruning, by that evaluation or by a certificate that was made from labels."""
+        if self.evaluation is not None and self.evaluation.accuracies is not None:
+            return self.evaluation.accuracies
+        claims = (claim for claim in self.all_certificates if isinstance(claim, AccuracyCertificate))
+        return next((claim.accuracies for claim in claims if claim.accuracies is not None), None)
+
+    @property
+    def measured_on(self) -> str:
+        """The inputs of these accuracies, in words."""
+        if self.evaluation is not None and self.evaluation.accuracies is not None:
+            return self.evaluation.inputs
+        return "the inputs of the certificate"
 
     @property
     def certified_error(self) -> float | None:
@@ -101,7 +118,8 @@ def is_pruned_result(folder: Path) -> bool:
 
 def read_pruned_result(folder: Path) -> PrunedModel:
     """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
-    report, notes = pruned_folder.read_pruned(folder)
+    report = pruned_folder.read_pruned(folder)
+    notes: tuple[str, ...] = (report.note,) if report.note else ()
     found: dict[str, Measurement] = {}
     for path in sorted(folder.glob("*.json")):
         measured, note = (None, "") if path.name == RECORD_NAME else _read_measurement(path, report.identity)
@@ -109,9 +127,9 @@ def read_pruned_result(folder: Path) -> PrunedModel:
         found |= {} if measured is None else {path.name: measured}
     benches = [measured for measured in found.values() if isinstance(measured, Bench)]
     claims = {name: claim for name, claim in found.items() if isinstance(claim, Certificate | AccuracyCertificate)}
-    evaluations = {name: measured for name, measured in found.items() if isinstance(measured, Evaluated)}
+    evaluations = {name: measured for name, measured in found.items() if isinstance(measured, Measured)}
     name, last = folder.resolve().name, benches[-1] if benches else None
-    return PrunedModel(name, report.pruned, report.identity, report.rest, notes, last, claims, evaluations)
+    return PrunedModel(name, report.pruned, report.identity, report.rest, notes, last, claims, evaluations, folder)
 
 
 def _read_measurement(path: Path, identity: Identity) -> tuple[Measurement | None, str]:

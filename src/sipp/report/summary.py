@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sipp.report.contents import Finding, NextStep, SummaryTile
@@ -16,8 +19,6 @@ from sipp.results.certificate import (
     limit_words,
 )
 from sipp.results.display import bytes_in_words, counted, percent, percent_up, points_up
-from sipp.results.evaluation import Evaluation
-from sipp.results.text_scores import TextScores
 
 UNKNOWN = "not measured"
 MUCH_LOST = 0.01  # of the accuracy
@@ -32,44 +33,39 @@ def lead(pruned: PrunedModel) -> Finding:
     if pruned.accuracies is not None:
         before, after = (number(share, "share") for share in pruned.accuracies)
         heading += f", and the accuracy is {after} (before: {before})"
-    elif (scores := text_scores_of(pruned)) is not None and scores.dense_perplexity is not None:
+    elif (scores := pruned.text_scores) is not None and scores.dense_perplexity is not None:
         heading += f", and the perplexity is {scores.perplexity:.2f} (before: {scores.dense_perplexity:.2f})"
     elif (moved := shown_output_change(pruned)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = facts.dead_rows
     rows = "no row lost all its weights" if not dead else f"{counted(dead, 'row')} lost all weights"
     repaired = "" if facts.repair is None else " and repaired"
+    how = "Given weights" if facts.method == "given" else f"Pruned with {facts.method}"
     return Finding(
         heading,
-        f"Pruned with {facts.method}{repaired}: {facts.kept:,} of {facts.n_weights:,} prunable weights kept in "
+        f"{how}{repaired}: {facts.kept:,} of {facts.n_weights:,} prunable weights kept in "
         f"{counted(len(facts.layers), 'layer')}; {rows}.",
     )
-
-
-def text_scores_of(pruned: PrunedModel) -> TextScores | None:
-    """The perplexity that was measured, of a language model."""
-    measured = None if pruned.evaluation is None else pruned.evaluation.measured
-    return measured if isinstance(measured, TextScores) else None
 
 
 def shown_output_change(pruned: PrunedModel) -> tuple[float, str] | None:
     """How far outputs move, and on which points; on new points if that was measured."""
     measured = pruned.evaluation
     if measured is not None and measured.error is not None:
-        return measured.error, f"on average, on {measured.data.what}"
+        return measured.error, f"on average, on {measured.inputs}"
     return None if pruned.output_change is None else (pruned.output_change, "on a few calibration inputs")
 
 
 def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
     """Tiles for accuracy, size, speed, guarantee and output change; unknown values say how to measure them."""
-    measured, bench = pruned.evaluation, pruned.bench
+    bench = pruned.bench
     accuracy = SummaryTile("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
-    if measured is not None and measured.accuracies is not None:
-        before, after = (number(share, "share") for share in measured.accuracies)
-        accuracy = SummaryTile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {measured.data.what}")
-    elif measured is not None and (scores := text_scores_of(pruned)) is not None:
+    if pruned.accuracies is not None:
+        before, after = (number(share, "share") for share in pruned.accuracies)
+        accuracy = SummaryTile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {pruned.measured_on}")
+    elif (scores := pruned.text_scores) is not None:
         before = "" if scores.dense_perplexity is None else f"{scores.dense_perplexity:.2f}{ARROW}"
-        words = f"{'before and after, ' if before else ''}on {measured.data.what}"
+        words = f"{'before and after, ' if before else ''}on {scores.inputs}"
         accuracy = SummaryTile("perplexity", f"{before}{scores.perplexity:.2f}", words)
     size = SummaryTile(
         "weights", f"{number(pruned.pruned.keep, 'share')} left", "sipp bench measures the size of the file"
@@ -83,7 +79,7 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
             f"{stored} as a small file (sipp export --to small), {dense} before{bench.why_larger}",
         )
         run = bench.runs[-1]
-        place = f"{counted(run.n_points, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
+        place = f"{counted(run.n_inputs, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
         speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
     change = shown_output_change(pruned)
@@ -100,8 +96,10 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
     about_outputs = next((claim for claim in _with_claims(pruned) if isinstance(claim, Certificate)), None)
     words = ". ".join(claim_of(known) for known in (about_accuracy, about_outputs) if known is not None)
     if about_accuracy is not None:
-        drop = points_up(about_accuracy.drop_upper).replace("percentage ", "")  # said below
-        return SummaryTile("guarantee", f"drop at most {drop}", words)
+        drop = about_accuracy.drop_upper
+        points = points_up(drop).replace("percentage ", "").removeprefix("-")  # said below
+        limit = f"drop at most {points}" if drop >= 0 else f"rises by at least {points}"
+        return SummaryTile("guarantee", limit, words)
     if about_outputs is not None:
         within = f"within {limit_words(about_outputs)}"
         return SummaryTile("guarantee", "useless" if about_outputs.is_useless else within, words)
@@ -121,11 +119,10 @@ def claim_of(certificate: AnyCertificate) -> str:
     """What a certificate claims, in one sentence; empty if it claims nothing."""
     sure = f"({percent(certificate.confidence)} confidence)"
     if isinstance(certificate, AccuracyCertificate):
-        what = "accuracy of the next token" if certificate.measure == "next-token" else "accuracy"
-        return f"On new inputs, the {what} falls by at most {points_up(certificate.drop_upper)} {sure}"
+        return f"On new inputs, pruning {certificate.change} {sure}"
     if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return ""
-    share = percent(1 - certificate.delta)
+    share = percent(1 - certificate.share)
     if certificate.measure != "output":
         return f"For {share} of new sequences {claim_about_tokens(certificate)} {sure}"
     limit = percent_up(certificate.epsilon)
@@ -136,68 +133,75 @@ def claim_of(certificate: AnyCertificate) -> str:
 
 def next_steps(pruned: PrunedModel) -> list[NextStep]:
     """Next steps, most useful first: measure what is unknown, repair what is bad, use the network."""
-    model = pruned.identity.model if "asked" in pruned.rest else None  # a program's report names a class
-    weights = pruned.identity.weights
-    of = f"--model {model or 'MODEL'} --dense {weights or 'WEIGHTS'} --pruned {pruned.name}"
-    steps = []
-
-    def suggest(words: str, in_shell: str, in_python: str) -> None:
-        steps.append(NextStep(words, in_python if model is None else in_shell))
-
-    if pruned.accuracies is None and text_scores_of(pruned) is None:
-        suggest(
-            "Measure its accuracy on new data with labels:",
-            f"sipp eval {of} --data NEW --out {pruned.name}/eval.json",
-            "sipp.certify_accuracy(model, pruned, labelled_holdout)",
-        )
+    asked = pruned.rest.get("asked")
+    is_in_shell = isinstance(asked, dict) and pruned.folder is not None  # else it is from Python
+    at = Shell.of(pruned, asked if isinstance(asked, dict) else {})
+    stored = f"{at.folder} --model {at.model}"
+    steps: list[tuple[str, str, str]] = []  # why, in the shell, in Python
+    if pruned.accuracies is None and pruned.text_scores is None:
+        command = f"sipp eval {at.networks} --data {at.inputs} --out {at.folder}/eval.json"
+        python = "sipp.certify_accuracy(model, pruned, labelled_holdout)"
+        steps.append(("Measure its accuracy on new data with labels:", command, python))
     if not _with_claims(pruned):
-        suggest(
-            "Get a guarantee:",
-            f"sipp certify {of} --holdout NEW --out {pruned.name}/certificate.json",
-            "sipp.certify(model, pruned, holdout)",
-        )
+        command = f"sipp certify {at.networks} --holdout {at.inputs} --out {at.folder}/certificate.json"
+        steps.append(("Get a guarantee:", command, "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if pruned.accuracies is None else pruned.accuracies[0] - pruned.accuracies[1]
     moved = shown_output_change(pruned)
-    if lost > MUCH_LOST or (pruned.evaluation is None and moved is not None and moved[0] > MUCH_MOVED):
-        if pruned.pruned.repair is not None:
-            hold = "sipp.hold(model, masks, optimizer=optimizer)"
-            suggest("Too much lost? Keep more weights, or retrain with the zeros held at zero:", hold, hold)
-        else:
-            again = "sipp.prune(model, data, keep=..., repair=True)"
-            suggest("Bring back most of what was lost, without training:", "sipp prune ... --repair", again)
-    if pruned.bench is None and model is not None:
-        command = f"sipp bench {pruned.name} --out {pruned.name}/bench.json"
-        steps.append(NextStep("See how small and fast it is:", command))
-    if len(steps) < 2:  # a record from Python names a class, not how to build it
-        steps += _ways_to_use(pruned.name, model)
-    return steps[:3]
+    is_measured = pruned.evaluation is not None or pruned.text_scores is not None
+    is_bad = lost > MUCH_LOST or (not is_measured and moved is not None and moved[0] > MUCH_MOVED)
+    if is_bad and pruned.pruned.repair is None:
+        repair = "sipp.prune(model, data, keep=..., repair=True)"
+        steps.append(("Bring back most of what was lost, without training:", "sipp prune ... --repair", repair))
+    elif is_bad:
+        hold = "sipp.hold(model, pruned, optimizer=optimizer)"
+        steps.append(("Too much lost? Keep more weights, or retrain with the zeros held at zero:", hold, hold))
+    if pruned.bench is None:
+        command = f"sipp bench {stored} --data {at.inputs} --out {at.folder}/bench.json"
+        steps.append(("See how small and fast it is:", command, "sipp.bench(pruned, example)"))
+    if len(steps) < 2:
+        command = f"sipp export {stored} --out small.safetensors"
+        fast = "fast = sipp.sparse(pruned, example)"
+        from_file = _python_line(pruned.identity.model)
+        steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
+        steps.append(("Run it faster on a CPU, in Python:", from_file, fast))
+    return [NextStep(why, command if is_in_shell else python) for why, command, python in steps[:3]]
 
 
-def _ways_to_use(name: str, model: str | None) -> list[NextStep]:
-    """How to store the network in a small file and run it fast, in Python or from the shell."""
-    store, run = "Store it in a small file:", "Run it faster on a CPU"
-    if model is None:
-        fast = NextStep(f"{run}:", "fast = sipp.sparse(pruned, example)")
-        return [fast, NextStep(store, 'sipp.save(pruned, "small.safetensors")')]
-    module, _, function = model.partition(":")
+def _python_line(model: str) -> str:
+    """How a network that the shell named, and stored in the small file, runs in Python."""
+    module, _, function = model.replace(".py:", ":").partition(":")
     is_own = function.isidentifier() and module.replace(".", "").isidentifier() and module != "hf"
-    network = f"{module}.{function}()" if is_own else "network"
-    imported = f"import sipp, {module}; " if is_own else "import sipp; "
-    return [
-        NextStep(store, f"sipp export {name} --model {model} --to small --out small.safetensors"),
-        NextStep(
-            f"{run}, in Python:", f'{imported}fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'
-        ),
-    ]
+    network, imported = (f"{module}.{function}()", f"sipp, {module}") if is_own else ("network", "sipp")
+    return f'import {imported}; fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Words of commands about a network that `sipp prune` wrote: they run as they are, if NEW is given."""
+
+    model: str
+    folder: str
+    networks: str  # --model, --dense and --pruned
+    inputs: str  # new data, and how they are read
+
+    @classmethod
+    def of(cls, pruned: PrunedModel, asked: Mapping[str, Any]) -> Shell:
+        """From what was asked for when it was pruned."""
+        model, folder = shlex.quote(pruned.identity.model), shlex.quote(str(pruned.folder))
+        dense = "" if model.startswith("hf:") else f" --dense {shlex.quote(pruned.identity.weights or 'WEIGHTS')}"
+        is_data_set = (pruned.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
+        new = asked.get("holdout") or (asked.get("data") if is_data_set else None) or "NEW"
+        reading = {name: asked.get(name) for name in ("normalise", "size", "length", "part")}
+        options = "".join(f" --{name} {value}" for name, value in reading.items() if value is not None)
+        return cls(model, folder, f"--model {model}{dense} --pruned {folder}", f"{shlex.quote(str(new))}{options}")
 
 
 def outputs_rows(pruned: PrunedModel) -> list[list[Any]]:
     """All numbers on how far outputs move, with their meaning."""
-    rows, measured = [], pruned.evaluation
-    if measured is not None and isinstance(measured.measured, Evaluation) and measured.error is not None:
-        of = measured.measured
+    rows, of = [], pruned.evaluation
+    if of is not None and of.error is not None:
         mean, median, largest = (number(error, "share") for error in (of.error_mean, of.error_median, of.error_max))
-        rows.append(["on average", f"{mean}: the mean over {measured.data.what}; the number at the top of the page"])
+        rows.append(["on average", f"{mean}: the mean over {of.inputs}; the number at the top of the page"])
         rows.append(["half of the inputs", f"at most {median}"])
         rows.append(["the worst input", largest])
     if pruned.output_change is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sipp.results.bounds import Measured
+from sipp.results.display import how_sure, percent_up
 from sipp.results.ranking import DrawUnit
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -17,8 +19,8 @@ class LayerAssumption:
     fan_in: int
     n_weights: int
     n_holding: int  # weights with g_j(x) > 1/C on S often enough; one of value 0, or never met, has g_j = 0
-    es_failures: int | None  # pairs of the holdout with w_j a_j > C s_j z; None without a holdout
-    n_pairs: int | None  # (patch, weight) pairs of the holdout with w_j a_j != 0: each lies in exactly one quadrant
+    es_failures: int | None  # pairs of the holdout with g_j(x) > C s_j; None without a holdout
+    n_pairs: int | None  # (input, weight) pairs of the holdout with g_j(x) > 0
 
     @property
     def share_holding(self) -> float:
@@ -41,6 +43,7 @@ class Assumption:
     n_calibration: int
     n_holdout: int  # 0 without a holdout
     unit: DrawUnit  # what the two numbers count: batches where a point's patches depend on its batch
+    measured: Measured | None = None  # the C that held on all of the holdout (T19); None without one
 
     ALSO_IN_JSON = ("verdict", "es_verdict")
 
@@ -94,8 +97,12 @@ class Assumption:
         total = self.total
         if total.es_failures is None:
             return "The ES inequality was not checked: pass a holdout."
-        counts = f"{total.es_failures:,} of {total.n_pairs:,} (patch, weight) pairs"
-        return f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} holdout {self.unit}."
+        counts = f"{total.es_failures:,} of {total.n_pairs:,} (input, weight) pairs"
+        text = f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} holdout {self.unit}."
+        if self.measured is None or self.measured.c_constant is None:
+            return text
+        share, sure = percent_up(self.measured.share), how_sure(self.measured.confidence)
+        return f"{text} With C = {self.measured.c_constant:.4g} it holds for all but {share} of new inputs, {sure}."
 
     @property
     def sheet(self) -> Sheet:

@@ -24,7 +24,6 @@ class WeightUse:
     n_rows: int | None = None  # None: all rows from row_start on
     counts_B: Tensor | None = None
     attributed: bool = True  # False: patches cannot be assigned to points; B is 1 for the whole batch
-    steps_first: bool = False  # the input was steps x points, and was transposed
     real_BP: Tensor | None = None  # bool, for one position dimension: False is padding. None: no padding
     is_own_copy: bool = False  # the windows view memory that the model does not have, and cannot write to
 

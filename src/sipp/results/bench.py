@@ -1,10 +1,10 @@
-"""What `sipp bench` measures of one network: bytes and times."""
+"""What `bench` measures of one network: bytes and times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sipp.results.display import bytes_in_words, counted, size_headline, why_larger
+from sipp.results.display import bytes_in_words, counted, size_headline, size_words, why_larger
 from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.speed import Speed, speed_headline, speed_words
 
@@ -24,9 +24,9 @@ class BenchBytes:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """Timings of dense and sparse calls with `n_points` points: medians over alternating calls."""
+    """Timings of dense and sparse calls with `n_inputs` inputs: medians over alternating calls."""
 
-    n_points: int
+    n_inputs: int
     dense_ms: float
     sparse_ms: float
     faster: Speed  # than dense, over pairs of calls
@@ -71,19 +71,28 @@ class BenchStep:
 @dataclass(frozen=True)
 @shown
 class Bench:
-    """Size and speed of one stored network. `print` it."""
+    """Size and speed of one network. `print` it."""
 
     machine: str
     n_threads: int
-    network: str
+    network: str  # its class
     pruned_hash: str
     bytes: BenchBytes
     runs: tuple[BenchRun, ...]  # the fewest points first
     steps: tuple[BenchStep, ...]  # of the last run
-    step_points: int  # points per call in that run
-    line: str  # smaller, faster, certified
-    images: str = ""  # how images were normalised, in words; empty without images
-    certified: str = ""  # what is certified for the stored values, in a few words
+    step_inputs: int  # points per call in that run
+
+    ALSO_IN_JSON = ("sentence",)
+
+    @property
+    def sentence(self) -> str:
+        """How much smaller and faster it is."""
+        run = self.runs[-1]
+        return (
+            f"{size_words(self.bytes.file, self.bytes.dense)} as a small file ({self.bytes.file:,} bytes, before "
+            f"pruning {self.bytes.dense:,}); {counted(run.n_inputs, 'input')} per call, "
+            f"{counted(self.n_threads, 'thread')}: {run.words}"
+        )
 
     @property
     def size_headline(self) -> str:
@@ -107,8 +116,7 @@ class Bench:
                 f"{bytes_in_words(sizes.memory)} of weights, before pruning {bytes_in_words(sizes.memory_dense)}",
             ),
         ]
-        facts += [("images", self.images)] if self.images else []
-        return Sheet(self.line, tuple(facts), (_steps_table(self), _calls_table(self)))
+        return Sheet(self.sentence, tuple(facts), (_steps_table(self), _calls_table(self)))
 
 
 def _steps_table(bench: Bench) -> Table:
@@ -125,7 +133,7 @@ def _steps_table(bench: Bench) -> Table:
         )
         for step in bench.steps
     )
-    words = f"steps with weights, {counted(bench.step_points, 'input')}, one thread"
+    words = f"steps with weights, {counted(bench.step_inputs, 'input')}, one thread"
     return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=words)
 
 
@@ -133,9 +141,9 @@ def _calls_table(bench: Bench) -> Table:
     columns = ("inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed")
     rows = tuple(
         (
-            str(run.n_points),
+            str(run.n_inputs),
             *(f"{ms:.3f}" for ms in (run.dense_ms, run.sparse_ms)),
-            *(f"{1e3 * run.n_points / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms)),
+            *(f"{1e3 * run.n_inputs / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms)),
             f"{run.off_by:.0e}",
             run.words,
         )

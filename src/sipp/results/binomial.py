@@ -1,6 +1,6 @@
 """Binomial confidence limits from counts on a holdout (T14, T16), from SciPy.
 
-`n` distinct points, `k` violations, `beta` = 1 - confidence, `delta` = the share of violations a claim allows.
+`n` distinct points, `k` violations, `beta` = 1 - confidence, `share` = the share of violations a claim allows.
 
 A holdout may contain copies of points. Then n counts distinct points, but a violation counts with all its copies, so k
 may exceed n. Whichever copies were independent draws, the limits here are no smaller than theirs (docs/theory.md, T14).
@@ -15,21 +15,21 @@ from sipp.errors import OptionError
 from sipp.results.checking import check_share
 
 
-def k_allowed(n: int, delta: float, beta: float) -> int | None:
-    """k* = max{k : BinCDF(k; n, delta) <= beta} (T14), or None if even k = 0 proves nothing."""
-    check_share("delta", delta)
+def k_allowed(n: int, share: float, beta: float) -> int | None:
+    """k* = max{k : BinCDF(k; n, share) <= beta} (T14), or None if even k = 0 proves nothing."""
+    check_share("share", share)
     check_share("beta", beta)
     _check_counts(0, n)
-    proved = bisect_right(range(n), beta, key=lambda k: _cdf(k, n, delta))  # how many k, from 0 on, prove the claim
+    proved = bisect_right(range(n), beta, key=lambda k: _cdf(k, n, share))  # how many k, from 0 on, prove the claim
     return proved - 1 if proved else None
 
 
-def holdout_needed(delta: float, beta: float) -> int:
-    """The smallest n with (1 - delta)^n <= beta: T14 can certify nothing with fewer."""
-    check_share("delta", delta)
+def holdout_needed(share: float, beta: float) -> int:
+    """The smallest n with (1 - share)^n <= beta: T14 can certify nothing with fewer."""
+    check_share("share", share)
     check_share("beta", beta)
-    about = math.ceil(math.log(beta) / math.log1p(-delta))  # rounding may take it across an integer
-    return next((n for n in (about - 1, about) if n >= 1 and _cdf(0, n, delta) <= beta), max(1, about + 1))
+    about = math.ceil(math.log(beta) / math.log1p(-share))  # rounding may take it across an integer
+    return next((n for n in (about - 1, about) if n >= 1 and _cdf(0, n, share) <= beta), max(1, about + 1))
 
 
 def upper_limit(k: int, n: int, beta: float) -> float:

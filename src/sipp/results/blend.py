@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sipp.results.display import percent
 from sipp.results.options import Reduce
 from sipp.results.sheet import Sheet, Table, shown
+
+NOISE = 0.05  # errors within this relative difference count as equal
+MAGNITUDE_NOISE = 0.1  # the same for magnitude, which uses no data: a few points must not outvote it
+LOST = 0.9  # above this relative error next to nothing of the output is left: all such errors are equal
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class BlendChoice:
 
     taken: BlendTrial
     tried: tuple[BlendTrial, ...]
-    n_points: int  # 0: the output has no real numbers, so nothing was compared
+    n_inputs: int  # 0: the output has no real numbers, so nothing was compared
     is_held_back: bool = True  # the points were held back from scoring; False: there were too few
 
     ALSO_IN_JSON = ("sentence",)
@@ -43,16 +48,26 @@ class BlendChoice:
     @property
     def sentence(self) -> str:
         """What was chosen, and how far it moved the output beside others."""
-        if self.n_points == 0:
+        if self.n_inputs == 0:
             return f"{self.taken.name}: nothing to compare, the output has no real numbers"
         others = ("magnitude", "max sensitivity")
         known = {trial.name: trial.error for trial in self.tried if trial.name in others and trial != self.taken}
         beside = ", ".join(f"{name} {error:.3g}" for name, error in known.items())
         held = "held-back " if self.is_held_back else ""
-        inputs = f"1 {held}input" if self.n_points == 1 else f"{self.n_points:,} {held}inputs"
+        inputs = f"1 {held}input" if self.n_inputs == 1 else f"{self.n_inputs:,} {held}inputs"
         where = "used to choose it" if self.is_held_back else "that were also used for scoring"
         text = f"{self.taken.name}: output error {self.taken.error:.3g}" + (f" ({beside})" if beside else "")
-        return f"{text} on {inputs} {where}"
+        return f"{text} on {inputs} {where}{self._why_not_the_least()}"
+
+    def _why_not_the_least(self) -> str:
+        """The rule by which a candidate with a smaller error was passed over, if one was."""
+        least = min(trial.error for trial in self.tried)
+        if least >= self.taken.error:
+            return ""
+        if least > LOST:
+            return f"; above {LOST:g} nothing of the output is left, so the simplest score was taken"
+        noise = MAGNITUDE_NOISE if self.taken.name == "magnitude" else NOISE
+        return f"; another had {least:.3g}, and a lead of less than {percent(noise)} counts as chance"
 
     @property
     def sheet(self) -> Sheet:

@@ -15,7 +15,7 @@ REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smalle
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
 MOST_SHARE = 0.5  # a statement that leaves out more than half of the inputs is not made
 LARGE_SHARE = 0.1  # if a statement leaves out more inputs, the text says how to do better
-ENOUGH_POINTS = 256  # recommended number of points; a quarter of them is held back for T19
+ENOUGH_POINTS = 64  # recommended number of points of a holdout (T19)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Guarantee:
 @dataclass(frozen=True)
 @shown
 class Measured:
-    """T19: the constant C, measured on held-back calibration points, and bounds that need no assumption on C.
+    """T19: the constant C, measured on a holdout, and bounds that need no assumption on C.
 
     Rows stay within their `eps_measured` for all but `share` of inputs, at `confidence`. Bounds for layers and the
     network also use maxima over S, so that both shares, and both error probabilities, add up.
@@ -98,7 +98,7 @@ class Measured:
     c_constant: float | None  # None: not measured, the reason says why
     share: float
     confidence: float
-    n: int  # held-back points, distinct from all others; C is the largest of their ratios
+    n: int  # points of the holdout, distinct from all others; C is the largest of their ratios
     reason: str
     layers_share: float = 1.0
     epsilon: float | None = None  # of the network (T12), None: no statement, the next field says why
@@ -118,9 +118,13 @@ class Measured:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
         two = f"{how_sure(self.joint_confidence)} (two checks)"
-        few = f"Few inputs: use {ENOUGH_POINTS} or more for a smaller share. " if self.share > LARGE_SHARE else ""
+        few = (
+            f"Few inputs: give a holdout of {ENOUGH_POINTS} or more for a smaller share. "
+            if self.share > LARGE_SHARE
+            else ""
+        )
         text = (
-            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} held-back inputs. For all but "
+            f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} holdout inputs. For all but "
             f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
             f"{how_sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its "
             f"measured bound, {two}"

@@ -13,7 +13,7 @@ from typing import Literal
 
 from sipp.errors import OptionError
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.display import exactly, number_up, percent, percent_up, points_up
+from sipp.results.display import change_words, exactly, number_up, percent, percent_up, points_up
 from sipp.results.sheet import Sheet, Table, shown
 
 KIND = "certificate"  # of a file
@@ -24,7 +24,7 @@ Measure = Literal["output", "kl", "next-token"]
 @dataclass(frozen=True)
 @shown
 class Certificate:
-    """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta at the confidence, or why not (T14).
+    """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share at the confidence, or why not (T14).
 
     For sequences of tokens (T22) `measure` may be the mean KL(f || f^) of the next token over the positions of a
     sequence, in nats, or the share of positions at which another next token is predicted.
@@ -32,9 +32,9 @@ class Certificate:
     The verdict and all limits are computed from the counts, so they cannot contradict them.
     """
 
-    fixed: Literal["delta", "epsilon"]  # which of the two the caller gave; the other was measured
+    fixed: Literal["share", "epsilon"]  # which of the two the caller gave; the other was measured
     epsilon: float  # +inf: no finite epsilon is proved
-    delta: float  # the share of inputs that may be further off
+    share: float  # the share of inputs that may be further off
     confidence: float
     violations: int  # holdout points (with copies) not within epsilon; a non-finite output is a violation
     n: int  # distinct points
@@ -47,27 +47,27 @@ class Certificate:
     calibration_checked: bool  # calibration points, given or in the pruning's record, are not in the holdout
     measure: Measure = "output"  # what epsilon limits
 
-    ALSO_IN_JSON = ("verdict", "k_allowed", "delta_hat", "sentence")
+    ALSO_IN_JSON = ("verdict", "k_allowed", "proved_share", "sentence")
 
     @property
     def k_allowed(self) -> int | None:
         """k* of T14, None if n is too small for any claim."""
-        return k_allowed(self.n, self.delta, 1.0 - self.confidence)
+        return k_allowed(self.n, self.share, 1.0 - self.confidence)
 
     @property
     def verdict(self) -> str:
         """'certified', 'not certified' or 'refused: needs n >= ..'."""
         if self.k_allowed is None:
-            return f"refused: needs n >= {holdout_needed(self.delta, 1.0 - self.confidence)}"
+            return f"refused: needs n >= {holdout_needed(self.share, 1.0 - self.confidence)}"
         return "certified" if self.violations <= self.k_allowed else "not certified"
 
     @property
-    def delta_hat(self) -> float:
-        """The proved limit of P(not within epsilon): Clopper-Pearson where epsilon was fixed, else delta or 1."""
+    def proved_share(self) -> float:
+        """The proved limit of P(not within epsilon): Clopper-Pearson where epsilon was fixed, else the share or 1."""
         if self.fixed == "epsilon":
             return share_limit(self.violations, self.n, 1.0 - self.confidence)
-        # epsilon was chosen on these points, so only the delta fixed in advance may be claimed for it
-        return self.delta if self.verdict == "certified" else 1.0
+        # epsilon was chosen on these points, so only the share fixed in advance may be claimed for it
+        return self.share if self.verdict == "certified" else 1.0
 
     @property
     def limit(self) -> float | None:
@@ -93,7 +93,7 @@ class Certificate:
         allowed = "none can be" if self.k_allowed is None else f"{self.k_allowed:,}"
         facts = [
             ("epsilon", limit_words(self)),
-            ("left out", f"{percent(self.delta)} of inputs"),
+            ("left out", f"{percent(self.share)} of inputs"),
             ("allowed", f"{allowed} further off"),
         ]
         return _sheet(self, facts, [("further off", self.violations)])
@@ -122,6 +122,8 @@ class AccuracyCertificate:
     output: int | str | None
     calibration_checked: bool
     measure: Literal["class", "next-token"] = "class"
+    dense_accuracy: float | None = None  # on the holdout, copies included; None without labels
+    pruned_accuracy: float | None = None
 
     ALSO_IN_JSON = ("drop_upper", "sentence")
 
@@ -136,28 +138,39 @@ class AccuracyCertificate:
         return share_limit(self.n_differ, self.n, beta)
 
     @property
+    def accuracies(self) -> tuple[float, float] | None:
+        """The accuracy of the dense and of the pruned network on the holdout; None without labels."""
+        if self.dense_accuracy is None or self.pruned_accuracy is None:
+            return None
+        return self.dense_accuracy, self.pruned_accuracy
+
+    @property
+    def change(self) -> str:
+        """The claim in a few words: how far the accuracy falls at most."""
+        return change_words(self.drop_upper, f"the accuracy{' of the next token' if self.measure != 'class' else ''}")
+
+    @property
     def sentence(self) -> str:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
         limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
-        points = f"by at most {points_up(self.drop_upper)}"
         if self.measure == "next-token":
-            return start + self._claim_about_tokens(limit, points) + _caveats(self)
+            return start + self._claim_about_tokens(limit) + _caveats(self)
         if self.mode == "labels":
             inputs = _counted(self, "labelled inputs").rstrip(",")
             were = "was" if self.n_lost == 1 else "were"
-            claim = f"pruning lowers the accuracy {points}: of {inputs}, {self.n_lost:,} {were} right "
+            claim = f"pruning {self.change}: of {inputs}, {self.n_lost:,} {were} right "
             distinct = " distinct ones" if self.n_duplicates else ""  # of which no copy is counted
             claim += f"before and wrong after, {self.n_gained:,}{distinct} the other way round."
         else:
             claim = f"pruning changes the predicted class for at most {limit} of inputs, so whatever the labels are, "
-            claim += f"it lowers the accuracy {points} ({self.n_differ:,} of {_counted(self, 'inputs')} changed)."
+            claim += f"it {self.change} ({self.n_differ:,} of {_counted(self, 'inputs')} changed)."
         return start + claim + _caveats(self)
 
-    def _claim_about_tokens(self, limit: str, points: str) -> str:
+    def _claim_about_tokens(self, limit: str) -> str:
         """The claim about next tokens; a sequence counts once, however long it is."""
         over, inputs = "on average over the positions of a sequence", _counted(self, "sequences")
         if self.mode == "labels":
-            return f"pruning lowers the accuracy of the next token {points}, {over} ({inputs.rstrip(',')})."
+            return f"pruning {self.change}, {over} ({inputs.rstrip(',')})."
         seen = percent_up(self.n_differ / (self.n + self.n_duplicates))
         return (
             f"pruning changes the predicted next token at no more than {limit} of positions, {over} (on these {inputs} "
@@ -166,13 +179,19 @@ class AccuracyCertificate:
 
     @property
     def headline(self) -> str:
-        return f"accuracy drop <= {points_up(self.drop_upper)} ({self.mode})"
+        limit = points_up(self.drop_upper) if self.drop_upper >= 0 else "0, it rises"
+        return f"accuracy drop <= {limit} ({self.mode})"
 
     @property
     def sheet(self) -> Sheet:
+        what = "another next token, mean over positions" if self.measure == "next-token" else "another class"
         counts = [("right before, wrong after", self.n_lost), ("wrong before, right after", self.n_gained)]
-        counts = [*(counts if self.mode == "labels" else []), ("another class", self.n_differ)]
-        return _sheet(self, [("largest drop", points_up(self.drop_upper))], counts)
+        counts = [*(counts if self.mode == "labels" else []), (what, self.n_differ)]
+        facts = [("limit", f"pruning {self.change}")]
+        if self.accuracies is not None:
+            dense, pruned = self.accuracies
+            facts.append(("accuracy", f"{pruned:.2%} pruned, {dense:.2%} dense, on these inputs"))
+        return _sheet(self, facts, counts)
 
 
 def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
@@ -183,38 +202,38 @@ def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
 
 def _claim_in_words(cert: Certificate) -> str:
     """The claim of a T14 certificate as a sentence, without caveats."""
-    delta, confidence = percent(cert.delta), percent(cert.confidence)
+    share, confidence = percent(cert.share), percent(cert.confidence)
     if cert.k_allowed is None:
-        needed = holdout_needed(cert.delta, 1.0 - cert.confidence)
+        needed = holdout_needed(cert.share, 1.0 - cert.confidence)
         inputs, distinct = _counted(cert, "holdout inputs"), " distinct ones" if cert.n_duplicates else ""
-        text = f"No claim: {inputs} are too few to say anything about all but {delta} of inputs with {confidence} "
+        text = f"No claim: {inputs} are too few to say anything about all but {share} of inputs with {confidence} "
         text += f"confidence; at least {needed:,}{distinct} are needed."
         if cert.fixed == "epsilon":
-            text += f" They only show that at most {percent_up(cert.delta_hat)} of inputs are further off than "
+            text += f" They only show that at most {percent_up(cert.proved_share)} of inputs are further off than "
             text += f"{_limit(cert)}."
         return text
     inputs = _counted(cert, "holdout inputs")
     counts = f"{cert.violations:,} of {inputs} {'was' if cert.violations == 1 else 'were'} further off"
-    if cert.fixed == "delta":
+    if cert.fixed == "share":
         counts += f"; the limit was chosen to allow at most {cert.k_allowed:,}"
     else:
         counts += f", {cert.k_allowed:,} {'was' if cert.k_allowed == 1 else 'were'} allowed"
     if cert.verdict == "certified" and cert.measure != "output":
         claim = claim_about_tokens(cert)
-        return f"With {confidence} confidence, for all but at most {delta} of sequences {claim} ({counts})."
+        return f"With {confidence} confidence, for all but at most {share} of sequences {claim} ({counts})."
     if cert.verdict == "certified":
         epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
         start = "True but useless: with" if cert.is_useless else "With"
         end = f" Even a network that always outputs zero is within {percent(USELESS)}." if cert.is_useless else ""
         return (
-            f"{start} {confidence} confidence, for all but at most {delta} of inputs the pruned network's output "
+            f"{start} {confidence} confidence, for all but at most {share} of inputs the pruned network's output "
             f"differs from the dense network's by at most {epsilon} of its norm ({counts}).{end}"
         )
-    if cert.fixed == "delta":
+    if cert.fixed == "share":
         return f"Not certified: too many outputs are not finite or cannot be compared, so no limit holds ({counts})."
     return (
         f"Not certified at {_limit(cert)} ({counts}); with {confidence} confidence, at most "
-        f"{percent_up(cert.delta_hat)} of inputs are further off, which is more than the {delta} asked for."
+        f"{percent_up(cert.proved_share)} of inputs are further off, which is more than the {share} asked for."
     )
 
 
@@ -265,9 +284,9 @@ def _sheet(
         ("confidence", percent(cert.confidence)),
         ("inputs", f"{cert.n:,}" + (f" and {cert.n_duplicates:,} copies" if cert.n_duplicates else "")),
         ("output", f"{compared}, {cert.dtype}"),
-        ("hash of inputs", cert.data_hash),
-        ("of dense", cert.dense_hash),
-        ("of pruned", cert.pruned_hash),
+        ("hash of inputs", cert.data_hash[:12]),
+        ("of dense", cert.dense_hash[:12]),
+        ("of pruned", cert.pruned_hash[:12]),
     ]
     return Sheet(cert.headline, tuple(facts), (Table(("inputs", "number", "share"), rows, bars=("share",)),))
 

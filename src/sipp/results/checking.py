@@ -186,10 +186,7 @@ Result = TypeVar("Result")
 REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
 KEPT = ("density", "keep_ratio")
 SHARES = (*REMOVED, *KEPT)
-RECORDS = {
-    **dict.fromkeys(("loss", "n_points", "norm_stats", "kernel", "chunk_bytes"), ("scoring", "Scoring")),
-    **dict.fromkeys(("c_constant", "k_constant"), ("constants", "Constants")),
-}
+SCORING = ("loss", "n_inputs", "norm_stats", "kernel", "chunk_bytes")
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
     **dict.fromkeys(("l1", "global_magnitude", "threshold"), "magnitude"),
@@ -198,6 +195,21 @@ METHODS = {
     "sensitivity": "sipp-det",
 }
 
+ELSEWHERE = {  # options of torch.nn.utils.prune, Torch-Pruning, NNI and the like
+    **dict.fromkeys(
+        ("structured", "structure"),
+        "single weights are pruned; sipp.shrink removes channels whose weights are all gone, pattern='2:4' keeps 2 of "
+        "every 4",
+    ),
+    **dict.fromkeys(
+        ("ignored_layers", "ignore", "excluded_layers", "skip"),
+        "write exclude=, with names, globs or types of layers: exclude=['head', torch.nn.Conv1d]",
+    ),
+    **dict.fromkeys(("layers", "parameters", "target_layers"), "write include=, with names, globs or types of layers"),
+    **dict.fromkeys(("importance", "criterion", "pruning_method", "score"), "write method=, a name or a function"),
+    **dict.fromkeys(("example_inputs", "dataloader", "inputs"), "give the inputs as the second argument, data"),
+    **dict.fromkeys(("global_pruning", "is_global"), "layers always share one budget; include= chooses them"),
+}
 OF_ONE_LAYER = {"l1_unstructured": "magnitude", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
@@ -244,9 +256,10 @@ def _how_to_write(name: str, value: Any, known: Any) -> str:
             return f"give {keep}=, {what}"
         share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
         return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
-    record, kind = RECORDS.get(name, ("", ""))
-    if record in known:
-        return f"write {record}=sipp.{kind}({name}=...)"
+    if name in SCORING and "scoring" in known:
+        return f"write scoring=sipp.Scoring({name}=...)"
+    if name in ELSEWHERE and "include" in known:
+        return ELSEWHERE[name]
     if name in TOLERANCES and "method" in known:
         return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
     return ""

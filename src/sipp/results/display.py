@@ -152,6 +152,13 @@ def points_up(drop: float) -> str:
     return percent_up(drop).replace("%", "percentage points")
 
 
+def change_words(drop: float, of: str) -> str:
+    """What a proved limit of a drop says: 'lowers the accuracy by at most ..', or 'raises it by at least ..'."""
+    if drop >= 0:
+        return f"lowers {of} by at most {points_up(drop)}"
+    return f"raises {of} by at least {points_up(drop).removeprefix('-')}"  # rounded up as a drop: down as a gain
+
+
 def counted(n: int, what: str) -> str:
     """'1 row', '2 rows'."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What `sipp eval` measures of a dense and a pruned network, and what it writes."""
+"""What `evaluate` measures of a dense and a pruned network on the same inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KIND = "evaluation"
 class Evaluation:
     """Accuracy of a dense and a pruned network on the same inputs, and how far their outputs differ. `print` it."""
 
-    n_points: int
+    n_inputs: int
     dense: Accuracy | None  # None: no classes, or no labels
     pruned: Accuracy | None
     same_class: float | None  # share of inputs with the same predicted class
@@ -26,11 +26,20 @@ class Evaluation:
     error_max: float
     n_not_finite: int = 0  # inputs with an output that is not finite, or a dense output of 0 that changed
     why_no_accuracy: str = ""  # why labels could not be used; empty if they could or there are none
+    data_hash: str = ""  # of the set of inputs, as in certificates
+    dense_hash: str = ""
+    pruned_hash: str = ""
+    inputs: str = ""  # what they are, in words
 
     @property
     def accuracies(self) -> tuple[float, float] | None:
         """Accuracy of the dense and of the pruned network; None without labels or classes."""
         return None if self.dense is None or self.pruned is None else (self.dense.top1, self.pruned.top1)
+
+    @property
+    def error(self) -> float | None:
+        """The mean relative error of the output; None if an output is not finite."""
+        return None if self.n_not_finite else self.error_mean
 
     @property
     def sheet(self) -> Sheet:
@@ -45,7 +54,7 @@ class Evaluation:
 
 
 def _facts(measured: Evaluation) -> list[tuple[str, str]]:
-    facts = [("inputs", f"{measured.n_points:,}")]
+    facts = [("inputs", f"{measured.n_inputs:,}")]
     if measured.dense is not None and measured.pruned is not None:
         dense, pruned = measured.dense, measured.pruned
         change = f"{100 * (pruned.top1 - dense.top1):+.2f} percentage points"
@@ -56,7 +65,7 @@ def _facts(measured: Evaluation) -> list[tuple[str, str]]:
     if measured.same_class is not None:
         facts.append(("same class", f"{measured.same_class:.2%} of inputs"))
     if measured.n_not_finite:
-        facts.append(("epsilon", f"not finite on {measured.n_not_finite:,} of {measured.n_points:,} inputs"))
+        facts.append(("epsilon", f"not finite on {measured.n_not_finite:,} of {measured.n_inputs:,} inputs"))
     else:
         errors = (("mean", measured.error_mean), ("median", measured.error_median), ("largest", measured.error_max))
         words = ", ".join(f"{error:.4g} {name}" for name, error in errors)
@@ -64,35 +73,4 @@ def _facts(measured: Evaluation) -> list[tuple[str, str]]:
     return facts
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs that something was measured on."""
-
-    what: str  # in words
-    hash: str  # of the set of points, as in certificates
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """The record of `sipp eval`: what was measured, of which networks, on which inputs."""
-
-    measured: Evaluation | TextScores
-    data: Inputs
-    dense_hash: str
-    pruned_hash: str
-
-    @property
-    def accuracies(self) -> tuple[float, float] | None:
-        """Accuracy of the dense and of the pruned network; None if there are none."""
-        return self.measured.accuracies if isinstance(self.measured, Evaluation) else None
-
-    @property
-    def n_points(self) -> int:
-        return self.measured.n_points if isinstance(self.measured, Evaluation) else self.measured.n_windows
-
-    @property
-    def error(self) -> float | None:
-        """The mean relative error of the output, if it was measured and every output is finite."""
-        if isinstance(self.measured, Evaluation) and not self.measured.n_not_finite:
-            return self.measured.error_mean
-        return None
+Measured = Evaluation | TextScores  # what `sipp eval` writes

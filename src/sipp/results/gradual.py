@@ -21,9 +21,9 @@ END = 0.6  # share of the steps after which nothing is pruned any more
 CUTS = 10  # how often the masks shrink in between
 
 
-def cut_times(n_steps: int, cuts: int) -> dict[int, float]:
+def cut_times(n_steps: int) -> dict[int, float]:
     """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
-    times = [k / cuts for k in range(1, cuts + 1)]
+    times = [k / CUTS for k in range(1, CUTS + 1)]
     return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
 
 

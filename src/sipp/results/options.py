@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import cache, partial
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.results.checking import (
@@ -36,16 +36,17 @@ Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values
 Draws = Literal["until", "fixed"]  # of a sampled row (T8)
 Allocation = Literal["layers", "paper"]  # of the budget of sampled rows (T10)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
-Floor = float | Literal["method", "off"]  # under rows and layers: a share of an even cut
+Floor = float | None  # under rows and layers: a share of an even cut; 0 is none, None the default of the method
 ChunkBytes = int | Literal["auto"]
-NPoints = int | Literal["theory"] | None
+NInputs = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
 Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
 
 DEFAULT_METHOD = "sipp-blend"
 DELTA = 1e-16  # failure probability of T4
+C_CONSTANT = K_CONSTANT = 3.0  # of T4's assumption: each weight often gives more than 1/C of its row's sum
 CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
-HOLDOUT_DELTA = 0.05  # share of inputs that a certificate may leave out (T14)
+SHARE = 0.05  # of inputs that a certificate may leave out (T14)
 
 
 def method_name(method: Method) -> str:
@@ -73,26 +74,13 @@ def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
     return ["joint" if isinstance(repair, bool) else repair]
 
 
-def check_floor(floor: Any) -> Floor:
-    """The floor, if it is "method", "off" or a share from 0 to below 1."""
-    if isinstance(floor, str):
-        check_choice("floor", floor, ("method", "off"))
-    elif check_number("floor", floor, least=0) >= 1:
+def check_floor(floor: Any) -> None:
+    """Raises unless the floor is None or a share from 0 to below 1."""
+    if floor is not None and check_number("floor", floor, least=0) >= 1:
         raise OptionError(
             f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer",
             option="floor",
         )
-    checked: Floor = floor
-    return checked
-
-
-def parse_floor(text: str) -> Floor:
-    """The floor from its text on the command line: a share, or a word."""
-    try:
-        share = float(text)
-    except ValueError:
-        return check_floor(text)
-    return check_floor(share)
 
 
 def _is_word(value: Any, word: str) -> bool:
@@ -108,7 +96,6 @@ class CliOption:
 
     words: str  # its line in --help; {methods} is replaced by their names
     group: Group  # its group in --help
-    prune_to: bool = False  # whether `prune_to` takes it too
     repeated: bool = False  # may be given several times
     parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
     least: int | None = None
@@ -126,12 +113,12 @@ class Scoring:
 
     Example:
         >>> import sipp
-        >>> sipp.Scoring(n_points="theory").norm_stats
+        >>> sipp.Scoring(n_inputs="theory").norm_stats
         'running'
     """
 
     norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
-    n_points: NPoints = None  # None: all there are; "theory": as many as T4 asks for
+    n_inputs: NInputs = None  # None: all there are; "theory": as many as T4 asks for
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
     chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
@@ -143,151 +130,88 @@ class Scoring:
             raise OptionError(
                 f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
             )
-        if self.n_points is not None and not _is_word(self.n_points, "theory"):
-            check_whole("n_points (or 'theory')", self.n_points, least=1)
+        if self.n_inputs is not None and not _is_word(self.n_inputs, "theory"):
+            check_whole("n_inputs (or 'theory')", self.n_inputs, least=1)
         if not _is_word(self.chunk_bytes, "auto"):
             check_whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constants:
-    """Constants C and K of the theory's assumption (T4): each weight often gives more than 1/C of its row's sum.
-
-    Example:
-        >>> import sipp
-        >>> sipp.Constants(c_constant=2.0).k_constant
-        3.0
-    """
-
-    c_constant: Annotated[float, _guarantee("Theory: C of its assumption, a factor of every bound.")] = 3.0
-    k_constant: Annotated[float, _guarantee("Theory: K of its assumption; the inputs it asks for grow with it.")] = 3.0
-
-    def __post_init__(self) -> None:
-        check_number("c_constant", self.c_constant, above=0)
-        check_number("k_constant", self.k_constant, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
 
-    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). Each `CliOption`
-    holds the help text of the field on the command line.
+    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). A field with a
+    `CliOption`, its help text, is an option of `sipp prune`.
 
     Example:
         >>> from sipp.results.options import PruneOptions
-        >>> PruneOptions(keep=0.15).floor
-        'method'
+        >>> PruneOptions(keep=0.15).method
+        'sipp-blend'
     """
 
     keep: Annotated[float | None, _goal("Share of the prunable weights to keep, in (0, 1].")] = None
-    budget: Annotated[int | None, _goal("Instead of --keep: the number of weights to keep.")] = None
+    budget: int | None = None
     pattern: Annotated[str | None, _goal("Instead of --keep: n of every m weights of a row, such as 2:4.")] = None
-    method: Annotated[
-        Method, _goal("How weights are chosen: {methods}, or one that --code registers.", prune_to=True, parse=str)
-    ] = DEFAULT_METHOD
+    method: Annotated[Method, _goal("How weights are chosen: {methods}, or one that --code registers.", parse=str)] = (
+        DEFAULT_METHOD
+    )
     include: Annotated[
         Selector | None,
-        _goal("Only layers with this name or glob; may be repeated.", prune_to=True, repeated=True),
+        _goal("Only layers with this name or glob; may be repeated.", repeated=True),
     ] = None
     exclude: Annotated[
         Selector | None,
-        _goal("All layers except this name or glob; may be repeated.", prune_to=True, repeated=True),
+        _goal("All layers except this name or glob; may be repeated.", repeated=True),
     ] = None
     floor: Annotated[
         Floor,
         _goal(
-            "The least that each row and layer keeps: a share of an even cut (0.1), off, or method (its default).",
-            prune_to=True,
-            parse=parse_floor,
-        ),
-    ] = "method"
-    reduce: Annotated[
-        Reduce | None,
-        _goal(
-            "How to combine scores over positions: max, or mean (without bounds). Default: depends on the method.",
-            prune_to=True,
+            "Every row keeps a weight, and every layer this share of an even cut; 0: no floor. Default: 0.1 for "
+            "sipp-blend, 0 for other methods.",
         ),
     ] = None
-    draws: Annotated[
-        Draws, _goal("For methods that sample: until the budget is reached, or a fixed number of draws.")
-    ] = "until"
-    allocation: Annotated[
-        Allocation, _goal("For methods that sample: every layer counts alike, or every row as the paper prints it.")
-    ] = "layers"
-    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.", prune_to=True)] = (
-        CONFIDENCE
-    )
-    delta: Annotated[float, _guarantee("Theory: the allowed failure probability.")] = DELTA
-    bound: Annotated[Mode, _guarantee("Theory: the paper's bound, or a sound bound from operator norms.")] = "paper"
+    reduce: Reduce | None = None
+    draws: Draws = "until"
+    allocation: Allocation = "layers"
+    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.")] = CONFIDENCE
+    delta: float = DELTA
+    bound: Mode = "paper"
     statements: Annotated[
         bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
     ] = True
-    repair: Annotated[
-        RepairChoice, _repair("Find the mask and the weights together, without labels or training.", prune_to=True)
-    ] = False
-    blocks: Annotated[
-        str | None,
-        _repair("The list of modules to prune one by one, such as model.layers; default: found automatically."),
-    ] = None
-    seed: Annotated[
-        int, CliOption("Seed for everything random.", "Machine", prune_to=True, least=0, most=MOST_SEED)
-    ] = 0
+    c_constant: Annotated[float, _guarantee("Theory: C of its assumption, a factor of every bound.")] = C_CONSTANT
+    k_constant: Annotated[float, _guarantee("Theory: K of its assumption; the inputs it asks for grow with it.")] = (
+        K_CONSTANT
+    )
+    repair: Annotated[RepairChoice, _repair("Find the mask and the weights together, without labels or training.")] = (
+        False
+    )
+    seed: Annotated[int, CliOption("Seed for everything random.", "Machine", least=0, most=MOST_SEED)] = 0
     scoring: Scoring = Scoring()
-    constants: Constants = Constants()
 
     def __post_init__(self) -> None:
         if self.keep is not None:
             check_keep(self.keep)
         check_share("delta", self.delta)
         check_share("confidence", self.confidence)
+        for name in ("c_constant", "k_constant"):  # as a float: torch multiplies by no int of 10**30
+            object.__setattr__(self, name, check_number(name, getattr(self, name), above=0))
         check_seed(self.seed)
         check_choice("draws", self.draws, get_args(Draws))
         check_choice("allocation", self.allocation, get_args(Allocation))
         check_choice("bound", self.bound, get_args(Mode))
         check_floor(self.floor)
         check_record("scoring", self.scoring, Scoring)
-        check_record("constants", self.constants, Constants)
         if self.reduce is not None:
             check_choice("reduce", self.reduce, get_args(Reduce))
         if self.pattern is not None:
             pattern_of(self.pattern)
         check_flag("statements", self.statements)
         check_repair(self.repair)
-        if self.blocks is not None and (not isinstance(self.blocks, str) or not self.blocks):
-            raise OptionError(
-                f"blocks={self.blocks!r:.60} is not a name of a list of modules",
-                fix="give one such as 'model.layers'",
-                option="blocks",
-            )
         if not self.statements and self.bound != "paper":
             raise OptionError(
                 "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"
             )
-
-
-def unused_in_prune_to(options: PruneOptions) -> list[str]:
-    """The fields that differ from their defaults and that `prune_to` does not take."""
-    taken = {"scoring", "constants", *(name for name, option in _cli_options(PruneOptions).items() if option.prune_to)}
-    fields_of = ((record, field) for record in (options, options.constants) for field in fields(record))
-    return [
-        field.name
-        for record, field in fields_of
-        if field.name not in taken and getattr(record, field.name) != field.default
-    ]
-
-
-def asked_values(options: PruneOptions) -> dict[str, Any]:
-    """The value of every option that the command line has."""
-    own = {name: getattr(options, name) for name in _cli_options(PruneOptions)}
-    return own | {name: getattr(options.constants, name) for name in _cli_options(Constants)}
-
-
-@cache  # reading annotations is slow
-def _cli_options(kind: type[PruneOptions | Constants]) -> dict[str, CliOption]:
-    """The options of the command line by field, in order."""
-    notes = {name: get_args(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
-    return {name: note for name, found in notes.items() for note in found if isinstance(note, CliOption)}
 
 
 MOST_GROUP = 2**20

@@ -14,7 +14,7 @@ from sipp.results.display import LARGE_ERROR, how_sure, listed, number, number_u
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.network_hash import tensors_hash
 from sipp.results.options import Draws
-from sipp.results.repair import Repair, Trial
+from sipp.results.repair import Repair
 from sipp.results.sheet import Sheet, Table, sheet_text, shown, without_empty
 
 CHANGED = (
@@ -75,7 +75,7 @@ class OutputChange:
     """The measured change of the output: ||f^ - f|| / ||f|| over a few points together."""
 
     error: float  # infinite if an output is not finite
-    n_points: int
+    n_inputs: int
     is_held_back: bool  # the points were held back; False: they were also scored, or validated a repair
 
 
@@ -92,7 +92,7 @@ class PrunedFacts:
     kept: int  # reached: fewer if sampling had fewer weights to draw from; random with draws="fixed"
     seed: int
     draws: Draws = "until"
-    measured: Measured | None = None  # bounds without T4's assumption (T19); None if nothing was scored
+    measured: Measured | None = None  # bounds without T4's assumption (T19); None without a holdout
     choice: BlendChoice | None = None  # which blend was taken, and what was tried (T20); None for other methods
     repair: Repair | None = None  # what `repair` did; None: the values are those of the pruning
     described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since
@@ -185,7 +185,6 @@ class Repaired:
     masks: dict[str, Tensor]
     record: Repair
     keys: frozenset[str]
-    trials: tuple[Trial, ...]  # empty if there was nothing to choose
 
     @property
     def moved(self) -> OutputChange | None:
@@ -379,7 +378,7 @@ def next_step(pruned: PrunedFacts, *, in_shell: bool = False, is_certified: bool
 
 def _inputs_of(moved: OutputChange) -> str:
     held = "held-back " if moved.is_held_back else ""
-    return f"{moved.n_points:,} {held}calibration input{'' if moved.n_points == 1 else 's'}"
+    return f"{moved.n_inputs:,} {held}calibration input{'' if moved.n_inputs == 1 else 's'}"
 
 
 def cost_of(pruned: PrunedFacts) -> str:

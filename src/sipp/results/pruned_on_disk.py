@@ -28,7 +28,7 @@ class PrunedOnDisk:
     folder: Path
     n_blocks: int
     n_resumed: int  # blocks that an earlier run had finished
-    n_points: int
+    n_inputs: int
     weights: tuple[BlockWeight, ...]
 
     ALSO_IN_JSON = ("n_weights", "kept", "sentence")
@@ -48,7 +48,7 @@ class PrunedOnDisk:
             f"{self.kept:,} of {self.n_weights:,} weights ({self.kept / self.n_weights:.1%}) in {self.n_blocks} blocks"
         )
         done = f", {self.n_resumed} of them by an earlier run" if self.n_resumed else ""
-        return f"kept {share}{done}; {self.n_points} inputs; written to {self.folder}"
+        return f"kept {share}{done}; {self.n_inputs} inputs; written to {self.folder}"
 
     @property
     def sheet(self) -> Sheet:

@@ -70,8 +70,6 @@ class LayerSensitivities:
     sign_complexity: float | None  # Delta_l; None if patches cannot be assigned to points
     output_ratio: float | None  # max over S of ||Z_l(x)|| / ||f(x)||, the data part of kappa_l
     quadrants_B: Tensor | None  # of each point: the sum of the four ||Z_l^{st}(x)||, over ||f(x)|| (T18); None: unknown
-    sensitivity_s1_FK: Tensor | None = None  # s_j on the points of S1 alone; None if S2 is empty (T19)
-    sensitivity_s2_FK: Tensor | None = None  # s_j on the points of S2 alone
     mean_FK: Tensor | None = None  # the mean over patches instead of the maximum, if both were asked for (T20)
 
 
@@ -87,10 +85,10 @@ class Sensitivities:
     norm_stats: NormStats
     batch_dependent: bool  # patches depend on the batch (batch statistics): T4-T12 are about batches
     keys: frozenset[str]  # of the distinct draws: points, or batches if batch_dependent
+    no_chain: str  # why the network is no chain of fully-connected layers, as T12 needs; empty: it is one
     dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
     selection_keys: frozenset[str] = frozenset()  # other points that chose something: a blend, repaired values
     point_keys: frozenset[str] = frozenset()  # of all points that were scored, also in batches that count as one draw
-    n_apart: int | None = None  # distinct points of S2 that are not in S1 (T19); None if S was not split
 
     @property
     def n_distinct(self) -> int:

@@ -9,8 +9,7 @@ from sipp.results.display import listed, number
 from sipp.results.options import RepairMethod
 from sipp.results.sheet import Sheet, Table, shown
 
-# Of layers: the first masks', by global magnitude, the same share of all, half way between the first masks' and that
-Budgets = Literal["given", "magnitude", "even", "between"]
+Budgets = Literal["given", "between"]  # of layers: the first masks', or half way from these to the same share of all
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
 
@@ -36,16 +35,6 @@ class FittedLayer:
     corrects: bool = False  # the residual stream that its output is added to
     intercept: Intercept = "none"
     left_alone: str = ""  # why it is unfitted; empty if it was fitted
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One candidate for the error feedback and the budgets, fitted to fewer points; no file stores it."""
-
-    error_feedback: float
-    budgets: Budgets
-    n_layers: int  # the first ones, which were fitted
-    error: float  # of the output on the validation points; infinite if the output has no real numbers
 
 
 @dataclass(frozen=True)

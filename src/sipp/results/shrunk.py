@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import nn
 
+from sipp.results.bounds import Guarantee
 from sipp.results.certificate import AnyCertificate
 from sipp.results.display import listed, short_names
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.network_hash import tensors_hash
+from sipp.results.pruned import PrunedLayer
+from sipp.results.repair import Polish
 from sipp.results.sheet import Sheet, Table, shown
 
 Shape = tuple[int, ...]
+Counted = Literal["multiply-adds", "parameters"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,38 @@ class ShrunkLayer:
     after: Shape
     multiply_adds_before: int
     multiply_adds: int
+
+
+@dataclass(frozen=True)
+class ChannelsLeft:
+    """Channels between layers: those that the weights `makers` give and only the weight `reader` reads."""
+
+    makers: tuple[str, ...]
+    reader: str
+    before: int
+    after: int
+    removed: tuple[int, ...]  # the inputs of `reader` that are gone (dimension 1 of its weight)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a budget asked for, which channels went, and what that changed.
+
+    `layers` and `guarantee` are the theory's bounds (T17) for the layers of the whole network with zeros in the place
+    of the channels that are gone, which computes the same.
+    """
+
+    share: float
+    of: Counted
+    sites: tuple[ChannelsLeft, ...]
+    stays: tuple[str, ...]  # weights whose channels all stay, and why
+    is_refitted: bool
+    polish: Polish | None
+    n_fit: int  # inputs that the new weights were fitted on
+    n_test: int  # inputs that chose nothing; 0: there were too few
+    output_error: float | None  # on these, relative to the norm of the dense output; None also without real numbers
+    layers: tuple[PrunedLayer, ...] = ()
+    guarantee: Guarantee | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +92,7 @@ class Shrunk:
     # hashes of known points that chose the masks: `certify` refuses them
     seen: frozenset[str] = field(default=frozenset(), metadata=NOT_JSON)
     seen_all: bool = False  # whether no other points chose the weights of `described_hash`
+    chosen: Chosen | None = None  # None: there was no budget, and both networks compute the same
 
     @property
     def is_as_made(self) -> bool:
@@ -74,7 +112,8 @@ class Shrunk:
         )
         columns = ("weight", "before", "after", "multiply-adds before", "multiply-adds after")
         table = Table(columns, rows, bars=("multiply-adds before", "multiply-adds after"))
-        return Sheet(f"{type(self.model).__name__} without its dead channels", tuple(_facts(self)), (table,))
+        title = "without its dead channels" if self.chosen is None else "with fewer channels"
+        return Sheet(f"{type(self.model).__name__} {title}", tuple(_facts(self)), (table,))
 
 
 def _facts(small: Shrunk) -> list[tuple[str, str]]:
@@ -82,13 +121,35 @@ def _facts(small: Shrunk) -> list[tuple[str, str]]:
     facts = [
         ("parameters", _fewer(small.n_parameters_before, small.n_parameters)),
         ("multiply-adds", f"{_fewer(small.multiply_adds_before, small.multiply_adds)}, for {small.example}"),
-        ("outputs", f"the same on this example, up to rounding ({small.off_by:.0e} of the largest)"),
+        *(_same_outputs(small) if small.chosen is None else _changed_outputs(small.chosen)),
     ]
     if small.left_alone:
         facts.append(("left alone", f"these keep all channels that they read: {listed(small.left_alone)}"))
     if small.certificate is not None and small.is_as_made:
         words = f"made for the network before, which computes the same. {small.certificate.sentence}"
         facts.append(("certificate", words))
+    return facts
+
+
+def _same_outputs(small: Shrunk) -> list[tuple[str, str]]:
+    return [("outputs", f"the same on this example, up to rounding ({small.off_by:.0e} of the largest)")]
+
+
+def _changed_outputs(chosen: Chosen) -> list[tuple[str, str]]:
+    """What the budget was, how far outputs moved, and what the theory says of the layers."""
+    made = "refitted to" if chosen.is_refitted else "chosen on"
+    polished = "" if chosen.polish is None else f", then {chosen.polish.taken:,} steps towards the dense outputs"
+    facts = [("budget", f"{chosen.share:.4g} of the {chosen.of}; {made} {chosen.n_fit:,} inputs{polished}")]
+    if chosen.output_error is not None:
+        words = f"off by {chosen.output_error:.2%} of their length on {chosen.n_test:,} inputs held back"
+        facts.append(("outputs", words))
+    bounded = [layer for layer in chosen.layers if layer.bound is not None and layer.bound < 1]
+    if chosen.layers:
+        facts.append(("bounds", f"{len(bounded)} of {len(chosen.layers)} layers have a bound below 100 %"))
+    if chosen.guarantee is not None and chosen.guarantee.reason:
+        facts.append(("bounds not met", chosen.guarantee.reason))
+    if chosen.stays:
+        facts.append(("all channels stay", listed(chosen.stays)))
     return facts
 
 

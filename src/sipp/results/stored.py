@@ -6,7 +6,7 @@ All of it lies in one JSON object; the keys are those of `PrunedFacts` and of `I
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from sipp.results.certificate import AnyCertificate, check_certificate
 from sipp.results.jsonio import from_json, to_json
 from sipp.results.network_hash import buffers_hash, class_name, model_hash
 from sipp.results.pruned import Pruned, PrunedFacts, regrown_weight, up_to_date
+from sipp.results.sheet import Sheet, shown
 
 KIND = "pruned"
 
@@ -36,12 +37,22 @@ class Identity:
 
 
 @dataclass(frozen=True)
+@shown
 class Report:
-    """The report on a stored network."""
+    """The report in the folder of a pruned network. `print` it."""
 
     pruned: PrunedFacts
     identity: Identity
     rest: Mapping[str, Any]  # what else the command wrote
+    note: str = ""  # what could not be checked
+
+    @property
+    def sheet(self) -> Sheet:
+        sheet = self.pruned.sheet
+        certificate = self.identity.certificate
+        claim = "none" if certificate is None else certificate.sentence
+        facts = (("network", self.identity.model), *sheet.facts, ("certificate", claim))
+        return replace(sheet, facts=facts, note=self.note)
 
 
 def report_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict[str, Any]:

@@ -23,6 +23,10 @@ class TextScores:
     dense_loss: float | None  # of the dense network, as the two below; None: none was given
     kl: float | None  # mean KL(dense || this) of the next token's distribution, in nats a token
     same_token: float | None  # the share of positions at which both choose the same next token
+    data_hash: str = ""  # of the set of windows
+    dense_hash: str = ""  # empty: none was given
+    pruned_hash: str = ""
+    inputs: str = ""  # what the windows are, in words
 
     ALSO_IN_JSON = ("perplexity", "dense_perplexity")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sipp.errors import DataError, ModelError
+from sipp.errors import DataError, ModelError, warn_caller
 from sipp.native import pytree
 from sipp.results.speed import speed_of, speed_words
 from sipp.runtime import steps
@@ -41,6 +41,8 @@ from sipp.runtime.shrinking.constant_channels import has_same_numbers, without_c
 from sipp.runtime.steps import Step, torch_step, without_weights
 
 TRIALS = 2
+SLOWER_TOGETHER = 1.1  # all threads took this many times as long as one: a warning,
+LEAST_WARNED = 1e-3  # of calls that take at least this many seconds
 NOT_FINITE = object()
 Times = tuple[list[float], list[float]]  # seconds of each call: of what was tried, and of torch
 
@@ -75,8 +77,8 @@ class CpuNetwork:
     kind, processor = "cpu", "CPU"
     timed = "steps were timed on one thread, the whole network on all threads"
 
-    def __init__(self, model: nn.Module, plans: PlanCache) -> None:
-        self._model, self._plans = model, plans
+    def __init__(self, model: nn.Module, plans: PlanCache, *, always: bool) -> None:
+        self._model, self._plans, self._always = model, plans, always
         self._original_strides = self._current_strides = conv_strides(model)
         self._packed: dict[str, PackedParameter] = {}
         self._was_finite = True  # in the previous call
@@ -136,13 +138,13 @@ class CpuNetwork:
         dense = partial(self._run_in, strides, args, kwargs)
         times = steps.race(attempt.run or dense, dense)
         why = attempt.why_not
-        if not why and not steps.is_enough_faster(min(times[0]), min(times[1])):
+        if not why and not self._always and not steps.is_enough_faster(min(times[0]), min(times[1])):
             why = ", which is faster here"
         if not why or strides is self._original_strides:
             for name, parameter in self._model.named_parameters():
                 parameter.data = shared[name]
             self._current_strides = self._original_strides
-        return self._compiled(attempt, why, strides, times)
+        return self._compiled(attempt, why, strides, times, None if why else _one_thread_seconds(attempt.run, times[0]))
 
     def _attempt(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt:
         """A plan without constant channels if that gives the same outputs, else of all channels."""
@@ -173,20 +175,22 @@ class CpuNetwork:
         why_not = _why_not(run(), partial(self.run_dense, args, kwargs))
         return Attempt(plan.plan.steps, why_not, plan, chunk, is_smaller, None if why_not else run)
 
-    def _compiled(self, attempt: Attempt, why_dense: str, strides: Strides, times: Times) -> Compiled:
+    def _compiled(
+        self, attempt: Attempt, why_dense: str, strides: Strides, times: Times, one_thread_seconds: float | None
+    ) -> Compiled:
         """The record of what runs: the plan, or torch if there is a reason why."""
         plan, chunk = attempt.plan, attempt.chunk
         medians = median(times[0]), median(times[1])
         speed = speed_words(speed_of(*times), runs_dense=bool(why_dense))
         if why_dense or plan is None:
             how, run = f"torch runs all of it{why_dense}", partial(self._run_in, strides)
-            return Compiled(without_weights(attempt.steps), run, True, how, *medians, speed, chunk)
+            return Compiled(without_weights(attempt.steps), run, True, how, *medians, speed, chunk=chunk)
         how = f"as above{', without constant channels' if attempt.is_smaller else ''}"
         how = how if chunk is None else f"{how}, {chunk} inputs at a time"
         run = partial(self._run_plan, plan, chunk)
         return Compiled(
-            attempt.steps, run, False, how, *medians, speed, chunk, plan.tensors, plan.n_packed_bytes,
-            plan.arena.n_bytes,
+            attempt.steps, run, False, how, *medians, speed, one_thread_seconds, chunk, plan.tensors,
+            plan.n_packed_bytes, plan.arena.n_bytes,
         )  # fmt: skip
 
     def _fastest_strides(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strides:
@@ -199,6 +203,20 @@ class CpuNetwork:
                 self._run_in(strides, args, kwargs)
                 times.append((steps.dense_time(partial(self._run_in, strides, args, kwargs), TRIALS), strides))
         return min(times, key=lambda timed: timed[0])[1]
+
+
+def _one_thread_seconds(run: Callable[[], Any] | None, times: Sequence[float]) -> float | None:
+    """The time of a call on one thread, with a warning if more of them were slower; None if there is only one."""
+    if run is None or torch.get_num_threads() == 1:
+        return None
+    alone = steps.best_time(run, TRIALS)
+    if min(times) > max(SLOWER_TOGETHER * alone, LEAST_WARNED):
+        warn_caller(
+            f"{torch.get_num_threads()} threads took {min(times) * steps.MS:.3g} ms and one took "
+            f"{alone * steps.MS:.3g}: other programs are busy, or the work is too small to share; its timings are not "
+            "to be trusted. torch.set_num_threads(1) helps",
+        )
+    return alone
 
 
 def _make_plan(

@@ -8,8 +8,7 @@ from typing import Literal
 
 from sipp.results.sheet import shown
 
-Target = Literal["safetensors", "pt", "pt2", "onnx", "hf"]
-TRACED: tuple[Target, ...] = ("pt2", "onnx")  # need an example
+Target = Literal["onnx", "hf"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Exported:
     to: Target
     n_bytes: int
     off_by: float = 0.0  # largest relative difference of outputs on the example; weights are equal bit by bit
-    n_points: int | None = None  # the only batch size that a traced network takes; None: any
+    n_inputs: int | None = None  # the only batch size that an ONNX file takes; None: any
     n_tokens: int | None = None  # the only sequence length; None: any, or no sequences
     has_tokens: bool = False  # it takes sequences of token ids
     beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
@@ -33,11 +32,9 @@ class Exported:
         if self.to == "hf":
             with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
             return f"{text}every bit is the same; {with_it}"
-        if self.to not in TRACED:
-            return text + "every bit is the same"
         inputs = "any number of inputs"
-        if self.n_points is not None:
-            inputs = f"{self.n_points} input{'' if self.n_points == 1 else 's'} at a time only"
+        if self.n_inputs is not None:
+            inputs = f"{self.n_inputs} input{'' if self.n_inputs == 1 else 's'} at a time only"
         if self.has_tokens:
             inputs += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
         return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {inputs}; other sizes are fixed"

@@ -32,6 +32,7 @@ class Compiled:
     seconds: float  # of a call
     dense_seconds: float
     speed: str  # in words, against torch, when it was compiled
+    one_thread_seconds: float | None = None  # of a call on one thread; None: there is only one, or torch runs it
     chunk: int | None = None  # points per run of the steps; None: all at once
     tensors: Sequence[Tensor] = ()  # that it holds; others and the model may share them
     n_packed_bytes: int = 0  # of packed weights that are not among them

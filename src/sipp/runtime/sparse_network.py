@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
+from sipp.results.checking import check_flag
 from sipp.results.pruned_to import NetworkLike, network_of
 from sipp.results.sheet import Sheet, shown
 from sipp.runtime.cpu_network import CpuNetwork
@@ -121,7 +123,7 @@ class Sparse:
 
 
 @torch.inference_mode(False)
-def sparse(model: NetworkLike, example: Any) -> Sparse:
+def sparse(model: NetworkLike, example: Any, *, always: bool = False) -> Sparse:
     """Compiles the model to skip its zeros, on the CPU or a CUDA GPU: same call, same outputs up to rounding.
 
     It runs on the model's device: in float32 on the CPU, to within 1e-4 of an output's size; in float32, fp16 or bf16
@@ -130,6 +132,7 @@ def sparse(model: NetworkLike, example: Any) -> Sparse:
     weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. At padded tokens of an
     nn.TransformerEncoder, outputs are those that torch computes with gradients, not the zeros of its nested tensors.
     What torch.export cannot trace is left to torch; a model that writes to its weights, buffers or inputs is refused.
+    torch also runs the network where it was faster on the example; `always=True` skips the zeros even then.
 
     Example:
         >>> import torch, sipp
@@ -147,5 +150,6 @@ def sparse(model: NetworkLike, example: Any) -> Sparse:
             f"is on {device}, and the runtime is for one device, the CPU or a CUDA GPU", where=name,
             fix="give model.cpu() or model.cuda()",
         )  # fmt: skip
+    check_flag("always", always)
     make = GpuNetwork if any(device.type == "cuda" for device in devices) else CpuNetwork
-    return Sparse(make, model, *call_of(example))
+    return Sparse(partial(make, always=always), model, *call_of(example))

@@ -36,6 +36,8 @@ def left_to_torch(steps: list[Step]) -> str:
 def summary_labels(compiled: Compiled, n_bytes: int, n_dense_bytes: int, seconds: float, timed: str) -> Labels:
     """The lines below the table: what runs, how fast, and how much memory it takes; `timed` says how this was timed."""
     times = f"{compiled.seconds * MS:.3f} ms per call, torch {compiled.dense_seconds * MS:.3f} ms"
+    if compiled.one_thread_seconds is not None:
+        times += f" (one thread {compiled.one_thread_seconds * MS:.3f} ms)"
     memory = f"{n_bytes / MB:.2f} MB, dense {n_dense_bytes / MB:.2f} MB"
     buffers = f"; activations {compiled.n_buffer_bytes / MB:.2f} MB" if compiled.n_buffer_bytes else ""
     return (

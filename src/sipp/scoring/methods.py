@@ -48,7 +48,7 @@ class MethodInfo:
     needs: frozenset[Need] = NOTHING
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, by default
-    floor: float | None = None  # under rows and layers, by default; None: rows may die
+    floor: float = 0.0  # under rows and layers, by default; 0: rows may lose all their weights
     fitting: PeerMethod | None = None  # after the cut, this search finds mask and weights again
 
     @property
@@ -122,7 +122,7 @@ def register_method(
 
     `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
     `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:
-    `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` is what it cannot do without: "data", "labels".
+    `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` are its required inputs: "data", "labels".
     `cut` says where scores compete: in the whole network ("global"), or in each "layer" or "row" on its own.
     Registering the same name again replaces it.
 
@@ -154,12 +154,12 @@ def register_method(
 
 
 def methods() -> dict[str, MethodInfo]:
-    """The methods by name, the package's and those that you registered: what each needs, and how it cuts.
+    """Returns the methods that `prune` and `compare` know, your own included: what each does and needs, by name.
 
     Example:
         >>> import sipp
-        >>> sorted(sipp.methods()["snip"].needs)
-        ['data', 'labels']
+        >>> sipp.methods()["magnitude"].about
+        'keeps the largest magnitudes'
     """
     return dict(_ROWS)
 

@@ -51,7 +51,7 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
         weight_FK = to_rows(weight, parameter.detach()).to(BOUND_DTYPE)
         saliency_FK = weight_FK.square() * _stiffness(weight, grams.pop(weight.name), weight_FK) / 2
         if not bool(torch.isfinite(saliency_FK).all()):
-            raise ModelError("its inputs on this data are too large for their squares", where=weight.name)
+            raise ModelError("squared inputs overflow", where=weight.name)
         scores[weight.name] = from_rows(weight, saliency_FK, parameter)
     return scores
 
@@ -82,7 +82,7 @@ def _inverse_of_inverse_diagonal(gram_KK: Tensor, where: str) -> Tensor:
     """1 / diag((X X^T + damping)^-1), in units in which the mean of the diagonal is 1; 0 where no input is."""
     mean = gram_KK.diagonal().mean()
     if not bool(torch.isfinite(mean)):
-        raise ModelError("its inputs on this data are too large for their squares", where=where)
+        raise ModelError("squared inputs overflow", where=where)
     if bool(mean == 0):
         return torch.zeros_like(gram_KK[0])
     damped_KK = gram_KK / mean

@@ -8,8 +8,7 @@ T1-T3: for row i, weight j of sign s and activations of sign t,
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs.capture import OnUse, depends_on_batch, run_batch, scoring_mode
 from sipp.inputs.data import FEWEST_POINTS, AnyData, fresh, points_at
-from sipp.inputs.outputs import ORDER, Alone, allowed_difference, is_same_alone, output_norms, why_dependent
+from sipp.inputs.outputs import ORDER, allowed_difference, is_same_alone, output_norms, why_dependent
 from sipp.inputs.patches import ValueRange, copy_windows, start_value_range
 from sipp.inputs.point_hashes import hash_of_batch, point_hashes
-from sipp.inputs.probing import Probe, Probes, probe, runner
+from sipp.inputs.trace import Maps, ModelMap, map_for, read_uses
 from sipp.progress import progress_bar
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.checking import check_choice, check_flag
@@ -35,8 +34,6 @@ from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.task import ScoringTask, resolve_points, task_of
 
-MOST_S2_POINTS = 64  # in S2 of T19: 59 cover 95 % of inputs at confidence 95 %
-MOST_S2_SHARE = 1 / 4  # of all points
 MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
 AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
@@ -51,15 +48,13 @@ def sensitivity(
     reduce: Reduce = "max",
     include: Selector | None = None,
     exclude: Selector | None = None,
-    delta: float = DELTA,
     seed: int = 0,
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
-    All inputs are used unless `scoring.n_points` says how many; "theory" takes as many as the theory asks for at
-    `delta`, which is used for nothing else here.
+    All inputs are used unless `scoring.n_inputs` says how many; "theory" takes as many as the theory asks for.
 
     Example:
         >>> import sipp, torch
@@ -70,7 +65,7 @@ def sensitivity(
     """
     check_flag("progress", progress)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    chosen = resolve_points(task, delta)
+    chosen = resolve_points(task, DELTA)
     with progress_bar("scoring", chosen.points.n_points_known, shown=progress) as advance:
         scores = measure_sensitivities(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
@@ -85,39 +80,36 @@ def measure_sensitivities(
     *,
     reduce: Reduce = "max",
     on_batch: Callable[[Batch], None] | None = None,
-    checked: Probes | None = None,
-    splits: bool = False,
+    maps: Maps | None = None,
     with_means: bool = False,
 ) -> Sensitivities:
     """The scores of all weights of a task over the calibration points (T3), with the norms of T11 and T12.
 
-    `checked` holds the probes of earlier calls by form of batch (see `runner`); new ones are added. With `splits` the
-    last points are S2 of T19, and the maxima over S1 and over S2 are kept, too. `with_means` adds the means over
-    patches, from the same pass (T20), unless patches cannot be assigned to points.
+    `maps` holds what earlier calls know of the model, by form of batch; new ones are added. `with_means` adds
+    the means over patches, from the same pass (T20), unless patches cannot be assigned to points.
     """
     check_choice("reduce", reduce, get_args(Reduce))
     model, norm_stats = task.model, task.scoring.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
-    splits = splits and reduce == "max" and not is_batch_dependent
-    checks_dependence = checked is None and not is_batch_dependent  # at whether outputs are functions of their points
+    checks_dependence = maps is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
-    forms = {} if checked is None else checked
-    run = runner(model, task.layers, norm_stats, forms)
+    maps = {} if maps is None else maps
     with current_device(model):
-        for batch, n_first, known in _probed_batches(task, forms, splits, waits=both or reduce == "mean"):
+        for batch, found in _batches(task, maps, waits=both or reduce == "mean"):
             keys = point_hashes(batch)
             scoring_pass.point_keys.update(keys)
-            scoring_pass.s1_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys[:n_first])
-            scoring_pass.s2_keys.update(keys[n_first:])
-            output = run(batch, scoring_pass.use_scorer(known.n_uses, n_first))
+            scoring_pass.draw_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys)
+            on_use = scoring_pass.use_scorer(found.n_uses)
+            # a few inputs do not show what whole batches do, if their values or their number decide what runs
+            watches = bool(found.depends_on_values) or scoring_pass.n_batches == 0
+            output = read_uses(model, task.layers, batch, on_use, found, norm_stats, watches=watches)
             scoring_pass.finish_batch(output, batch)
             if scoring_pass.n_batches == 1 and checks_dependence:
-                dependence = _dependence(model, batch, norm_stats, output, known.alone)
+                dependence = _dependence(model, batch, norm_stats, output, found)
             if on_batch is not None:
                 on_batch(batch)
-    can_split = splits and all(one.can_split for one in scoring_pass.running.values())
     return Sensitivities(
         layers=scoring_pass.layers(),
         n_points=scoring_pass.n_points,
@@ -126,10 +118,10 @@ def measure_sensitivities(
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
-        keys=frozenset().union(scoring_pass.s1_keys, scoring_pass.s2_keys),
+        keys=frozenset(scoring_pass.draw_keys),
         dependence=dependence,
         point_keys=frozenset(scoring_pass.point_keys),
-        n_apart=len(scoring_pass.s2_keys - scoring_pass.s1_keys) if can_split else None,
+        no_chain=next(iter(maps.values())).no_chain,
     )
 
 
@@ -144,12 +136,11 @@ class _ScoringPass:
     n_batches: int = 0
     largest_batch: int = 0
     point_keys: set[str] = field(default_factory=set)  # of all points
-    s1_keys: set[str] = field(default_factory=set)  # of the points of S1, or of all
-    s2_keys: set[str] = field(default_factory=set)  # of those of S2 (T19)
+    draw_keys: set[str] = field(default_factory=set)  # of the points, or of the batches if points depend on them
     waiting: Callable[[], None] | None = None  # scores the last use
 
-    def use_scorer(self, n_uses: dict[str, int], n_first: int) -> OnUse:
-        """A function that scores the uses of one batch, whose points from `n_first` on belong to S2.
+    def use_scorer(self, n_uses: dict[str, int]) -> OnUse:
+        """A function that scores the uses of one batch.
 
         Chunk sizes depend on the value range. To avoid a GPU sync, the previous use is processed while the range is
         copied. It is read from a copy of its windows, because the model may have overwritten its own by then.
@@ -164,7 +155,7 @@ class _ScoringPass:
                 use = replace(use, windows=copy_windows(use.windows))
             values = start_value_range(use.windows, mine.kernel.extremes)
             self.add_waiting()
-            self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1), n_first)
+            self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1))
             if not is_async:
                 self.add_waiting()
 
@@ -176,11 +167,9 @@ class _ScoringPass:
         if add is not None:
             add()
 
-    def _add(
-        self, name: str, use: WeightUse, batch: Batch, values: Callable[[], ValueRange], n_uses: int, n_first: int
-    ) -> None:
+    def _add(self, name: str, use: WeightUse, batch: Batch, values: Callable[[], ValueRange], n_uses: int) -> None:
         value_range = values()
-        self.running[name].add(use, batch, value_range, n_uses, n_first)
+        self.running[name].add(use, batch, value_range, n_uses)
         if name in self.means and not use.attributed:  # a use that the probe did not meet is not attributed either
             self.means = {}
         elif name in self.means:
@@ -224,48 +213,36 @@ def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivitie
     return found
 
 
-def _probed_batches(
-    task: ScoringTask, forms: Probes, splits: bool, *, waits: bool
-) -> Iterator[tuple[Batch, int, Probe]]:
-    """The batches, how many points of each belong to S1 (T19; all, unless S is split), and what is known of them.
+def ratios_of(task: ScoringTask, draw: Batch, maps: Maps) -> list[tuple[Weight, Tensor]]:
+    """g_j(x) of T2 (F x K) for every weight that these points reach: the largest ratios of one batch alone."""
+    found = map_for(task.model, task.layers, draw, maps, task.scoring.norm_stats)
+    scoring_pass = _ScoringPass(_running(task, "max"), {})
+    with current_device(task.model):
+        on_use = scoring_pass.use_scorer(found.n_uses)
+        read_uses(task.model, task.layers, draw, on_use, found, task.scoring.norm_stats)
+        scoring_pass.add_waiting()
+    return [(one.weight, one.sensitivities()) for one in scoring_pass.running.values() if one.order is not None]
+
+
+def _batches(task: ScoringTask, maps: Maps, *, waits: bool) -> Iterator[tuple[Batch, ModelMap]]:
+    """The batches, each with what is known of the model on such batches.
 
     A mean over a point's patches is complete after the last use. With `waits`, if a weight has several uses, sums for
     all points of a batch are held in memory, so batches are made small if we may choose their size.
     """
-    model, norm_stats = task.model, task.scoring.norm_stats
-    batches = task.batches()
-    for batch, n_first in split_last(batches) if splits else ((batch, batch.n_points) for batch in batches):
-        known = probe(model, task.layers, batch, norm_stats, forms)
+    for batch in task.batches():
+        found = map_for(task.model, task.layers, batch, maps, task.scoring.norm_stats)
         is_ours = task.points.is_in_tensors
-        if not (waits and is_ours and max(known.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
-            yield batch, n_first, known
+        if not (waits and is_ours and max(found.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
+            yield batch, found
             continue
-        for start in range(0, batch.n_points, FEWEST_POINTS):
-            part = points_at(batch, slice(start, start + FEWEST_POINTS))
-            yield part, min(max(n_first - start, 0), part.n_points), replace(known, alone=None)
+        for start in range(0, batch.n_points, FEWEST_POINTS):  # what was found is about other points of the batch
+            yield points_at(batch, slice(start, start + FEWEST_POINTS)), replace(found, output=None)
 
 
-def split_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, int]]:
-    """Each batch with the number of its points that are in S1: all but the last points of the data (T19).
-
-    Which points come last is known only at the end of the data, so a few batches are held back.
-    """
-    held: deque[Batch] = deque()
-    n_held = n_seen = 0
-    for batch in batches:
-        held.append(fresh(batch))
-        n_held, n_seen = n_held + batch.n_points, n_seen + batch.n_points
-        while n_held - held[0].n_points >= MOST_S2_POINTS:
-            n_held -= held[0].n_points
-            yield held[0], held.popleft().n_points
-    n_first = n_held - min(MOST_S2_POINTS, math.floor(MOST_S2_SHARE * n_seen))
-    for batch in held:
-        yield batch, min(max(n_first, 0), batch.n_points)
-        n_first -= batch.n_points
-
-
-def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, alone: Alone | None) -> str:
+def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, found: ModelMap) -> str:
     """Why the output at a point of this batch is not a function of that point alone; raises if dimension 0 is time."""
+    alone = None if found.output is None else (found.points, found.output)
 
     def run(part: Batch) -> Any:
         with scoring_mode(model, norm_stats):

@@ -16,11 +16,11 @@ from sipp.inputs.capture import OnUse
 from sipp.inputs.data import AnyData, Data, as_given, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import n_positions_of, n_rows_of
-from sipp.inputs.probing import runner
+from sipp.inputs.trace import read_uses
 from sipp.results.batches import Batch, WeightUse
 from sipp.results.checking import check_number, check_record, check_share
 from sipp.results.numerics import device_of
-from sipp.results.options import DEFAULT_METHOD, DELTA, Constants, Method, Scoring, Selector
+from sipp.results.options import DEFAULT_METHOD, DELTA, K_CONSTANT, Method, Scoring, Selector
 from sipp.results.ranking import Weight
 from sipp.scoring.methods import method_of
 
@@ -45,8 +45,8 @@ class ScoringTask:
     @property
     def n_points(self) -> int | None:
         """How many points to take; None: all. `resolve_points` must have replaced "theory" by a number."""
-        assert self.scoring.n_points != "theory", "call resolve_points first"
-        return self.scoring.n_points
+        assert self.scoring.n_inputs != "theory", "call resolve_points first"
+        return self.scoring.n_inputs
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The chosen weights by name."""
@@ -56,7 +56,10 @@ class ScoringTask:
     def points(self) -> Data:
         """As many points of the data as were asked for."""
         if self.data is None:
-            raise DataError("there is no data", fix="give a tensor of inputs, a Dataset or an iterable of batches")
+            raise DataError(
+                "the method needs data, and there is none",
+                fix="give a tensor of inputs, a Dataset or an iterable of batches (in the shell: --data)",
+            )
         return self.data.with_points(self.n_points)
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
@@ -70,17 +73,17 @@ class ScoringTask:
     def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
         """The same with other data, and this many points of it."""
         return replace(
-            self, data=_data_for(self.model, data, self.seed), scoring=replace(self.scoring, n_points=n_points)
+            self, data=_data_for(self.model, data, self.seed), scoring=replace(self.scoring, n_inputs=n_points)
         )
 
 
 def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""
-    run, spares_logits = runner(task.model, task.layers, task.scoring.norm_stats), _spares_logits(task)
+    spares_logits = _spares_logits(task)
     for batch in task.batches():
         if spares_logits:  # they are not needed, and may be larger than everything else
             batch = replace(batch, kwargs={LOGITS: 1} | batch.kwargs)
-        run(batch, on_use)
+        read_uses(task.model, task.layers, batch, on_use, norm_stats=task.scoring.norm_stats)
 
 
 def _spares_logits(task: ScoringTask) -> bool:
@@ -128,28 +131,25 @@ def sample_size(
     example: Any,
     delta: float = DELTA,
     *,
-    method: Method = DEFAULT_METHOD,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    constants: Constants = Constants(),
+    k_constant: float = K_CONSTANT,
 ) -> int:
     """Returns how many calibration inputs the theory asks for at failure probability `delta`.
 
-    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. `method` is the
-    one you will prune with: `sipp-simple` needs a few more inputs.
+    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. The
+    method `sipp-simple` needs a few more.
 
     Example:
         >>> import sipp, torch
         >>> sipp.sample_size(torch.nn.Linear(4, 3), torch.rand(1, 4), delta=1e-16)
         125
     """
-    check_record("constants", constants, Constants)
-    return _points_for(
-        task_of(model, [example], include=include, exclude=exclude), delta, method_of(method).name, constants
-    )
+    check_number("k_constant", k_constant, above=0)
+    return _points_for(task_of(model, [example], include=include, exclude=exclude), delta, DEFAULT_METHOD, k_constant)
 
 
-def _points_for(task: ScoringTask, delta: float, method: str, constants: Constants) -> int:
+def _points_for(task: ScoringTask, delta: float, method: str, k_constant: float) -> int:
     """n of T4, with eta and rho read off the task's data, one batch."""
     outputs: dict[str, int] = {}
     fan_ins: list[int] = []
@@ -159,13 +159,12 @@ def _points_for(task: ScoringTask, delta: float, method: str, constants: Constan
         outputs[weight.name] = outputs.get(weight.name, 0) + most * n_rows_of(use, weight)
         fan_ins.append(weight.fan_in)
 
-    run = runner(task.model, task.layers)
     for batch in task.batches():
-        run(batch, on_use)
+        read_uses(task.model, task.layers, batch, on_use)
     if not fan_ins:
         raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
     factor, n_outputs = factor_of(method), sum(outputs.values())
-    return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=constants.k_constant)
+    return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=k_constant)
 
 
 def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
@@ -176,11 +175,11 @@ def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor:
 
 
 def resolve_points(
-    task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, constants: Constants = Constants()
+    task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, k_constant: float = K_CONSTANT
 ) -> ScoringTask:
     """The task with "theory" as a number of points; reads the first batch for this and puts it back."""
-    if task.scoring.n_points != "theory" or task.data is None:
+    if task.scoring.n_inputs != "theory" or task.data is None:
         return task
     first, data = task.data.first_batch(batch_size=1)
     example = task.with_points(None, [as_given(first)])
-    return task.with_points(_points_for(example, delta, method_of(method).name, constants), data)
+    return task.with_points(_points_for(example, delta, method_of(method).name, k_constant), data)

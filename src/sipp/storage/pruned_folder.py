@@ -9,28 +9,39 @@ belongs to them, and report.json is a copy of it for people.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
+from sipp.files import (
+    CHANGED,
+    RECORD_KEY,
+    RECORD_NAME,
+    WEIGHTS_NAME,
+    check_folder,
+    metadata_of,
+    new_folder,
+    read_json,
+    seal,
+    write_atomic,
+)
 from sipp.results.jsonio import to_json
 from sipp.results.network_hash import state_hash, with_buffers
 from sipp.results.stored import Report, read_report
-from sipp.storage.files import CHANGED, new_folder, read_json, seal, write_atomic
-from sipp.storage.outputs import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME, check_folder
-from sipp.storage.tensors import metadata_of, read_tensors, tensors_to_bytes
+from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 NO_NETWORK = "The network is missing, so its record could not be checked against it."
 
 
-def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], *, force: bool) -> dict[Path, int]:
-    """Writes the network and its record into the folder; returns {file: bytes}."""
+def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any]) -> None:
+    """Writes the network and its record into the folder; another network of sipp in it is replaced."""
     report = json.dumps(seal(to_json(record)), indent=1, allow_nan=False)
     contents = {
         WEIGHTS_NAME: tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report}),
         RECORD_NAME: report.encode(),
     }
-    check_folder(folder, force=force)
+    check_folder(folder, force=True)
     if folder.is_dir():
         for name, content in contents.items():
             write_atomic(folder / name, content)
@@ -38,7 +49,6 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any], 
         with new_folder(folder) as place:
             for name, content in contents.items():
                 (place / name).write_bytes(content)
-    return {folder / name: len(content) for name, content in contents.items()}
 
 
 def is_pruned_folder(folder: Path) -> bool:
@@ -46,18 +56,22 @@ def is_pruned_folder(folder: Path) -> bool:
     return (folder / RECORD_NAME).exists() or RECORD_KEY in metadata_of(folder / WEIGHTS_NAME)
 
 
-def read_pruned(folder: Path) -> tuple[Report, tuple[str, ...]]:
-    """The report in a folder that `sipp prune` wrote, and notes for the reader; DataError if it was changed.
+def read_pruned(folder: Path) -> Report:
+    """The report in a folder that `sipp prune` wrote; DataError if it was changed.
 
     It is checked by its checksum, and by the hash of the network beside it.
     """
     copy, path = folder / RECORD_NAME, folder / WEIGHTS_NAME
+    if not path.exists() and not copy.exists():
+        raise DataError(
+            f"holds no pruned network ({RECORD_NAME})", where=folder, fix="give a folder of sipp prune or save_folder"
+        )
     if not path.exists():
-        return read_report(read_json(copy), copy), (NO_NETWORK,)
+        return replace(read_report(read_json(copy), copy), note=NO_NETWORK)
     tensors, metadata = read_tensors(path)
     if RECORD_KEY not in metadata:
         raise DataError("is not a network of `sipp prune`: it holds no record", where=path)
     report = read_report(read_json(path, metadata[RECORD_KEY]), path)
     if with_buffers(state_hash(tensors), report.identity.buffers_hash) != report.identity.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
-    return report, ()
+    return report

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError
+from sipp.files import CHANGED, sha256_of
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import from_json, to_json
 from sipp.results.network_hash import state_hash, with_buffers
@@ -48,7 +49,6 @@ from sipp.storage.coding import (
     from_bits,
     raw_bits,
 )
-from sipp.storage.files import CHANGED, sha256_of
 from sipp.storage.rounding import FORMATS, restore_values, round_values
 
 KEY = "sipp file"  # in the metadata: the format, and the SHA-256 of index and data

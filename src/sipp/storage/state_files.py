@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.storage.files import CHANGED, Values, check_name, make_folder, read_json, seal, write_atomic
+from sipp.files import CHANGED, Values, check_name, make_folder, read_json, seal, write_atomic
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 Tensor = Any  # torch is not imported here, so that runs are listed fast

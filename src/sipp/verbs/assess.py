@@ -18,8 +18,9 @@ from sipp.pruning.cutting import cut_as_given
 from sipp.pruning.ranking import rank
 from sipp.results.checking import check_choice, check_record
 from sipp.results.numerics import device_of
-from sipp.results.options import CONFIDENCE, DELTA, Constants, Mode, PruneOptions, Scoring, Selector
+from sipp.results.options import C_CONSTANT, K_CONSTANT, Mode, PruneOptions, Scoring, Selector
 from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import NetworkLike, network_of
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
@@ -27,23 +28,22 @@ from sipp.verbs.prune import pruned_of
 @torch.inference_mode(False)
 def assess(
     dense: nn.Module,
-    pruned: nn.Module | Mapping[str, Tensor],
+    pruned: NetworkLike | Mapping[str, Tensor],
     data: AnyData,
     *,
-    delta: float = DELTA,
-    confidence: float = CONFIDENCE,
     include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
     holdout: AnyData | None = None,
-    seed: int = 0,
     scoring: Scoring = Scoring(),
-    constants: Constants = Constants(),
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Pruned:
     """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
 
-    `pruned` is the network `dense` with other weights (a ModelError says if it is a different network), or masks
+    `pruned` is the network `dense` with other weights, or a result that holds it (a ModelError says if it is a different
+    network), or masks
     {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may
     contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
 
@@ -52,8 +52,8 @@ def assess(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> assessed = sipp.assess(net, {"0.weight": torch.rand(16, 8) > 0.2}, torch.rand(300, 8))
-        >>> assessed.method, assessed.layers[1].eps, assessed.measured.n
-        ('given', 0.0, 64)
+        >>> assessed.method, assessed.kept == assessed.budget, assessed.layers[1].eps
+        ('given', True, 0.0)
     """
     check_choice("bound", bound, get_args(Mode))
     check_record("scoring", scoring, Scoring)
@@ -63,15 +63,15 @@ def assess(
     if isinstance(pruned, Mapping):
         given = _with_masks(dense, pruned)
     else:
-        given = unwrap(pruned)
-        batch, data = data_of(data, device=device_of(dense), seed=seed).first_batch()
+        given = unwrap(network_of(pruned))
+        batch, data = data_of(data, device=device_of(dense)).first_batch()
         check_same_architecture(dense, given, batch, scoring.norm_stats)
-    task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
+    task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring)
     # sipp-det: its scores are the sensitivities
-    options = PruneOptions(method="sipp-det", delta=delta, confidence=confidence, seed=seed, constants=constants)
+    options = PruneOptions(method="sipp-det", c_constant=c_constant, k_constant=k_constant)
     ranking = rank(task, options, progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
-    network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=seed)
+    network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
     return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)
 
 

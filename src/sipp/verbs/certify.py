@@ -25,7 +25,7 @@ from sipp.certificates.measures import Labels, measure_of, outcomes_of
 from sipp.certificates.running import Output
 from sipp.results.certificate import AccuracyCertificate, Certificate, Measure
 from sipp.results.checking import check_choice, check_flag, check_number, check_share
-from sipp.results.options import CONFIDENCE, HOLDOUT_DELTA
+from sipp.results.options import CONFIDENCE, SHARE
 from sipp.results.pruned_to import NetworkLike
 
 
@@ -35,7 +35,7 @@ def certify(
     pruned: NetworkLike,
     holdout: Any,
     *,
-    delta: float = HOLDOUT_DELTA,
+    share: float = SHARE,
     confidence: float = CONFIDENCE,
     epsilon: float | None = None,
     measure: Measure = "output",
@@ -43,27 +43,27 @@ def certify(
     calibration: Any = None,
     progress: bool = True,
 ) -> Certificate:
-    """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, with the given confidence.
+    """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, with the given confidence.
 
-    `delta` is the share of inputs that may be further off, not a probability of failure as in `prune`.
-    Without `epsilon`, it finds the smallest one that can be proved; with it, it says whether the claim holds, and which
-    delta_hat can be proved. `pruned` is a network, or what `prune` or `prune_to` returned. Such a record knows which
-    inputs it was made with: the holdout must contain none of these, and none of `calibration`. `output` picks from
-    tuple or dict outputs: an index, a key, or a function of the output. For a language model an input is a sequence,
-    and `measure` may be another distance: "kl", the KL divergence KL(f || f^) of the next token in nats, averaged over
-    positions, or "next-token", the share of positions where a different next token is predicted.
+    `share` is the share of inputs that may be further off. Without `epsilon`, it finds the smallest one that can be
+    proved; with it, it says whether the claim holds, and which share can be proved (`proved_share`). `pruned` is a
+    network, or what `prune` or `prune_to` returned. Such a record knows which inputs it was made with: the holdout must
+    contain none of these, and none of `calibration`. `output` picks from tuple or dict outputs: an index, a key, or a
+    function of the output. For a language model an input is a sequence, and `measure` may be another distance: "kl",
+    the KL divergence KL(f || f^) of the next token in nats, averaged over positions, or "next-token", the share of
+    positions where a different next token is predicted.
 
     Example:
         >>> import sipp, torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         >>> pruned = sipp.prune(net, None, keep=0.9, method="magnitude")
-        >>> certificate = sipp.certify(net, pruned, torch.rand(500, 8), delta=0.05, confidence=0.95)
+        >>> certificate = sipp.certify(net, pruned, torch.rand(500, 8), share=0.05, confidence=0.95)
         >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
         ('certified', 500, True)
     """
     check_share("confidence", confidence)
-    check_share("delta", delta)
+    check_share("share", share)
     check_choice("measure", measure, get_args(Measure))
     if epsilon is not None:  # None asks for the smallest
         epsilon = check_number("epsilon", epsilon, least=0)
@@ -77,7 +77,7 @@ def certify(
         finest=epsilon if measure == "output" else None,
         progress=check_flag("progress", progress),
     )
-    return output_claim(outputs, epsilon=epsilon, delta=delta, confidence=confidence, measure=measure)
+    return output_claim(outputs, epsilon=epsilon, share=share, confidence=confidence, measure=measure)
 
 
 @torch.inference_mode(False)

@@ -29,9 +29,7 @@ from sipp.results.checking import check_flag, check_seed, explain_unknown_option
 from sipp.results.comparison import Compared, Comparison
 from sipp.results.numerics import budget_of, device_of
 from sipp.results.options import (
-    DEFAULT_METHOD,
     DELTA,
-    Constants,
     Method,
     PruneOptions,
     RepairChoice,
@@ -184,7 +182,7 @@ def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
         if test.is_empty:
             raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
         return task.points, test
-    task = resolve_points(task, DELTA, method=DEFAULT_METHOD, constants=Constants())
+    task = resolve_points(task, DELTA)
     test = data_of(holdout, device=device_of(task.model), role="holdout")
     return task.points.in_memory(), test.in_memory()
 

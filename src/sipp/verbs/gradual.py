@@ -15,17 +15,17 @@ from sipp.inputs.restore import check_can_be_written
 from sipp.progress import progress_line
 from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.lora import lora_merged
-from sipp.pruning.masking import checked_optimizers, hold, masks_of, release
+from sipp.pruning.masking import checked_optimizers, hold_masks, masks_of, release
 from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.results.checking import check_flag, check_whole, explain_unknown_options
-from sipp.results.gradual import CUTS, Gradual, budget_at, cut_times
+from sipp.results.gradual import Gradual, budget_at, cut_times
 from sipp.results.numerics import budget_of
-from sipp.results.options import DEFAULT_METHOD, Floor, Method, PruneOptions, Scoring, Selector, method_name
+from sipp.results.options import DEFAULT_METHOD, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.results.ranking import Ranking
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 
-MOST_STEPS, MOST_CUTS = 10**9, 10**4  # a larger number is taken for a mistake
+MOST_STEPS = 10**9  # a larger number is taken for a mistake
 
 
 @explain_unknown_options
@@ -38,11 +38,9 @@ def gradual(
     keep: float,
     steps: int,
     method: Method = DEFAULT_METHOD,
-    cuts: int = CUTS,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
-    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     scoring: Scoring = Scoring(),
@@ -68,8 +66,8 @@ def gradual(
         >>> done.kept, done.n_weights, len(done.path)
         (48, 192, 10)
     """
-    _check_loop(train_step, data, steps, cuts, progress)
-    options = PruneOptions(method=method, floor=floor, seed=seed)
+    _check_loop(train_step, data, steps, progress)
+    options = PruneOptions(method=method, seed=seed)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
     weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
@@ -80,7 +78,7 @@ def gradual(
         raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
     checked_optimizers(model, optimizer)
     averages = _checked_averages(model, average)
-    times = cut_times(steps, cuts)
+    times = cut_times(steps)
     masks: dict[str, Tensor] = {}
     path: list[tuple[int, float]] = []
     with ExitStack() as at_the_end:
@@ -93,9 +91,9 @@ def gradual(
             with lora_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
                 masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
-            hold(model, masks, optimizer=optimizer)
+            hold_masks(model, masks, optimizer=optimizer)
             for averaged in averages:
-                hold(averaged, masks)
+                hold_masks(averaged, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             left = f"{path[-1][1]:.2%} of the weights left (cut {len(path)} of {len(times)})"
             progress_line(f"gradual: step {step + 1:,} of {steps:,}, {left}", shown=progress)
@@ -153,7 +151,7 @@ def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module]
     return averages
 
 
-def _check_loop(train_step: object, data: AnyData | None, steps: int, cuts: int, progress: bool) -> None:
+def _check_loop(train_step: object, data: AnyData | None, steps: int, progress: bool) -> None:
     """Raises unless these can be run as a loop that reads the data at every cut."""
     check_flag("progress", progress)
     if not callable(train_step):
@@ -161,6 +159,5 @@ def _check_loop(train_step: object, data: AnyData | None, steps: int, cuts: int,
             f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"
         )
     check_whole("steps", steps, least=1, most=MOST_STEPS)
-    check_whole("cuts", cuts, least=1, most=MOST_CUTS)
     if data is not None and not data_of(data).can_be_read_again:
         raise OptionError("the data is read again at every cut", fix="give a list, a loader or a tensor", option="data")

@@ -1,4 +1,4 @@
-"""`inspect`: shows what is inside a file that `save` wrote."""
+"""`inspect`: shows what is in a file that `save` wrote, or in a folder of `save_folder`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import torch
 
 from sipp.results.checking import check_path
 from sipp.results.saved_file import SavedFile
+from sipp.results.stored import Report
+from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.small_file import decode, read_contents
 
 
 @torch.inference_mode(False)
-def inspect(path: str | PathLike[str]) -> SavedFile:
+def inspect(path: str | PathLike[str]) -> SavedFile | Report:
     """Returns what is in a file written by `save`, after the same checks as `load`. `print` it.
+
+    Of a folder written by `save_folder` or `sipp prune`, it returns the report.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -22,4 +26,5 @@ def inspect(path: str | PathLike[str]) -> SavedFile:
         >>> [(tensor.names, tensor.positions, tensor.n_bytes) for tensor in sipp.inspect(path).tensors]
         [(('weight',), 'all', 32), (('bias',), 'all', 8)]
     """
-    return decode(*read_contents(check_path("path", path, "net.sipp.safetensors")))[1]
+    place = check_path("path", path, "net.sipp.safetensors")
+    return read_pruned(place) if place.is_dir() else decode(*read_contents(place))[1]

@@ -17,9 +17,11 @@ from sipp.certificates.tokens import check_token_logits, real_positions, token_c
 from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import scoring_mode
 from sipp.inputs.data import AnyData, data_of, points_at
+from sipp.inputs.point_hashes import hash_of_points, point_hashes
 from sipp.progress import progress_bar
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag
+from sipp.results.network_hash import model_hash
 from sipp.results.numerics import device_of
 from sipp.results.pruned_to import NetworkLike, network_of
 from sipp.results.text_scores import TextScores
@@ -49,7 +51,7 @@ def perplexity(
     for role, net in zip(("given", "dense"), networks):
         check_model(role, net)
     windows = data_of(data, role="text", device=device_of(network))
-    n_windows = longest = 0
+    n_windows, longest, hashes = 0, 0, list[str]()
     sums = torch.zeros(5, dtype=torch.float64, device="cpu")
     with ExitStack() as stack:
         for net in networks:
@@ -57,6 +59,7 @@ def perplexity(
         bar = progress_bar("measuring", windows.n_points_known, shown=check_flag("progress", progress))
         advance = stack.enter_context(bar)
         for batch in windows.batches():
+            hashes += point_hashes(batch)
             for i in range(batch.n_points):
                 sums += _sums(networks, points_at(batch, slice(i, i + 1)), output)
                 advance(1)
@@ -72,6 +75,9 @@ def perplexity(
         dense_loss=None if dense is None else dense_loss / n,
         kl=None if dense is None else kl / n,
         same_token=None if dense is None else same / n,
+        data_hash=hash_of_points(hashes),
+        dense_hash="" if dense is None else model_hash(dense),
+        pruned_hash=model_hash(network),
     )
 
 

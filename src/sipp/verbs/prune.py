@@ -24,11 +24,12 @@ from sipp.results.display import listed
 from sipp.results.network_hash import tensors_hash
 from sipp.results.numerics import device_of
 from sipp.results.options import (
+    C_CONSTANT,
     CONFIDENCE,
     DEFAULT_METHOD,
     DELTA,
+    K_CONSTANT,
     Allocation,
-    Constants,
     Draws,
     Floor,
     Method,
@@ -47,6 +48,7 @@ from sipp.scoring.task import ScoringTask, task_of
 
 
 @explain_unknown_options
+@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     data: AnyData | None,
@@ -61,7 +63,7 @@ def prune(
     draws: Draws = "until",
     allocation: Allocation = "layers",
     reduce: Reduce | None = None,
-    floor: Floor = "method",
+    floor: Floor = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
     within: Mapping[str, Tensor] | None = None,
@@ -69,26 +71,25 @@ def prune(
     holdout: AnyData | None = None,
     statements: bool = True,
     repair: RepairChoice = False,
-    blocks: str | None = None,
     scoring: Scoring = Scoring(),
-    constants: Constants = Constants(),
+    c_constant: float = C_CONSTANT,
+    k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Pruned:
     """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
-    and the weights together, starting from the method's mask; `"refit"` keeps that mask. A repair goes through
-    the network block by block if it finds blocks, or through the list of modules that `blocks` names ("model.layers").
-    `allocation` and `draws` are for methods that sample.
-    With a `floor`, every row keeps at least one weight, and every layer that share of an even cut. `within` are the
-    masks of an earlier pruning: what they prune stays pruned, also if the budget leaves room.
+    and the weights together, starting from the method's mask; `"refit"` keeps that mask. `allocation` and `draws` are
+    for methods that sample. With a `floor` above 0, every row keeps at least one weight, and every layer that share of
+    an even cut. `within` are the masks of an earlier pruning: what they prune stays pruned, also if the budget leaves
+    room.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
-    measured on inputs holds for all but a share of new inputs, with the given `confidence`; for the network, that
-    share is smallest with a `holdout` that is used for nothing else. `bound="sound"` needs one: without it, the last
-    quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
-    need them. `delta` is the probability that the theory's inequality fails (T4), not a share of inputs as in
-    `certify`.
+    measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` that is
+    used for nothing else that share is smaller, and the theory's constant is measured instead of assumed.
+    `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False`
+    skips the sensitivities of methods that do not need them. `delta` is the probability that the theory's inequality
+    fails (T4).
 
     All options: docs/api.md, "Shared options" and "sipp.prune".
 
@@ -101,22 +102,9 @@ def prune(
     options = PruneOptions(
         keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
         draws=draws, allocation=allocation, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
-        statements=statements, repair=repair, blocks=blocks, scoring=scoring, constants=constants,
+        statements=statements, c_constant=c_constant, k_constant=k_constant, repair=repair,
+        scoring=scoring,
     )  # fmt: skip
-    return prune_with(model, data, options, within=within, holdout=holdout, progress=progress)
-
-
-@torch.inference_mode(False)
-def prune_with(
-    model: nn.Module,
-    data: AnyData | None,
-    options: PruneOptions,
-    *,
-    within: Mapping[str, Tensor] | None = None,
-    holdout: AnyData | None = None,
-    progress: bool = True,
-) -> Pruned:
-    """`prune` with its options in one record, as recipes and the command line use it."""
     info = checked_method(options)
     task = task_of(
         model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
@@ -133,9 +121,7 @@ def prune_with(
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
         split = split_data(ranking.model, task.points, seed=options.seed)  # without new points
-        repair_options = RepairOptions(
-            blocks=options.blocks, seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress
-        )
+        repair_options = RepairOptions(seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress)
         network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, repair_options)
     moved = None if repairs else output_change(ranking, network_cut, task)
     pruned = pruned_of(
@@ -183,8 +169,6 @@ def _refuse_contradictions(
         raise OptionError(
             "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
         )
-    if options.blocks is not None and not repairs:
-        raise OptionError("blocks= is for a repair, but repair= is not set", fix="set repair=True, or leave out blocks")
     if options.repair and data is None:
         raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
     if has_holdout and data is None:
@@ -277,5 +261,5 @@ def warn_of_dead_rows(pruned: Pruned) -> None:
         what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
         warn_caller(f"{what}: {listed(gone)}; {too_few or 'floor=0.1 prevents this'}", DeadRowsWarning)
     if rows:
-        way_out = too_few or "floor=0.0 keeps at least one weight in each"
+        way_out = too_few or "floor=0.01 keeps at least one weight in each"
         warn_caller(f"these rows lost all their weights: {listed(rows)}; {way_out}", DeadRowsWarning)

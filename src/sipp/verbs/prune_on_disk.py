@@ -18,21 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.blocks import Blocks, Call, enter, same_arguments
-from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import AnyData, data_of
+from sipp.errors import ModelError, OptionError
+from sipp.files import file_hash, sha256_of
+from sipp.inputs.blocks import Blocks
+from sipp.inputs.data import AnyData, as_given, data_of
 from sipp.inputs.point_hashes import point_hashes
+from sipp.inputs.restore import copy_of
 from sipp.native.memory import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning.cutting import budget_for, cut
 from sipp.pruning.ranking import rank
 from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.repairing.data_split import DataSplit, split_batches
-from sipp.repairing.network_fit import fit_block
+from sipp.repairing.layer_fit import LayerTask
+from sipp.repairing.parts import Part, Side, parts_of, run_part
+from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACK, RIDGE
+from sipp.repairing.walk import NetworkFit, both_of, fit_parts, side_of, task_for
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_path
-from sipp.results.numerics import exact_matmul
 from sipp.results.options import Method, PruneOptions, Scoring, pattern_of
 from sipp.results.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.scoring.methods import checked_method, refuse_fitted
@@ -41,7 +44,6 @@ from sipp.scoring.task import task_of
 from sipp.storage.block_by_block.block_folder import BlockFolder, file_of_block
 from sipp.storage.block_by_block.network_in_files import NetworkInFiles
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, sharded_weights, write_shard
-from sipp.storage.files import file_hash, sha256_of
 
 
 @torch.inference_mode(False)
@@ -55,7 +57,6 @@ def prune_on_disk(
     pattern: str | None = None,
     method: Method = "wanda",
     repair: bool = False,
-    blocks: str | None = None,
     seed: int = 0,
     scoring: Scoring = Scoring(),
     device: str | torch.device = "cpu",
@@ -66,7 +67,7 @@ def prune_on_disk(
     `model` has no weights (they are on the meta device: `with accelerate.init_empty_weights(): ...`); `weights` is the
     folder with its model.safetensors, or several files and their index. Each block keeps the share `keep`, or the
     pattern; everything before and after the blocks stays dense. The blocks are the list of modules with the most
-    weights, or the list that `blocks` names ("model.layers"). `repair=True` finds the mask and the weights together and
+    weights. `repair=True` finds the mask and the weights together and
     makes up for what earlier blocks lost. Call it again with the same arguments to resume a stopped run.
 
     Example:
@@ -83,22 +84,19 @@ def prune_on_disk(
         >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
         3
     """
-    options = PruneOptions(
-        keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False, blocks=blocks
-    )
+    options = PruneOptions(keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False)
     _check(model, options, repair=repair, progress=progress)
     give_back_large_pieces()
     source, target = sharded_weights(check_path("weights", weights, "model")), check_path("out", out, "pruned")
     device = _device(device)
     batches = tuple(data_of(data, device=device, seed=seed).batches())
     split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
-    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device, blocks)
+    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device, None)
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
     output = BlockFolder(target, _task_hash(options, repair, source, chain, split.batches))
     finished = output.begin()
-    calls = _common_call(network, chain, split.batches, output if finished == 0 else None)
-    work = _Work(network, chain, calls, split, output, options, repair)
+    work = _Work(network, chain, split, output, options, repair)
     n_blocks, began = len(chain.names), monotonic()
     with progress_bar("blocks", n_blocks - finished, shown=progress) as advance:
         for i in range(finished, n_blocks):
@@ -144,60 +142,59 @@ def _block_summary(done: Sequence[BlockWeight]) -> str:
     return f"{kept:,} weights kept" + (f", error of a layer up to {max(errors):.3g}" if errors else "")
 
 
-class _Block(nn.Module):
-    """A block as a model of its hidden state alone; its parameters keep their names in the whole network."""
+STATE = "sipp_state"  # the input that is a block's state, beside those of the network
 
-    def __init__(self, name: str, block: nn.Module, blocks: Blocks, call: Call) -> None:
+
+class _FromState(nn.Module):
+    """The network from the end of one block to the end of the next, as a model of the state and its own inputs.
+
+    Only that block is a part of it, under its own name. A copy has a block of its own and shares all other weights.
+    """
+
+    def __init__(self, network: nn.Module, blocks: Blocks, part: Part) -> None:
         super().__init__()
-        self._name, self._blocks, self._call = name, blocks, call
+        self._given = network, blocks, part
         place: nn.Module = self
-        *outer, last = name.split(".")
-        for part in outer:
-            place.add_module(part, nn.Module())
-            place = place.get_submodule(part)
-        place.add_module(last, block)
+        *outer, last = part.end.split(".")
+        for name in outer:
+            place.add_module(name, nn.Module())
+            place = place.get_submodule(name)
+        place.add_module(last, network.get_submodule(part.end))
 
-    def forward(self, state: Tensor) -> Tensor:
-        batch = self._blocks.joined(_EMPTY_BATCH, self._call, state)
-        return self._blocks.state_of(self.get_submodule(self._name)(*batch.args, **batch.kwargs))
+    @property
+    def network(self) -> nn.Module:
+        """The whole network."""
+        return self._given[0]
 
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        network, blocks, part = self._given
+        kept = None
+        if part.finished:
+            kept, args = (kwargs.pop(STATE), args) if STATE in kwargs else (args[0], args[1:])
+            kept = blocks.as_output(kept)
+        return blocks.state_of(run_part(network, part, kept, lambda: network(*args, **kwargs)))
 
-_EMPTY_BATCH = Batch(index=0, where="", args=(), kwargs={}, labels=None, n_points=0)
-
-
-def _common_call(
-    network: NetworkInFiles, blocks: Blocks, batches: Sequence[Batch], output: BlockFolder | None
-) -> tuple[Call, ...]:
-    """The arguments beside the hidden state, block by block, equal for all batches; writes the first states."""
-    common: tuple[Call, ...] | None = None
-    for j, batch in enumerate(batches):
-        entered = enter(network.model, blocks, batch)
-        calls = tuple(_for_any_batch(call, batch) for call in entered.calls)
-        if common is not None and not same_arguments(common, calls):
-            raise DataError(
-                "is given other masks or positions than the batches before it",
-                where=batch.where,
-                fix="give sequences of one length, without padding",
-            )
-        common = calls
-        if output is not None:
-            for side in ("dense", "pruned"):
-                output.write(0, side, j, entered.state)
-    assert common is not None
-    return common
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FromState:
+        network, blocks, part = self._given
+        own = {id(tensor) for tensor in self.state_dict(keep_vars=True).values()}
+        every = (*network.parameters(), *network.buffers())
+        shared = {id(tensor): tensor for tensor in every if id(tensor) not in own}
+        return _FromState(copy.deepcopy(network, shared), blocks, part)
 
 
-def _for_any_batch(value: Any, batch: Batch) -> Any:
-    """The argument made to fit any batch size; DataError if it differs between the points of the batch."""
-    if isinstance(value, dict):
-        return {name: _for_any_batch(inner, batch) for name, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_for_any_batch(inner, batch) for inner in value)
-    if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != batch.n_points or batch.n_points == 1:
-        return value
-    if not bool((value == value[:1]).all()):
-        raise DataError("its inputs have different masks", where=batch.where, fix="give sequences without padding")
-    return value[:1]
+@dataclass(frozen=True)
+class _States:
+    """What the blocks of one network gave, in files."""
+
+    output: BlockFolder
+    side: str
+    blocks: Blocks
+
+    def read(self, part: int, batch: int) -> Any:
+        return self.blocks.as_output(self.output.read(part, self.side, batch))
+
+    def write(self, part: int, batch: int, output: Any) -> None:
+        self.output.write(part, self.side, batch, self.blocks.state_of(output))
 
 
 @dataclass(frozen=True)
@@ -206,36 +203,39 @@ class _Work:
 
     network: NetworkInFiles
     blocks: Blocks
-    calls: Sequence[Call]  # arguments beside the hidden state, by block
     split: DataSplit
     output: BlockFolder
     options: PruneOptions
     repair: bool
 
-    def states(self, i: int, side: str) -> Sequence[Tensor]:
-        """The hidden states of all batches before block i, in the dense or in the pruned network."""
-        device, n_batches = self.network.device, len(self.split.batches)
-        return _ReadOnDemand(n_batches, lambda j: self.output.read(i, side, j).to(device))
+    def batches(self, i: int) -> Sequence[Batch]:
+        """The batches as block i receives them in the dense network: beside the state, the network's own inputs."""
+        given, states = self.split.batches, _States(self.output, "dense", self.blocks)
+        if i == 0:
+            return given
 
-    def batches(self, i: int, side: str) -> Sequence[Batch]:
-        """The batches as block i receives them."""
-        given, states = self.split.batches, self.states(i, side)
-        return _ReadOnDemand(
-            len(given), lambda j: replace(given[j], args=(states[j],), kwargs={}, labels=None, real_BT=None)
-        )
+        def with_state(j: int) -> Batch:
+            batch, state = given[j], self.blocks.state_of(states.read(i, j)).to(self.network.device)
+            if batch.kwargs:
+                return replace(batch, kwargs={STATE: state, **batch.kwargs})
+            return replace(batch, args=(state, *batch.args))
+
+        return _ReadOnDemand(len(given), with_state)
 
 
 def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     """Prunes block i, writes its file and the states after it, and marks it as finished."""
-    dense = _Block(work.blocks.names[i], work.network.load_block(i), work.blocks, work.calls[i])
-    pruned, masks, errors = _cut_and_repaired(work, i, dense)
+    names = work.blocks.names
+    part = Part(i, names[:i], names[i], groups=())
+    work.network.load_block(i)
+    dense = _FromState(work.network.model, work.blocks, part)
+    pruned, masks, errors = _cut_and_repaired(work, part, dense)
     tensors = work.network.weights.as_in_files(pruned.state_dict())
     write_shard(work.output.folder / file_of_block(i), tensors)
-    sides = (("dense", dense), ("pruned", pruned)) if work.repair else (("dense", dense),)
-    for side, block in sides if i + 1 < len(work.blocks.names) else ():
-        for j, batch in enumerate(work.batches(i, side)):
-            with scoring_mode(block, "running"), exact_matmul():
-                work.output.write(i + 1, side, j, run_batch(block, batch))
+    for name, model in (("dense", dense), ("pruned", pruned)) if i + 1 < len(names) else ():
+        if work.repair or name == "dense":
+            states = _States(work.output, name, work.blocks)
+            Side(model.network, None, (), work.split.batches, states, allow_tf32=False).pass_on(part)
     block_weights = [
         BlockWeight(name, mask.numel(), int(mask.sum()), *errors.get(name, (None, None)))
         for name, mask in masks.items()
@@ -246,29 +246,48 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
 
 
 def _cut_and_repaired(
-    work: _Work, i: int, dense: nn.Module
-) -> tuple[nn.Module, dict[str, Tensor], dict[str, tuple[float | None, float | None]]]:
+    work: _Work, part: Part, dense: _FromState
+) -> tuple[_FromState, dict[str, Tensor], dict[str, tuple[float | None, float | None]]]:
     """The pruned block, its masks, and the errors of its repaired layers, before and after.
 
     The weights of experts that saw too few tokens stay as they are.
     """
-    options = work.options
-    task = task_of(dense, work.states(i, "dense"), scoring=options.scoring, seed=options.seed)
+    options, batches = work.options, work.batches(part.number)
+    data = _ReadOnDemand(len(batches), lambda j: as_given(batches[j]))
+    task = task_of(dense, data, scoring=options.scoring, seed=options.seed)
     ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
     network_cut = cut(ranking, budget_for(options, task.weights), seed=options.seed)
+    pruned: Any = network_cut.model
     if not work.repair:
-        return network_cut.model, network_cut.masks, {}
+        return pruned, network_cut.masks, {}
     spared = spared_by_name(ranking, network_cut.masks)
-    fit = fit_block(
+    masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in network_cut.masks.items()}
+    pruned, fit = _repaired(work, part, dense, masks)
+    masks = restore_spared(pruned, dense, fit.masks, spared)
+    return pruned, masks, {layer.name: (layer.error_before, layer.error_after) for layer in fit.layers}
+
+
+def _repaired(work: _Work, part: Part, dense: _FromState, masks: dict[str, Tensor]) -> tuple[_FromState, NetworkFit]:
+    """The block with mask and weights found together: one part of the walk, with states in files."""
+    options, pruned = work.options, copy_of(dense)
+    assert isinstance(pruned, _FromState)
+    task = task_for(
         dense,
-        {name: mask & ~spared[name] if name in spared else mask for name, mask in network_cut.masks.items()},
-        replace(work.split, batches=work.batches(i, "dense")),
-        work.batches(i, "pruned") if i > 0 else None,  # before the first block, both networks are the same
-        pattern=None if options.pattern is None else pattern_of(options.pattern),
+        masks,
+        work.batches(part.number)[0],
         chunk_bytes=chunk_bytes_on(options.scoring.chunk_bytes, work.network.device),
+        inputs_differ=part.number > 0,
     )
-    masks = restore_spared(fit.model, dense, fit.masks, spared)
-    return fit.model, masks, {layer.name: (layer.error_before, layer.error_after) for layer in fit.layers}
+    (found,) = parts_of(task.map, (), masks)
+    models = ("dense", dense), ("pruned", pruned)
+    dense_side, pruned_side = (
+        side_of(task, model.network, masks, work.split.batches, _States(work.output, name, work.blocks))
+        for name, model in models
+    )
+    both = both_of(task, dense_side, pruned_side, work.split.n_fit_batches)
+    pattern = None if options.pattern is None else pattern_of(options.pattern)
+    how = LayerTask("joint", LARGE_ERROR_FEEDBACK, (RIDGE,), pattern, keeps_rows=False)
+    return pruned, fit_parts(task, how, both, [replace(part, groups=found.groups)], masks)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The levels of keep, dense to sparse, are fixed before the holdout is used. Each is tested in order at the full
 confidence. The first failure ends the walk, and the last level that passed is returned. The first level to test may be
 chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels. If levels
-are repaired, the first one that is tried chooses the blend, the error feedback and the layer budgets for all others.
+are repaired, the first one that is tried chooses the blend for all others.
 
 The data is read once for every level, and both networks run on the same batch, so a loader may shuffle. It must give
 the same inputs in every pass; random augmentation does not, and then the certificate is about the inputs of its own
@@ -34,9 +34,8 @@ from sipp.progress import estimate_line, progress_bar
 from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.layer_usage import DenseOutputs
 from sipp.repairing.repair_network import apply_repairs
-from sipp.repairing.repair_options import BUDGETS, RepairOptions
+from sipp.repairing.repair_options import RepairOptions
 from sipp.results.batches import Batch
 from sipp.results.blend import BlendChoice
 from sipp.results.checking import check_number, explain_unknown_options
@@ -44,20 +43,16 @@ from sipp.results.numerics import budget_of, integers
 from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
-    Floor,
     Method,
     PruneOptions,
-    Reduce,
     RepairChoice,
     Scoring,
     Selector,
     repairs_asked,
-    unused_in_prune_to,
 )
 from sipp.results.pruned import Pruned, Repaired
 from sipp.results.pruned_to import Level, PrunedTo
 from sipp.results.ranking import Ranking
-from sipp.results.repair import Repair
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of, warn_of_dead_rows
@@ -76,6 +71,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
 
 
 @explain_unknown_options
+@torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
     data: AnyData,
@@ -83,13 +79,11 @@ def prune_to(
     *,
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
-    delta: float | None = None,
+    share: float | None = None,
     confidence: float = CONFIDENCE,
     method: Method = DEFAULT_METHOD,
     levels: Sequence[float] | None = None,
     seed: int = 0,
-    reduce: Reduce | None = None,
-    floor: Floor = "method",
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
@@ -99,10 +93,9 @@ def prune_to(
 ) -> PrunedTo:
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
 
-    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - delta, or that the accuracy falls by at most
-    `max_accuracy_drop`; both with the given confidence. `delta` goes with `epsilon` only, and is 0.05 if not given;
-    it is a share of inputs, not a probability of failure as in `prune`. With `repair`, the repaired networks are
-    certified.
+    The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, or that the accuracy falls by at most
+    `max_accuracy_drop`; both with the given confidence. `share` goes with `epsilon` only, and is 0.05 if not given.
+    With `repair`, the repaired networks are certified.
 
     Example:
         >>> import sipp, torch
@@ -113,32 +106,12 @@ def prune_to(
         ('certified', True, 0.5)
     """
     options = PruneOptions(
-        method=method, confidence=confidence, seed=seed, reduce=reduce, floor=floor, include=include, exclude=exclude,
+        method=method, confidence=confidence, seed=seed, include=include, exclude=exclude,
         repair=repair, scoring=scoring,
     )  # fmt: skip
-    return prune_to_with(
-        model, data, holdout, options, epsilon=epsilon, max_accuracy_drop=max_accuracy_drop, delta=delta,
-        levels=levels, output=output, progress=progress,
-    )  # fmt: skip
-
-
-@torch.inference_mode(False)
-def prune_to_with(
-    model: nn.Module,
-    data: AnyData,
-    holdout: Any,
-    options: PruneOptions,
-    *,
-    epsilon: float | None = None,
-    max_accuracy_drop: float | None = None,
-    delta: float | None = None,
-    levels: Sequence[float] | None = None,
-    output: Output = None,
-    progress: bool = True,
-) -> PrunedTo:
-    """`prune_to` with the options of pruning in one record, as the command line uses it."""
-    _check_options(options)
-    tolerance = tolerance_of(epsilon, max_accuracy_drop, delta, options.confidence)
+    checked_method(options)
+    refuse_fitted(options.method, "prune_to would have to fit every level again")
+    tolerance = tolerance_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
@@ -191,14 +164,6 @@ def prune_to_with(
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def _check_options(options: PruneOptions) -> None:
-    """Raises for options that `prune_to` does not take, and for methods that it cannot use."""
-    if unused := unused_in_prune_to(options):
-        raise OptionError(f"{', '.join(unused)} cannot be chosen with a tolerance", fix="leave it out, or use prune")
-    checked_method(options)
-    refuse_fitted(options.method, "prune_to would have to fit every level again")
-
-
 def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:
     if levels is None:
         return default_levels(n_default)
@@ -232,7 +197,7 @@ def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None)
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return replace(split_data(ranking.model, calibration, seed=options.seed), dense_outputs=DenseOutputs())
+    return split_data(ranking.model, calibration, seed=options.seed)
 
 
 # --- the network of a level -------------------------------------------------------------------------------------------
@@ -281,7 +246,6 @@ class _LevelNetworks:
             repaired = apply_repairs(
                 self.ranking, network_cut.masks, split, repairs, self.repair_options, start=network_cut.model
             )
-            self._fix_search(repaired.record)
             self.repaired[budget] = repaired, network_cut.choice
         return self.repaired[budget]
 
@@ -289,20 +253,6 @@ class _LevelNetworks:
         """Takes this blend for all later levels."""
         if choice is not None and self.ranking.blend is not None:
             self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=choice.taken))
-
-    def _fix_search(self, record: Repair) -> None:
-        """Takes the error feedback and the layer budgets of the first joint repair for all later levels.
-
-        A repair that was undone says what it went back to, not what was best.
-        """
-        is_fixed = self.repair_options.error_feedbacks is not None
-        if is_fixed or record.way != "joint" or record.undone or record.error_feedback is None:
-            return
-        self.repair_options = replace(
-            self.repair_options,
-            error_feedbacks=(record.error_feedback,),
-            budgets=tuple(kind for kind in BUDGETS if kind == record.budgets),
-        )
 
 
 # --- the test of a level ----------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from sipp.inputs.data import AnyData
 from sipp.inputs.layers import unwrap
 from sipp.pruning.cutting import dead_rows
 from sipp.repairing.data_split import split_data
-from sipp.repairing.layer_usage import masked_layers
 from sipp.repairing.repair_network import is_dense_under_masks, repair_network
 from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
+from sipp.repairing.walk import masked_layers
 from sipp.results.checking import check_flag, check_number, check_seed, check_whole
 from sipp.results.network_hash import tensors_hash, tensors_of
 from sipp.results.numerics import device_of
-from sipp.results.options import ChunkBytes, Scoring, pattern_of
+from sipp.results.options import pattern_of
 from sipp.results.pruned import Pruned, PrunedLayer, regrown_weight, without_statements
 from sipp.results.pruned_to import points_seen
 from sipp.results.ranking import to_rows
@@ -37,9 +37,7 @@ def repair(
     moves_mask: bool = False,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
-    n_points: int | None = None,
     seed: int = 0,
-    chunk_bytes: ChunkBytes = "auto",
     progress: bool = True,
 ) -> Pruned:
     """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
@@ -52,8 +50,8 @@ def repair(
     outputs of the whole network closer to the dense ones (the polish). One input in ten is held back from the fit for
     validation: a layer that does not improve on these inputs is left alone, and the polish stops when it no longer
     helps. With 80 inputs or more, half of the held-back inputs only measure the result; with fewer, the record has no
-    error estimate. The record's `repair` says what was done. All inputs are used unless `n_points` says how many, and
-    all are held in memory. Neither model is changed.
+    error estimate. The record's `repair` says what was done. All inputs are used, and held in
+    memory. Neither model is changed.
 
     Example:
         >>> import sipp, torch
@@ -72,7 +70,7 @@ def repair(
     _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_same_tensors(dense, given, pruned.masks)
-    split = split_data(dense, data, n_points=n_points, seed=seed)
+    split = split_data(dense, data, seed=seed)
     has_dead_rows = any(layer.dead_rows for layer in pruned.layers)  # otherwise none is to die
     options = RepairOptions(
         method="joint" if moves_mask else "refit",
@@ -81,7 +79,6 @@ def repair(
         steps=steps,
         learning_rate=learning_rate,
         seed=seed,
-        chunk_bytes=Scoring(chunk_bytes=chunk_bytes).chunk_bytes,
         progress=progress,
     )
     has_own_values = not moves_mask or not is_dense_under_masks(dense, given, pruned.masks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from sipp import __version__
 from sipp.errors import ModelError, OptionError, warn_caller
+from sipp.files import write_atomic
 from sipp.pruning.torch_masks import masked_by_torch
 from sipp.results.certificate import AnyCertificate, check_certificate
 from sipp.results.checking import check_choice, check_path
@@ -19,7 +21,6 @@ from sipp.results.options import Precision
 from sipp.results.pruned import Pruned, up_to_date
 from sipp.results.pruned_to import NetworkLike, certificate_of, pruned_or_module
 from sipp.results.saved_file import SavedFile, StoredStatements
-from sipp.storage.files import write_atomic
 from sipp.storage.small_file import cannot_take, decode, encode, file_content
 
 MANY_NEGATIVE = 0.01  # share of weights that are -0.0; above it, `save` warns
@@ -52,6 +53,16 @@ def save(
         >>> torch.equal(same.weight, pruned.model.weight)
         True
     """
+    target = check_path("path", path, "net.sipp.safetensors")
+    content, contents = content_of(pruned, target, values=values, certificate=certificate)
+    write_atomic(target, content)
+    return contents
+
+
+def content_of(
+    pruned: NetworkLike, target: Path, *, values: Precision = "fp32", certificate: AnyCertificate | None = None
+) -> tuple[bytes, SavedFile]:
+    """The bytes of the file that `save` writes, and what is in it."""
     certificate = certificate_of(pruned, certificate)
     network = pruned_or_module(pruned)
     model = network.model if isinstance(network, Pruned) else network
@@ -60,7 +71,6 @@ def save(
             f"a {type(model).__name__} cannot be saved",
             fix="pass what sipp.prune or sipp.prune_to returned, or an nn.Module",
         )
-    target = check_path("path", path, "net.sipp.safetensors")
     check_choice("values", values, get_args(Precision))
     check_certificate(certificate)
     if masked := masked_by_torch(model):
@@ -94,9 +104,7 @@ def save(
     is_about_stored = contents.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
         raise OptionError("the certificate is about another network than the one to save; certify this one")
-    content, contents = file_content(contents, data)
-    write_atomic(target, content)
-    return contents
+    return file_content(contents, data)
 
 
 def _warn_of_negative_zeros(model: nn.Module) -> None:

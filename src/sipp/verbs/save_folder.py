@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,13 +19,18 @@ from sipp.storage.pruned_folder import write_pruned
 
 @torch.inference_mode(False)
 def save_folder(
-    pruned: Pruned | PrunedTo, folder: str | PathLike[str], *, certificate: AnyCertificate | None = None
+    pruned: Pruned | PrunedTo,
+    folder: str | PathLike[str],
+    *,
+    certificate: AnyCertificate | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes the same folder as `sipp prune --out`, with network and record, and returns its path.
 
     `sipp report`, `bench`, `eval` and `certify` can read it. Even if the process is killed, it holds either the old
     network or the new one; a folder with other content is refused. A `certificate` must be about this network; the one
-    from `prune_to` is stored automatically. For one small file instead, use `sipp.save`.
+    from `prune_to` is stored automatically. `about` is anything else for the report, as JSON values. For one small file
+    instead, use `sipp.save`.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -34,5 +41,5 @@ def save_folder(
     """
     network, certificate = record_of(pruned), certificate_of(pruned, certificate)
     target, record = check_path("folder", folder, "pruned"), report_values(network, certificate)
-    write_pruned(target, network.model.state_dict(), record, force=True)
+    write_pruned(target, network.model.state_dict(), record | dict(about or {}))
     return target

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.results.gradual import CUTS, budget_at, cut_times
+from sipp.results.gradual import budget_at, cut_times
 from sipp_lab.parallel.processes import share_buffers
 from sipp_lab.pipelines.cutting import cut_to, level_budget, n_prunable
 from sipp_lab.pipelines.pipeline import Pipeline
@@ -24,7 +24,7 @@ def prepare(context: RunContext, stage: Stage, network: Network) -> Prepared:
 
 def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
     """The cuts during one training, each to the share of weights in the schedule."""
-    times = cut_times(n_steps, CUTS)
+    times = cut_times(n_steps)
     return MaskChanges(frozenset(times), lambda step, state: _cut_once(context, stage, step, times[step], state))
 
 

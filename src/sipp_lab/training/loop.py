@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError
 from sipp.results.accuracy import Accuracy
+from sipp.results.gradual import Gradual
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.parallel.processes import (
     ALONE,
@@ -92,7 +93,12 @@ def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
 
     Masks may only shrink: bringing a weight back is an error.
     """
-    sipp.hold(state.model, masks, optimizer=state.optimizer)
+    counts = {
+        "n_weights": sum(mask.numel() for mask in masks.values()),
+        "kept": sum(int(m.sum()) for m in masks.values()),
+    }
+    held = Gradual(model=state.model, masks=dict(masks), path=(), method="", seed=0, **counts)  # as hold takes masks
+    sipp.hold(state.model, held, optimizer=state.optimizer)
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 

@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import sipp
 from sipp.cli.options import MACHINE_PANEL, OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
-from sipp.storage.outputs import BENCH_NAME
 
-LEAST_REPEATS, REPEATS, MOST_REPEATS = 5, 15, 1000  # with fewer there is no spread
-N_POINTS, MOST_POINTS, MOST_THREADS = 64, 4096, 1024
+N_POINTS, MOST_POINTS = 64, 4096
 
 
 def bench(
     *,
     stored: StoredOptions,
     out: Annotated[
-        Path | None,
-        option(
-            f"New file for the record; as {BENCH_NAME} in the network's folder, it appears on the page.", OUTPUT_PANEL
-        ),
+        Path | None, option("File for the record; in the network's folder, it appears on the page.", OUTPUT_PANEL)
     ] = None,
     force: Force = False,
-    batch: Annotated[
+    batch_size: Annotated[
         int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
     ] = N_POINTS,
-    threads: Annotated[
-        int | None, option("Threads; default: as many as torch uses.", MACHINE_PANEL, least=1, most=MOST_THREADS)
-    ] = None,
-    repeats: Annotated[
-        int,
-        option(
-            "Pairs of calls to time; the median counts.",
-            MACHINE_PANEL,
-            least=LEAST_REPEATS,
-            most=MOST_REPEATS,
-        ),
-    ] = REPEATS,
 ) -> Answer:
-    """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole."""
-    from sipp.cli.out_option import check_out, write_record
+    """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.
 
-    check_out(out, force=force, reads={"FILE": stored.file})
-    from sipp.cli.bench_network import bench_file
+    For example: sipp bench sparse --model my.py:net --data new.npz --out sparse/bench.json
+    """
+    from sipp.cli.data_option import normalisation_lines
+    from sipp.cli.errors import naming_option
+    from sipp.cli.out_option import check_out, write_record
+    from sipp.cli.stored_option import example_for, stored_network
     from sipp.results.bench import KIND
     from sipp.results.jsonio import to_json
+    from sipp.results.saved_file import SavedFile
 
-    measured = bench_file(stored, n_points=batch, n_threads=threads, repeats=repeats)
+    check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
+    network = stored_network(stored)
+    example, points = example_for(network, stored, batch_size)
+    with naming_option(f"FILE {stored.file}", "see sipp bench --help"):
+        measured = sipp.bench(network.model, example)
+    if isinstance(network.contents, SavedFile):  # this very file, which may hold rounded values and a certificate
+        file = network.contents
+        measured = replace(measured, bytes=replace(measured.bytes, file=file.n_bytes, bound=file.bound_bytes))
     record = {"kind": KIND, "sipp": sipp.__version__, **to_json(measured)}
-    return Answer([str(measured), *write_record(out, record, force=force)], record)
+    return Answer([*normalisation_lines(points), str(measured), *write_record(out, record)], record)

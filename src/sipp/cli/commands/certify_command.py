@@ -2,54 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
+import sipp
 from sipp.cli import options as shared
+from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, option
 from sipp.cli.output import Answer
-from sipp.results.certificate import Measure
-from sipp.results.options import CONFIDENCE, HOLDOUT_DELTA
+from sipp.errors import OptionError
+from sipp.results.certificate import KIND, AnyCertificate, Certificate, Measure
+from sipp.results.jsonio import to_json
+from sipp.results.options import CONFIDENCE, SHARE
 
 
-@dataclass(frozen=True, kw_only=True)
-class CertifyRequest:
-    """The options of the command; each field is one."""
-
-    model: shared.Model
-    pruned: shared.PrunedWeights
-    dense: shared.Dense = None
-    holdout: Annotated[str, option(f"Inputs that are new to both networks: {REAL_KINDS}.", MODEL_PANEL)]
+def certify(
+    *,
+    model: shared.Model,
+    pruned: shared.PrunedWeights,
+    dense: shared.Dense = None,
+    holdout: Annotated[str, option(f"Inputs that are new to both networks: {REAL_KINDS}.", MODEL_PANEL)],
     calibration: Annotated[
-        str | None, option("Inputs that were used for pruning; the holdout must not contain any.", MODEL_PANEL)
-    ] = None
-    device: shared.Device = "auto"
-    inputs: shared.InputOptions
+        str | None,
+        option("Inputs that were used for pruning, beside those that the folder of --pruned knows.", MODEL_PANEL),
+    ] = None,
+    device: shared.Device = "auto",
+    inputs: shared.InputOptions,
     epsilon: Annotated[
         float | None, option("Relative error to certify; default: the smallest that can be certified.", GUARANTEE_PANEL)
-    ] = None
-    accuracy: Annotated[bool, option("Certify the drop in accuracy instead.", GUARANTEE_PANEL, "--accuracy")] = False
+    ] = None,
+    accuracy: Annotated[bool, option("Certify the drop in accuracy instead.", GUARANTEE_PANEL, "--accuracy")] = False,
     measure: Annotated[
         Measure,
         option(
             "What epsilon limits: the output; for a language model also kl (nats per token) or next-token.",
             GUARANTEE_PANEL,
         ),
-    ] = "output"
-    delta: Annotated[float, option("Share of inputs that may be further off.", GUARANTEE_PANEL)] = HOLDOUT_DELTA
-    confidence: shared.Confidence = CONFIDENCE
-    points: shared.HoldoutPoints = None
-    output: shared.OutputPart = None
-    out: Annotated[Path | None, option("Where to write the certificate as JSON.", OUTPUT_PANEL)] = None
-    force: shared.Force = False
-
-
-def certify(request: CertifyRequest) -> Answer:
+    ] = "output",
+    share: shared.Share = SHARE,
+    confidence: shared.Confidence = CONFIDENCE,
+    part: shared.Part = None,
+    out: Annotated[
+        Path | None, option("File for the certificate; in the network's folder, it appears on the page.", OUTPUT_PANEL)
+    ] = None,
+    force: shared.Force = False,
+) -> Answer:
     """Certify on a holdout what pruning costs.
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
-    from sipp.cli.certify_work import run_certify
+    from sipp.cli.data_option import Reader, normalisation_lines
+    from sipp.cli.model_option import both_networks, points_seen_by
+    from sipp.cli.out_option import check_out, write_record
 
-    return run_certify(request)
+    if accuracy and epsilon is not None:
+        raise OptionError("--accuracy and --epsilon exclude each other", fix="give only one of them")
+    if accuracy and measure != "output":
+        raise CommandError("--accuracy already measures next tokens", where="--measure", fix="leave one of them out")
+    reads = {"--pruned": pruned, "--dense": dense, "--holdout": holdout, "--calibration": calibration}
+    check_out(out, force=force, reads=reads)
+    networks = both_networks(model, dense, pruned, device)
+    reader = Reader(networks[0], model, inputs)
+    fresh = reader.holdout(holdout, None)
+    used = None if calibration is None else reader.draw(reader.open(calibration, option="--calibration"), None)
+    known = replace(points_seen_by(pruned), given=None if used is None else used.batches)
+    certificate: AnyCertificate
+    with naming_option(f"--holdout {holdout}", "see sipp certify --help"):
+        if accuracy:
+            certificate = sipp.certify_accuracy(
+                *networks, fresh.batches, confidence=confidence, output=part, calibration=known
+            )
+        else:
+            certificate = sipp.certify(
+                *networks, fresh.batches, share=share, confidence=confidence, epsilon=epsilon, measure=measure,
+                output=part, calibration=known,
+            )  # fmt: skip
+    record = {"kind": KIND, "sipp": sipp.__version__, **to_json(certificate)}
+    is_failed = isinstance(certificate, Certificate) and certificate.verdict != "certified"
+    written = [] if is_failed else write_record(out, record)
+    lines = [str(certificate), *normalisation_lines(fresh, used), *written]
+    return Answer(lines, record, typer.Exit(NOT_CERTIFIED) if is_failed else None)

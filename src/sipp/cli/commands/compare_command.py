@@ -9,9 +9,9 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
+from sipp.results.checking import check_keep
 from sipp.results.display import labelled_line
 from sipp.results.jsonio import to_json
-from sipp.scoring.methods import NAMES, method_of
 
 
 def compare(
@@ -31,16 +31,17 @@ def compare(
     ] = "0.5,0.3,0.1",
     methods: Annotated[
         str | None,
-        option(f"Separated by commas: {', '.join(NAMES)}, or those from --code. Default: a usual set.", PRUNE_PANEL),
+        option(
+            f"Separated by commas: {', '.join(sipp.methods())}, or those from --code. Default: a usual set.",
+            PRUNE_PANEL,
+        ),
     ] = None,
     include: shared.Include = None,
     exclude: shared.Exclude = None,
-    holdout_points: shared.HoldoutPoints = None,
-    output: shared.OutputPart = None,
+    part: shared.Part = None,
     repair: Annotated[
         bool, option("Also try each method with repair: mask and weights found together.", REPAIR_PANEL, "--repair")
     ] = False,
-    refit: shared.Refit = False,
     seed: shared.Seed = 0,
 ) -> Answer:
     """Compare methods on your network: how far each moves the output, and which one to use.
@@ -49,27 +50,20 @@ def compare(
     """
     from sipp.cli.data_option import Reader, normalisation_lines, summary
     from sipp.cli.model_option import load_model
-    from sipp.scoring.task import sample_size
 
     shared.load_code(code)
-    shares, names = _parse_keeps(keeps), _parse_methods(methods)
-    if holdout is None and holdout_points is not None:
-        raise CommandError("there is no holdout", where="--holdout-points", fix="give --holdout, or leave it out")
+    shares = _parse_keeps(keeps)
+    names = None if methods is None else [name.strip() for name in methods.split(",")]
+    for name in names or ():
+        shared.check_method(name, f"--methods {methods:.60}")
     network = load_model(model, weights, seed=seed, device=device)
     reader = Reader(network, model, inputs, seed)
-    where, fix = f"--model {model}, --data {data}", "see sipp compare --help"
-    with naming_option(where, fix):
-        source = reader.open(data)
-        n_points = reader.n_calibration(
-            source, points, lambda example: sample_size(network, example, include=include, exclude=exclude)
-        )
-        chosen = reader.draw(source, n_points)
-    test = None if holdout is None else reader.holdout(holdout, holdout_points)
-    with naming_option(where, fix):
+    chosen = reader.calibration(data, points, include=include, exclude=exclude)
+    test = None if holdout is None else reader.holdout(holdout, None)
+    with naming_option(f"--model {model}, --data {data}", "see sipp compare --help"):
         comparison = sipp.compare(
-            network, chosen.batches, keeps=shares, methods=names, repair="refit" if refit else repair,
-            holdout=None if test is None else test.batches, include=include, exclude=exclude,
-            output=output, seed=seed,
+            network, chosen.batches, keeps=shares, methods=names, repair=repair,
+            holdout=None if test is None else test.batches, include=include, exclude=exclude, output=part, seed=seed,
         )  # fmt: skip
     shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
     shown += [] if test is None else [labelled_line("holdout", test.words)]
@@ -82,23 +76,12 @@ def compare(
 
 def _parse_keeps(keeps: str) -> list[float]:
     """Parses a comma-separated list of shares."""
-    shares = []
-    for text in keeps.split(","):
-        try:
-            share = float(text)
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            raise CommandError(
-                f"{text!r} is not a share in (0, 1]", where=f"--keeps {keeps:.60}", fix="give numbers: 0.5,0.3,0.1"
-            )
-        shares.append(share)
+    fix = "give numbers: 0.5,0.3,0.1"
+    try:
+        shares = [float(text) for text in keeps.split(",")]
+    except ValueError as error:
+        raise CommandError(f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix=fix) from error
+    with naming_option(f"--keeps {keeps:.60}", fix):
+        for share in shares:
+            check_keep(share)
     return shares
-
-
-def _parse_methods(methods: str | None) -> list[str] | None:
-    """Parses a comma-separated list of methods; None: the default set."""
-    if methods is None:
-        return None
-    with naming_option(f"--methods {methods:.60}", f"give some of {','.join(NAMES)}"):
-        return [method_of(text.strip()).name for text in methods.split(",")]

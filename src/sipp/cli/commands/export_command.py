@@ -1,66 +1,69 @@
-"""`sipp export`: converts a pruned network to a format that other programs read."""
+"""`sipp export`: converts a pruned network to a format that other programs read, or to one small file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Annotated, Any, Literal
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import StoredOptions
+from sipp.cli.options import OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
+from sipp.files import FILE_SUFFIX
 from sipp.results.jsonio import to_json
 
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
+ONNX = ".onnx"
 
 
 def export(
     *,
     stored: StoredOptions,
-    to: Annotated[
-        Literal["small", "safetensors", "pt", "pt2", "onnx", "hf"],
-        typer.Option(
-            help="The small file that sipp.save writes (small), weights (safetensors, pt), a program (pt2, onnx), or a "
-            "Hugging Face folder (hf)."
+    out: Annotated[
+        Path,
+        option(
+            f"NAME{FILE_SUFFIX}: the small file that sipp.save writes; NAME{ONNX}; any other name: a new Hugging Face "
+            "folder.",
+            OUTPUT_PANEL,
+            "--out",
+            "-o",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="New file; with hf, new folder. Nothing is replaced.")],
+    force: Force = False,
     values: Annotated[
         Literal["same", "bf16", "fp16"],
-        typer.Option(help="With hf and small: the precision of the weights.", metavar="FORMAT"),
+        option("Of a small file or a folder: the precision of the weights.", OUTPUT_PANEL, metavar="FORMAT"),
     ] = "same",
     shard: Annotated[
-        str | None, typer.Option(help="With hf: size of the largest file of weights, such as 5GB.")
+        str | None, option("Of a folder: size of the largest file of weights, such as 5GB.", OUTPUT_PANEL)
     ] = None,
 ) -> Answer:
-    """Export a pruned network for other programs; the result is read back and compared."""
-    from sipp.cli.hugging_face_models import own_tokenizer
-    from sipp.cli.out_option import check_new
-    from sipp.cli.stored_networks import contents_record, example_for, save_small, stored_network
-    from sipp.results.saved_file import SavedFile
-    from sipp.runtime.exported import TRACED, Exported
-    from sipp.runtime.exporting import export as export_network
+    """Export a pruned network for other programs, or as one small file; the result is compared.
 
-    written: Exported | SavedFile
-    for name in ("data", "normalise", "size"):
-        if (value := getattr(stored, name)) is not None and to not in TRACED:
-            raise CommandError(f"--to {to} needs no example", where=f"--{name} {value}", fix="leave it out")
-    if to == "small" and shard is not None:
-        raise CommandError("--to small writes a single file", where=f"--shard {shard}", fix="leave it out")
-    check_new(out)
-    network = stored_network(stored.file, stored.model)
-    example = example_for(network, stored, N_POINTS)[0] if to in TRACED else None
-    with naming_option(f"FILE {stored.file}, --to {to}", "see sipp export --help"):
-        if to == "small":
-            written = save_small(network, out, values)
+    For example: sipp export sparse --model my.py:net --out small.safetensors
+    """
+    from sipp.cli.hugging_face_models import own_tokenizer
+    from sipp.cli.out_option import check_out
+    from sipp.cli.stored_option import example_for, stored_network
+
+    is_small, is_onnx = out.suffix == FILE_SUFFIX, out.suffix == ONNX
+    is_folder = not (is_small or is_onnx)
+    for name, value, has_effect in (
+        ("data", stored.data, is_onnx), ("shard", shard, is_folder), ("force", force or None, not is_folder),
+        ("values", None if values == "same" else values, not is_onnx),
+    ):  # fmt: skip
+        if value is not None and not has_effect:
+            raise CommandError(f"it does nothing for {out.name}", where=f"--{name}", fix="leave it out")
+    check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data}, is_folder=is_folder)
+    network = stored_network(stored)
+    example = example_for(network, stored, N_POINTS)[0] if is_onnx else None
+    with naming_option(f"FILE {stored.file}, --out {out}", "see sipp export --help"):
+        written: Any
+        if is_small:
+            precision = "fp32" if values == "same" else values
+            written = sipp.save(network.model, out, values=precision, certificate=network.certificate)
         else:
             chosen = {} if shard is None else {"shard": shard}
-            tokenizer = own_tokenizer(network.name) if to == "hf" else None
-            written = export_network(
-                network.model, out, to=to, example=example, values=values, tokenizer=tokenizer, **chosen
-            )
-    record = to_json(written) if isinstance(written, Exported) else contents_record(written, network.name)
-    about = {"kind": "export", "sipp": sipp.__version__, "network": network.name, "to": to}
-    return Answer([str(written)], record | about)
+            tokenizer = own_tokenizer(network.name) if is_folder else None
+            written = sipp.export(network.model, out, example, values=values, tokenizer=tokenizer, **chosen)
+    return Answer([str(written)], to_json(written) | {"kind": "export", "sipp": sipp.__version__})

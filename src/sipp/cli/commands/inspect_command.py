@@ -1,4 +1,4 @@
-"""`sipp inspect`: verifies a file from sipp.save and shows its content."""
+"""`sipp inspect`: verifies a stored network and shows what is in it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
+import sipp
+from sipp.cli.errors import naming_option
 from sipp.cli.output import Answer
-from sipp.results.display import labelled_line
+from sipp.results.jsonio import to_json
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A file from `sipp prune --out NAME.safetensors`, or from sipp.save.")],
+    file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
 ) -> Answer:
-    """Show what is in a file from sipp.save: tensors and their sizes, method, statements, certificate."""
-    from sipp.cli.stored_networks import built_in, contents_record, read_contents
-
-    contents = read_contents(file)
-    name = built_in(contents)
-    network = labelled_line("network", name or "no built-in one: --model says how to build it")
-    return Answer([str(contents), network], contents_record(contents, name))
+    """Show what is in a file from sipp.save or a folder from `sipp prune`: sizes, method, certificate."""
+    with naming_option(f"FILE {file}", "give a file that sipp.save wrote, or a folder of `sipp prune`"):
+        contents = sipp.inspect(file)
+    return Answer([str(contents)], {"kind": "network file", "sipp": sipp.__version__, **to_json(contents)})

@@ -27,7 +27,7 @@ def report(
     from sipp.cli.out_option import check_out
     from sipp_lab.page import read_intact_results, write_results
 
-    check_out(out, force=force, makes_folder=True)
+    check_out(out, force=force, reads={}, makes_folder=True)
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_intact_results(runs)
     if not results:

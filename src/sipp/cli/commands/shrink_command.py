@@ -1,23 +1,22 @@
-"""`sipp shrink`: removes dead channels from a stored network."""
+"""`sipp shrink`: makes a smaller dense network of a stored one."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Annotated, Any
 
 import sipp
-from sipp.cli.commands.export_command import N_POINTS
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import StoredOptions
+from sipp.cli.options import OUTPUT_PANEL, PRUNE_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
 from sipp.results.jsonio import to_json
 
-Kind = Literal["pt", "pt2", "onnx"]
-KIND_OF: dict[str, Kind] = {".pt": "pt", ".pt2": "pt2", ".onnx": "onnx"}
+KINDS = (".pt", ".onnx")
+
+BATCH_SIZE = 50  # of calibration inputs
+N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 
 def shrink(
@@ -25,43 +24,55 @@ def shrink(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", help="New file: NAME.pt2 or NAME.onnx (a program), NAME.pt (the module, by torch.save)."
-        ),
+        option("NAME.pt (the module, by torch.save), or NAME.onnx.", OUTPUT_PANEL, "--out", "-o"),
     ],
+    multiply_adds: Annotated[float | None, option("Share of the multiply-adds to keep.", PRUNE_PANEL)] = None,
+    weights: Annotated[float | None, option("Share of all parameters to keep instead.", PRUNE_PANEL)] = None,
+    uniform: Annotated[
+        bool, option("The same share of every layer, as Hugging Face models need.", PRUNE_PANEL, "--uniform")
+    ] = False,
+    multiple_of: Annotated[int, option("Leave multiples of so many channels.", PRUNE_PANEL)] = 1,
+    steps: Annotated[int, option("Steps of Adam towards the original outputs.", PRUNE_PANEL)] = 0,
+    points: Annotated[int, option("How many calibration inputs to take from --data.", PRUNE_PANEL)] = 1000,
+    force: Force = False,
 ) -> Answer:
-    """Remove dead channels for good: a smaller dense network with the same outputs."""
-    from sipp.cli.out_option import check_new
-    from sipp.cli.stored_networks import example_for, stored_network
-    from sipp.runtime.exporting import export
+    """Make a smaller dense network: without dead channels (the same outputs), or within a budget.
 
-    kind = KIND_OF.get(out.suffix)
-    if kind is None:
+    For example: sipp shrink sparse --model my.py:net --data points.npz --out small.onnx
+    """
+    from sipp.cli.out_option import check_out, write_out
+    from sipp.cli.stored_option import example_for, stored_network
+
+    if out.suffix not in KINDS:
         raise CommandError(
-            f"{out.name} ends in none of {', '.join(KIND_OF)}",
+            f"{out.name} ends in none of {', '.join(KINDS)}",
             where=f"--out {out}",
             fix="the ending chooses the format",
         )
-    check_new(out)
-    network = stored_network(stored.file, stored.model)
+    check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
+    network = stored_network(stored)
     example = example_for(network, stored, N_POINTS)[0]
+    data = example
+    if multiply_adds is not None or weights is not None:
+        data = example_for(network, stored, points, BATCH_SIZE)[1].batches
     with naming_option(f"FILE {stored.file}", "see sipp shrink --help"):
-        small = sipp.shrink(network.model, example)
-        certificate = network.contents.certificate
+        small = sipp.shrink(
+            network.model, data, multiply_adds=multiply_adds, weights=weights, uniform=uniform,
+            multiple_of=multiple_of, steps=steps,
+        )  # fmt: skip
+        certificate = network.certificate
         if certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)
-        if kind == "pt":
-            _write_module(small.model, out)
+        if out.suffix == ".pt":
+            write_out(out, _module_bytes(small.model))
         else:
-            export(small, out, to=kind, example=example)
+            sipp.export(small, out, example)
     values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **to_json(small), "path": out}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
-def _write_module(model: Any, path: Path) -> None:
+def _module_bytes(model: Any) -> bytes:
     import torch
-
-    from sipp.storage.files import write_atomic
 
     content = io.BytesIO()
     try:
@@ -69,6 +80,6 @@ def _write_module(model: Any, path: Path) -> None:
     except Exception as error:  # user classes may raise anything
         raise sipp.errors.ModelError(
             f"torch.save cannot write its {type(model).__name__} ({type(error).__name__}: {error})",
-            fix="give a name that ends in .pt2 or .onnx",
+            fix="give a name that ends in .onnx",
         ) from error
-    write_atomic(path, content.getvalue())
+    return content.getvalue()

@@ -31,7 +31,7 @@ def study(
     if name is None:
         return listing("study", "what it shows", "studies", {name: row.description for name, row in STUDIES.items()})
     from sipp.cli import run_work
-    from sipp.storage.outputs import check_file
+    from sipp.files import check_file
     from sipp_lab.page import StudySummary, read_results, write_results
 
     shared.load_code(how.code)

@@ -96,7 +96,7 @@ def _given(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[st
     """The arguments of a call by name, after checking that query, key and value fit the layer and each other."""
     given = _DEFAULTS | dict(zip(_DEFAULTS, args)) | kwargs
     if len(args) > len(_DEFAULTS) or len(given) > len(_DEFAULTS):
-        raise ModelError("is called with other arguments than attention takes, which is not the known map")
+        raise ModelError("is called with other arguments than attention takes, so sipp cannot reproduce its output")
     sizes = {"query": module.embed_dim, "key": module.kdim, "value": module.vdim}
     for name, size in sizes.items():
         tensor = given[name]

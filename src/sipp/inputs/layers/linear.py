@@ -20,37 +20,27 @@ class Points(NamedTuple):
     n_rows: int | None
     counts_B: Tensor | None
     attributed: bool
-    steps_first: bool = False
 
 
 def by_point(inputs: Tensor, n_points: int) -> Points:
     """The input vectors (last dimension) grouped by the point they belong to, as the fields of a `WeightUse`.
 
-    Points run along the first dimension; along the second if that alone has their number (time-major tensors); or
-    in equal consecutive blocks of the first (windows or frames folded into the batch). If none fits, the patches
-    stay together and `attributed` is False: a maximum needs no more.
+    Points run along the first dimension, one by one or in equal consecutive blocks (windows or frames folded into the
+    batch). If that cannot be, the patches stay together and `attributed` is False: a maximum needs no more.
     """
     fan_in = inputs.shape[-1]
-    attributed, steps_first = inputs.numel() > 0, False  # an expert that got no tokens has none to attribute
-    if inputs.ndim > 1 and inputs.shape[0] == n_points:
-        grouped = inputs
-    elif inputs.ndim > 2 and inputs.shape[1] == n_points:
-        grouped, steps_first = inputs.transpose(0, 1), True
-    elif inputs.ndim > 1 and inputs.shape[0] % n_points == 0:
-        grouped = inputs
-    else:
-        attributed = n_points == 1
-    if not attributed or n_points == 1:
-        n_patches = inputs.shape[:-1].numel()
-        return Points(inputs.reshape(1, 1, n_patches, fan_in), 1, 0, None, None, attributed)
-    return Points(grouped.reshape(n_points, 1, -1, fan_in), 1, 0, None, None, True, steps_first)
+    # an expert that got no tokens has none to attribute
+    attributed = n_points == 1 or (inputs.ndim > 1 and inputs.numel() > 0 and inputs.shape[0] % n_points == 0)
+    n_blocks = n_points if attributed else 1
+    n_patches = inputs.shape[:-1].numel() // n_blocks
+    return Points(inputs.reshape(n_blocks, 1, n_patches, fan_in), 1, 0, None, None, attributed)
 
 
 def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The input of a layer that takes one tensor."""
     given = (*args, *kwargs.values())
     if len(given) != 1:
-        raise ModelError(f"is called with {len(given)} arguments, which is not the known map of one input")
+        raise ModelError(f"is called with {len(given)} arguments, not one: sipp cannot reproduce its output")
     if not isinstance(given[0], Tensor):
         raise DataError(f"takes a tensor, not a {type(given[0]).__name__}")
     return given[0]

@@ -91,7 +91,7 @@ def _states_seen(
     n_sequences, n_steps = sequence_BTI.shape[:2]
     shape = n_sequences, n_steps, _n_directions(module) * module.hidden_size
     if last_BTK is None or tuple(last_BTK.shape) != shape:
-        raise ModelError("does not give the hidden states of its last layer, which is not the known map")
+        raise ModelError("does not give the hidden states of its last layer, so sipp cannot reproduce its output")
     known = {module.num_layers - 1: last_BTK}
     for layer in range(module.num_layers - 1):
         met = operands.get(f"weight_ih{_suffix(layer + 1, 0)}", [])

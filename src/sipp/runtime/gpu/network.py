@@ -30,8 +30,8 @@ class GpuNetwork:
     processor, timed = "GPU", "steps were timed kernel by kernel, the network as a whole call"
     n_packed_bytes = 0
 
-    def __init__(self, model: nn.Module, plans: PlanCache) -> None:
-        self.kind, self._model = DEVICE, model
+    def __init__(self, model: nn.Module, plans: PlanCache, *, always: bool) -> None:
+        self.kind, self._model, self._always = DEVICE, model, always
         self._tensor = (*model.parameters(), *model.buffers())[0]  # gives the GPU to use
 
     def pack(self) -> None:
@@ -67,7 +67,7 @@ class GpuNetwork:
         ours = times.pop(BY_STEPS, torch.inf)
         by_torch = min(times, key=times.__getitem__)
         dense_seconds = times[by_torch]
-        is_dense = not is_enough_faster(ours, dense_seconds)
+        is_dense = not (self._always and BY_STEPS in runners) and not is_enough_faster(ours, dense_seconds)
         name, seconds = (by_torch, dense_seconds) if is_dense else (BY_STEPS, ours)
         chosen, how = runners[name], f"{name} ({why})" if why else name
 

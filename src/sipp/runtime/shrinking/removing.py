@@ -8,6 +8,7 @@ that keep a layer from being empty, or groups from having different sizes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +44,7 @@ class ShrinkPlan:
 
 def plan_shrinking(channels: Channels, *, only_constant: bool = False) -> ShrinkPlan:
     """Decides which channels stay; with `only_constant`, also those that nothing reads, unless they are constant."""
-    class_of = _classes(channels)
+    class_of = classes_of(channels)
     layers = _layers(channels)
     inside = [class_of[layer.product.ids] for layer in layers]
     outside = [class_of[layer.product.out_ids] for layer in layers]
@@ -66,9 +67,9 @@ def plan_shrinking(channels: Channels, *, only_constant: bool = False) -> Shrink
     )
 
 
-def _classes(channels: Channels) -> Tensor:
-    """The class of each id: the connected components of tied channels."""
-    pairs = [torch.stack((ids, others)) for ids, others in channels.ties]
+def classes_of(channels: Channels, more: Sequence[tuple[Tensor, Tensor]] = ()) -> Tensor:
+    """The class of each id: the connected components of tied channels; `more` are further ties."""
+    pairs = [torch.stack((ids, others)) for ids, others in (*channels.ties, *more)]
     tied = (torch.cat(pairs, 1) if pairs else torch.zeros((2, 0), dtype=torch.int64, device="cpu")).numpy()
     graph = coo_matrix((np.ones(tied.shape[1], dtype=np.int8), (tied[0], tied[1])), (channels.n_ids, channels.n_ids))
     return torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64))

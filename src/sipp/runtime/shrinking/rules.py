@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -326,7 +327,36 @@ def _moved(channels: Channels, node: Node) -> Axis | None:
         merged = numbers.repeat_interleave(size // len(numbers))
         if 0 < size == len(merged) and all(torch.equal(part, _along(merged, dim, part.shape)) for part in results):
             return Axis(dim, axis.ids[merged], axis.constant[merged])
+    return _split_in_heads(channels, axis, results)
+
+
+def _split_in_heads(channels: Channels, axis: Axis, results: Sequence[Tensor]) -> Axis | None:
+    """The channels after a view that splits them in heads: those of a head are tied, and count as one."""
+    for dim, n_heads in enumerate(results[0].shape):
+        each, rest = divmod(len(axis.ids), n_heads) if n_heads else (0, 1)
+        if rest or not 1 < n_heads < len(axis.ids):
+            continue
+        heads = integers(0, n_heads)
+        if all(torch.equal(part // each, _along(heads, dim, part.shape)) for part in results):
+            ids = axis.ids.view(n_heads, each)
+            channels.tie(ids[:, :1].expand(-1, each).flatten(), axis.ids)
+            return Axis(dim, ids[:, 0], not_constant(n_heads))
     return None
+
+
+def _attention(channels: Channels, node: Node) -> Axis | None:
+    """Heads of attention, which are computed alone: those of query, key and value are tied."""
+    arguments = named_arguments(node)
+    axes = [channels.values.get(arguments[name]) for name in ("query", "key", "value")]
+    mask = arguments["attn_mask"]
+    if mask is not None and len(shape_of(mask)) > 2 and shape_of(mask)[-3] > 1:
+        return None
+    if any(axis is None or axis.dim != len(shape_of(node)) - 3 for axis in axes):
+        return None
+    query, key, value = (cast(Axis, axis) for axis in axes)
+    for read in (key, value):  # several heads of queries may read one of keys and values
+        channels.tie(query.ids, read.ids.repeat_interleave(len(query.ids) // len(read.ids)))
+    return Axis(query.dim, query.ids, not_constant(len(query.ids)))
 
 
 def _along(line: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
@@ -371,6 +401,7 @@ def _rules() -> dict[str, Rule]:
         "embedding": _embedding, "prelu": _prelu, "_prelu_kernel": _prelu, "pad": _pad, "constant_pad_nd": _pad,
         "mean": _reduced, "sum": _reduced, "amax": _reduced, "amin": _reduced, "softmax": _softmax,
         "_softmax": _softmax, "log_softmax": _softmax, "_log_softmax": _softmax, "cat": _joined,
+        "scaled_dot_product_attention": _attention,
     }  # fmt: skip
     for n in (1, 2, 3):
         rules |= {f"conv{n}d": _product, f"conv_transpose{n}d": _product}

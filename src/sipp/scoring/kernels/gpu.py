@@ -30,7 +30,6 @@ LINE_BLOCK, LINE_BLOCKS = 1024, 16  # values of a line that a program looks at t
 # four times as many warps as an H200 can hold: later ones start with the maxima of earlier ones, and none is waited for
 PROGRAMS_WANTED = 4 * 132 * 64
 SHORTEST_STRETCH = 1024  # patches of a program: its first chunk costs the most
-MEAN_BLOCK, MEAN_POINTS = 1024, 16  # weights, and points, whose means a program looks at
 
 # of a line, whose reciprocals may add up to infinity: without a scale it would count as one that has none
 LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-126)
@@ -70,40 +69,6 @@ def sum_chunk(
     return sums_TBGRK, _by_point(squares_QGP, n_points)
 
 
-def mean_chunk(
-    patches_GKP: Tensor,
-    n_points: int,
-    weight_GRK: Tensor,
-    row_factors_GR: Tensor,
-    occurs: Signs,
-    counts_B: Tensor,
-    best_GRK: Tensor,
-) -> Tensor:
-    """Raises best_GRK, in place, to the sensitivities of whole points by their means (T3), and gives the norms, Q x B.
-
-    The sums take as much memory as one copy of the weight per point and sign, so one kernel reads them once and makes
-    both means and maxima.
-    """
-    squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
-    n_groups, n_rows, fan_in = weight_GRK.shape
-    counts_B = counts_B.to(patches_GKP.device).contiguous()
-    grid = triton.cdiv(n_rows * fan_in, MEAN_BLOCK), n_groups, triton.cdiv(n_points, MEAN_POINTS)
-    found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
-    for part_GKP, inverse_GLP, _ in found:
-        _raise_means[grid](
-            _sums_by_point(part_GKP, inverse_GLP, n_points),
-            signed_GRK,
-            counts_B,
-            best_GRK.view(torch.int32),
-            n_groups,
-            n_rows * fan_in,
-            n_points,
-            BLOCK=MEAN_BLOCK,
-            POINTS=MEAN_POINTS,
-        )
-    return _by_point(squares_QGP, n_points)
-
-
 def extremes(values_BN: Tensor) -> Tensor:
     """3 x B, float64: lowest, highest, smallest magnitude above 0 or infinity of each line; NaN where a line has one.
 
@@ -121,7 +86,7 @@ def extremes(values_BN: Tensor) -> Tensor:
     return found
 
 
-KERNEL = KernelFunctions(extremes, sum_chunk, max_chunk, mean_chunk, in_float64=reference.KERNEL)
+KERNEL = KernelFunctions(extremes, sum_chunk, max_chunk, in_float64=reference.KERNEL)
 
 # Lines L are the rows by both signs of their weights: S x R.
 
@@ -302,31 +267,6 @@ def _invert(  # type: ignore[no-untyped-def]
     tl.store(squares + (2 * SIGN * n_groups + group) * n_patches + p, positives, is_patch)
     tl.store(squares + ((2 * SIGN + 1) * n_groups + group) * n_patches + p, negatives, is_patch)
     tl.store(squares + (4 * n_groups + group) * n_patches + p, outputs, is_patch)
-
-
-@triton.jit
-def _raise_means(  # type: ignore[no-untyped-def]
-    sums, signed, counts, best, n_groups, n_weights, n_points, BLOCK: tl.constexpr, POINTS: tl.constexpr
-):
-    """best[g, w] = the larger of itself and of sums[b, g, s, w] * |w| / counts[b] of these points, at most 1.
-
-    s is the sign of the weight. Programs meet as in `_raise_best`.
-    """
-    group = tl.program_id(1).to(tl.int64)
-    w = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = w < n_weights
-    weight = tl.load(signed + group * n_weights + w, inside, other=0.0)
-    own = sums + (group * 2 + tl.where(weight > 0, 0, 1)) * n_weights + w
-    magnitude = tl.abs(weight)
-    found = tl.zeros((BLOCK,), tl.float32)
-    for i in range(POINTS):
-        point = tl.program_id(2) * POINTS + i
-        is_point = point < n_points
-        total = tl.load(own + point.to(tl.int64) * n_groups * 2 * n_weights, inside & is_point, other=0.0)
-        count = tl.maximum(tl.load(counts + point, is_point, other=1), 1).to(tl.float32)
-        found = tl.maximum(found, tl.div_rn(total * magnitude, count))
-    found = tl.minimum(found, 1.0)
-    tl.atomic_max(best + group * n_weights + w, found.to(tl.int32, bitcast=True), inside)
 
 
 @triton.jit

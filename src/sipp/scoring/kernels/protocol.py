@@ -49,8 +49,6 @@ class KernelFunctions:
     sum_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs], tuple[Tensor, Tensor]]
     # a chunk, best_GRK -> the larger of best_GRK and of a_kp / D_rp over patches; squares. None where `fused` does it
     max_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs, Tensor], tuple[Tensor, Tensor]] | None = None
-    # a chunk of whole points, counts_B, best_GRK -> squares; raises best_GRK to the sensitivities by means (T3)
-    mean_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs, Tensor, Tensor], Tensor] | None = None
     fused: FusedFunctions | None = None
     in_float64: KernelFunctions | None = None  # for points that float32 does not hold; None: this one is float64
 

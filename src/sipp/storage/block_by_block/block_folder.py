@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from sipp.errors import OptionError
+from sipp.files import make_folder, read_json, write_json
 from sipp.results.pruned_on_disk import BlockWeight
 from sipp.storage.block_by_block.sharded_weights import companion_files
-from sipp.storage.files import make_folder, read_json, write_json
 from sipp.storage.state_files import load_state, save_state
 
 JOURNAL, WORK = "progress.json", "work"

@@ -12,6 +12,7 @@ from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs.blocks import Blocks, block_names, find_blocks
+from sipp.inputs.trace import record
 from sipp.results.batches import Batch
 from sipp.storage.block_by_block.renamed_weights import renamed_weights
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
@@ -66,7 +67,8 @@ class NetworkInFiles:
             self.load_block(i)
         try:
             setattr(owner, local, type(whole)(*first) if isinstance(whole, nn.Sequential) else type(whole)(first))
-            blocks = find_blocks(self.model, batch, self.names[:n_first] if self.is_named else None)
+            run = record(self.model, batch)
+            blocks = find_blocks(self.model, run, self.names[:n_first] if self.is_named else None)
         finally:
             setattr(owner, local, whole)
             for i in range(n_first):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sipp.errors import DataError
-from sipp.storage.files import read_file, write_atomic
+from sipp.files import read_file, write_atomic
 from sipp.storage.tensors import tensors_to_bytes
 
 Tensor = Any  # torch is not imported here, so that reading records is fast

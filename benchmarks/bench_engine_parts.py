@@ -1,0 +1,102 @@
+"""Prints what each of the CPU engine's own kernels is worth: a network that uses it, with the kernel and without it.
+
+    python benchmarks/bench_engine_parts.py [part ...]
+
+A part that is left out is run by torch (or by the more general kernel). Times are the CPU time of one thread, best of
+twelve in turns. A part that gains less than 5 % on every network here is one to delete. Writes
+`figures/engine-parts.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from bench_runtime import LastState, mini_lm, mlp
+from common import alternate, write_figures
+from torch import Tensor, nn
+
+import sipp
+from sipp.runtime import cpu_network, cpu_plan
+from sipp_lab.nets import build
+
+# part: where the engine looks it up, and what stands there without it
+PARTS: dict[str, tuple[Any, str, Any]] = {
+    "attention": (cpu_plan, "attention_step", lambda *_: None),
+    "norms": (cpu_plan, "norm_step", lambda *_: None),
+    "pools": (cpu_plan, "POOLS", frozenset()),
+    "cat and pad": (cpu_plan, "CAT_AND_PAD", frozenset()),
+    "lstm": (cpu_plan, "recurrent_step", lambda *_: None),
+    "one vector": (cpu_plan, "vector_step", cpu_plan.token_step),
+    "chunks": (cpu_network, "chunk_size", lambda *_: None),
+    "constant channels": (cpu_network, "without_constant_channels", lambda *_: None),
+}
+
+
+def images(n: int, side: int = 32) -> Tensor:
+    return torch.randn(n, 3, side, side)
+
+
+def network(make: Callable[[], nn.Module], keep: float, method: str = "magnitude") -> nn.Module:
+    """The network pruned, untrained."""
+    torch.manual_seed(0)
+    data = [(images(64), torch.randint(0, 10, (64,)))] if method == "snip" else None
+    return sipp.prune(make().eval(), data, keep=keep, method=method, progress=False).model.eval()
+
+
+Case = tuple[str, str, Callable[[], nn.Module], Callable[[], Tensor]]
+CASES: list[Case] = [
+    ("attention", "MiniLM, 8 x 128 tokens", lambda: network(mini_lm, 0.1), lambda: torch.randint(0, 30522, (8, 128))),
+    ("norms", "MiniLM, 8 x 128 tokens", lambda: network(mini_lm, 0.1), lambda: torch.randint(0, 30522, (8, 128))),
+    ("pools", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
+    ("pools", "CNN5, 64 images", lambda: network(lambda: build("cnn5"), 0.1), lambda: images(64)),
+    ("cat and pad", "DenseNet22, 64 images", lambda: network(lambda: build("densenet22"), 0.1), lambda: images(64)),
+    ("lstm", "LSTM 40-256-256, 100 steps", lambda: network(LastState, 0.1), lambda: torch.randn(1, 100, 40)),
+    ("one vector", "MLP 784-1000-1000-10, one input", lambda: network(mlp, 0.1), lambda: torch.randn(1, 784)),
+    ("chunks", "ResNet20, 64 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(64)),
+    ("chunks", "ResNet20, 256 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(256)),
+    ("chunks", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
+    (
+        "constant channels", "ResNet20 by snip, keep 0.05", lambda: network(lambda: build("resnet20"), 0.05, "snip"),
+        lambda: images(64),
+    ),
+    (
+        "constant channels", "VGG16 by snip, keep 0.05", lambda: network(lambda: build("vgg16"), 0.05, "snip"),
+        lambda: images(64),
+    ),
+]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all if none is given")
+    wanted = parser.parse_args().parts or list(PARTS)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    values: dict[str, dict[str, float]] = {}
+    print("| part | network | with, ms | without, ms | ratio |\n|---|---|---|---|---|")
+    for part, name, make, example in CASES:
+        if part not in wanted:
+            continue
+        dense, x = make(), example()
+        fast = sipp.sparse(dense, x)
+        room, attribute, instead = PARTS[part]
+        own = getattr(room, attribute)
+        setattr(room, attribute, instead)
+        plain = sipp.sparse(dense, x)
+        setattr(room, attribute, own)
+        with torch.inference_mode():
+            runs = (lambda fast=fast, x=x: fast(x), lambda plain=plain, x=x: plain(x))
+            seconds = alternate(*runs, repeats=12, clock=time.process_time)
+        ratio = seconds[1] / seconds[0]
+        print(f"| {part} | {name} | {seconds[0] * 1e3:.2f} | {seconds[1] * 1e3:.2f} | {ratio:.2f} |", flush=True)
+        values.setdefault(part, {})[name] = round(ratio, 2)
+    write_figures("engine-parts", "time without the part by time with it, one thread, CPU time, keep 0.1", values)
+
+
+if __name__ == "__main__":
+    main()

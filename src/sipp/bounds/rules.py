@@ -1,0 +1,239 @@
+"""T13: a rule for each operation that torch executes, which says what it makes of an error.
+
+A value a of the dense network carries e, for each input a bound on ||a^ - a||, a^ being the pruned network's value. A
+rule gives Lip(op^) e, where op^ is the operation with the pruned network's weights; of several values, what their e
+amount to together. An operation without a rule, or a use of it that the rule does not cover, has no bound.
+
+Values hold the inputs along the first axis, each as one row or several that follow each other (its positions).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from sipp.bounds.operator_norms import ROUND_UP, average_pool_norm, conv_norm, linear_norm, max_pool_gain
+
+
+class NoBound(Exception):
+    """Why there is no bound."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the dense network, and the bound on the distance of the pruned network's value for each input."""
+
+    tensor: Tensor
+    error_B: Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation as the pruned network has it, on values of the dense one."""
+
+    name: str
+    options: dict[str, Any]  # its arguments by name: a tensor is a `Value`, or else the pruned network's constant
+    result: Any  # in the dense network
+    on: Callable[[Tensor], Any]  # its result on another value
+
+    @property
+    def out(self) -> Tensor:
+        """The result, or the first of several."""
+        out: Tensor = self.result[0] if isinstance(self.result, tuple | list) else self.result
+        return out
+
+    @property
+    def values(self) -> list[Value]:
+        return [leaf for leaf in tree_leaves(self.options) if isinstance(leaf, Value)]
+
+    @property
+    def n_samples(self) -> int:
+        return len(self.values[0].error_B)
+
+    def only(self, name: str = "self") -> Value:
+        """The value with this name, the only one among the arguments."""
+        value = self.options.get(name)
+        if not isinstance(value, Value) or len(self.values) > 1:
+            raise NoBound("it combines two network values, or its first argument is not one")
+        return value
+
+
+Rule = Callable[[Call], Tensor]
+
+
+def times(gain: float | Callable[[Call], float], name: str = "self") -> Rule:
+    """The rule of an operation on one value, the argument `name`, with this Lipschitz constant."""
+    return lambda call: call.only(name).error_B * (gain(call) if callable(gain) else gain)
+
+
+def _linear(call: Call) -> float:
+    if call.options.get("beta", 1) != 1 or call.options.get("alpha", 1) != 1:
+        raise NoBound("its factors are not 1")
+    return linear_norm(call.options["mat2"])
+
+
+def _convolution(call: Call) -> float:
+    if call.options["transposed"]:
+        raise NoBound("it is transposed")
+    windows = {name: call.options[name] for name in ("stride", "padding", "dilation", "groups")}
+    return conv_norm(call.options["weight"], input_size=call.only("input").tensor.shape[2:], **windows)
+
+
+def _batch_norm(call: Call) -> float:
+    options = call.options
+    if options.get("training") or options["running_mean"] is None or options["running_var"] is None:
+        raise NoBound("it uses the statistics of the batch")
+    scale = torch.rsqrt(options["running_var"] + options.get("eps", options.get("epsilon")))
+    scale = scale if options["weight"] is None else scale * options["weight"]
+    return float(scale.abs().max()) * ROUND_UP
+
+
+def _sum(call: Call) -> Tensor:
+    """The errors of a sum or a difference add up."""
+    scaled = "self" if call.name == "rsub" else "other"
+    error_B = torch.zeros_like(call.values[0].error_B)
+    for name in ("self", "other"):
+        term, factor = call.options[name], abs(float(call.options["alpha"])) if name == scaled else 1.0
+        if isinstance(term, Value):
+            error_B = error_B + factor * _spread(term.tensor, call.out) * term.error_B
+    return error_B
+
+
+def _product(call: Call) -> Tensor:
+    """A value times a constant, or divided by one."""
+    left, right = call.options["self"], call.options["other"]
+    value, other = (left, right) if isinstance(left, Value) else (right, left)
+    if isinstance(other, Value) or (call.name == "div" and value is right):
+        raise NoBound("it combines two network values, or divides by one")
+    if call.options.get("rounding_mode") is not None:
+        raise NoBound("it rounds")
+    factor = torch.as_tensor(other, dtype=torch.float64)
+    factor = 1.0 / factor if call.name == "div" else factor
+    return value.error_B * float(factor.abs().max()) * _spread(value.tensor, call.out) * ROUND_UP
+
+
+def _spread(value: Tensor, out: Tensor) -> float:
+    """sqrt of how often broadcasting to `out` repeats each value."""
+    if value.dim() != out.dim() or len(value) != len(out):
+        raise NoBound("broadcasting moves the batch axis")
+    return math.sqrt(out.numel() / value.numel()) if value.numel() else 1.0
+
+
+def _joined(call: Call) -> Tensor:
+    """The root of the sum of squares."""
+    if call.options["dim"] % call.out.dim() == 0:
+        raise NoBound("it joins along the batch axis")
+    return torch.stack([value.error_B for value in call.values]).square().sum(0).sqrt() * ROUND_UP
+
+
+def _movement(call: Call) -> float:
+    """sqrt of how often one value is written, read off from what the operation does to numbered values."""
+    value, n_samples = call.only().tensor, call.n_samples
+    if call.out.dtype != value.dtype:
+        raise NoBound("it reads the values as another type")
+    numbers = torch.arange(1, value.numel() + 1, dtype=value.dtype, device=value.device).reshape(value.shape)
+    sample_B1 = torch.arange(n_samples, dtype=torch.int64, device=value.device)[:, None]
+    runs, most = (call.on(numbers), call.on(torch.zeros_like(numbers))), 0
+    for after, fill in zip(*runs) if isinstance(call.result, tuple | list) else [runs]:
+        number = (after - fill).long()  # of a value, or 0 for a constant
+        if number.dim() == 0 or len(number) % n_samples:
+            raise NoBound("it moves the batch axis")
+        number = number.reshape(n_samples, -1)
+        if bool(((number > 0) & ((number - 1) * n_samples // max(value.numel(), 1) != sample_B1)).any()):
+            raise NoBound("it mixes the samples of the batch")
+        counts = number[number > 0].bincount()
+        most = max(most, int(counts.max()) if len(counts) else 0)
+    return math.sqrt(most)
+
+
+def _max_pool(call: Call) -> float:
+    _, windows = _windows(call)
+    return max_pool_gain(**windows, dilation=call.options["dilation"], n_out=call.out.shape[2:])
+
+
+def _avg_pool(call: Call) -> float:
+    size, windows = _windows(call)
+    if call.options["divisor_override"] is not None:
+        raise NoBound("it overrides the divisor")
+    rest = {name: call.options[name] for name in ("padding", "ceil_mode", "count_include_pad")}
+    return average_pool_norm(size, **windows, **rest)
+
+
+def _windows(call: Call) -> tuple[torch.Size, dict[str, Any]]:
+    """The spatial sizes of a pooling's input, and its kernel and stride (that of the kernel where none is given)."""
+    kernel, size = call.options["kernel_size"], call.only().tensor.shape[2:]
+    if len(size) != len(kernel):
+        raise NoBound("its input has no batch axis")
+    return size, {"kernel": kernel, "stride": call.options["stride"] or kernel}
+
+
+def _reduced(call: Call) -> int:
+    """The number of values of one sample that a mean, a sum or a softmax joins."""
+    shape, dim = call.only().tensor.shape, call.options.get("dim")
+    dims = [d % len(shape) for d in (dim if isinstance(dim, Sequence) else [dim])] if dim not in (None, [], ()) else [0]
+    if 0 in dims:
+        raise NoBound("it acts along the batch axis or without naming its axis")
+    if call.options.get("dtype") is not None or call.options.get("half_to_float"):
+        raise NoBound("it changes the data type")
+    return math.prod(shape[d] for d in dims)
+
+
+def _softmax(call: Call) -> float:
+    _reduced(call)
+    return 0.5  # diag(p) - p p' has row sums of magnitude 2 p (1 - p) (Gershgorin)
+
+
+def _elu(call: Call) -> float:
+    """scale * max(x, alpha (exp(x input_scale) - 1)): its slope above zero, and just below."""
+    alpha = float(call.options["alpha"])
+    scale, input_scale = (float(call.options.get(name, 1.0)) for name in ("scale", "input_scale"))
+    if input_scale <= 0:
+        raise NoBound("its input_scale is not positive")
+    return abs(scale) * max(1.0, abs(alpha * input_scale)) * ROUND_UP
+
+
+# Operations that only move, copy or leave out values, or fill in constants
+MOVEMENTS = frozenset(
+    (
+        *("view", "_unsafe_view", "permute", "transpose", "t", "squeeze", "unsqueeze", "clone", "alias", "detach"),
+        *("select", "slice", "split", "split_with_sizes", "unsafe_split", "unbind", "expand", "repeat", "flip", "roll"),
+        *("index", "index_select", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "constant_pad_nd"),
+        *(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for rank in (1, 2, 3)),
+    )
+)
+SLOPES = {  # the largest of each activation, rounded up
+    **dict.fromkeys(("relu", "tanh", "hardtanh", "clamp", "clamp_min", "abs", "neg", "log_sigmoid_forward"), 1.0),
+    "sigmoid": 0.25,  # p (1 - p) at zero
+    "gelu": 1.1290,  # exact form 1.128904.. at sqrt(2); tanh form 1.128993..
+    "silu": 1.0999,  # 1.099839..
+    "mish": 1.0885,  # 1.088498..
+    "hardsigmoid": 0.1666667,  # 1/6, as PyTorch stores it in float32 (0.16666667163..)
+    "hardswish": 1.5000001,  # (2x + 3) / 6 at x = 3, with the same 1/6
+}
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(MOVEMENTS, times(_movement)),
+    **{name: times(slope) for name, slope in SLOPES.items()},
+    "addmm": times(_linear, "mat1"),
+    "mm": times(_linear),
+    "convolution": times(_convolution, "input"),
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), times(_batch_norm, "input")),
+    **dict.fromkeys(("_native_batch_norm_legit_no_training", "_batch_norm_no_update"), times(_batch_norm, "input")),
+    **dict.fromkeys(("add", "sub", "rsub"), _sum),
+    **dict.fromkeys(("mul", "div"), _product),
+    "cat": _joined,
+    **{f"max_pool{rank}d_with_indices": times(_max_pool) for rank in (2, 3)},
+    **{f"avg_pool{rank}d": times(_avg_pool) for rank in (2, 3)},
+    "mean": times(lambda call: 1.0 / math.sqrt(_reduced(call))),
+    "sum": times(lambda call: math.sqrt(_reduced(call))),
+    "_softmax": times(_softmax),
+    # I - 1 p' is a projection, as long as 1 p' is: ||1|| ||p|| <= sqrt(n)
+    "_log_softmax": times(lambda call: math.sqrt(_reduced(call))),
+    "leaky_relu": times(lambda call: max(1.0, abs(float(call.options["negative_slope"])))),
+    "elu": times(_elu),
+}

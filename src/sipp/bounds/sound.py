@@ -1,0 +1,322 @@
+"""T13: how far a pruned network's output can be from the dense one's, operation by operation.
+
+The dense network runs in float64. Every value of it carries e, for each input a bound on ||a^ - a||, where a is this
+value and a^ the pruned network's. An operation op becomes op^ in the pruned network, with changed weights, and
+
+    ||op^(a^) - op(a)|| <= Lip(op^) e + ||op^(a) - op(a)||.
+
+`rules.py` gives the first term; the second is measured on the dense network's actual values. Only the last e is divided
+by ||f(x)||. An operation without a rule has no bound, and is named. No assumption is needed, but the product of norms
+grows with depth and says nothing of deep networks: for these, use a certificate (T14).
+
+The slack ROUND_UP covers rounding in float64. Axis B: the inputs of a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sipp.bounds.operator_norms import ROUND_UP
+from sipp.bounds.rules import MOVEMENTS, RULES, Call, NoBound, Value
+from sipp.errors import DataError
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import AnyData, data_of, fresh, on_device, tensors_of_inputs, with_dtype
+from sipp.inputs.point_hashes import point_hashes
+from sipp.inputs.recording import THE_MODEL, VALUELESS, Watch
+from sipp.results.batches import Batch
+from sipp.results.bounds import MOST_SHARE, NetworkBound, coverage, no_bound
+from sipp.results.network_hash import tensors_hash
+from sipp.results.numerics import device_of
+from sipp.results.ranking import Sensitivities
+
+MEASURED = 1e-13  # of the output: the error of a distance that is measured in float64
+# Rounding depends on the order of sums, which differs between batches and machines: the measured error counts twice.
+ROUNDING_FACTOR = 2.0
+
+
+# --- The statement about new inputs -----------------------------------------------------------------------------------
+
+
+def sound_network_bound(
+    dense: nn.Module, pruned: nn.Module, points: AnyData, scores: Sensitivities, *, confidence: float
+) -> NetworkBound:
+    """The largest bound over `points`, which says something of new inputs if the pruning never saw them (T18).
+
+    The bound depends on the pruned weights, so points that chose these cannot represent other inputs: those that equal
+    a scored point do not count. The rounding error of both networks is measured against float64 at each point and
+    added, so that the statement is about the networks as they run.
+    """
+    try:
+        if scores.batch_dependent or scores.dependence:
+            raise NoBound(scores.dependence or "BatchNorm on batch statistics has no bound for a single input")
+        data = data_of(points, device=device_of(dense), role="holdout")
+        if data.is_empty:
+            raise NoBound("too few inputs to hold one back: pass more, or a holdout")
+        worst, keys, is_same = 0.0, set[str](), tensors_hash(dense) == tensors_hash(pruned)
+        for batch in data.batches():
+            error_B, size_B = error_bounds(dense, pruned, batch)
+            if not is_same:
+                error_B, size_B = _as_run(dense, pruned, batch, error_B)
+            worst = max(worst, float(relative(error_B, size_B).max()))
+            keys |= set(point_hashes(batch))
+    except NoBound as why:
+        return no_bound(str(why), None, mode="sound")
+    covered = coverage(len(keys - scores.all_seen_keys), 1, confidence)
+    causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, for one of the inputs"]
+    if covered.share > MOST_SHARE:
+        causes.append(
+            f"{covered.n} inputs that are new to the pruning are too few: nothing follows for most new inputs"
+        )
+    return NetworkBound("sound", worst, None, None, "; ".join(causes), {}, covered)
+
+
+def relative(error_B: Tensor, size_B: Tensor) -> Tensor:
+    """The bounds as shares of ||f(x)||: 0 without an error, infinite where f(x) is 0 or anything is not finite."""
+    share_B = torch.where(error_B == 0, 0.0, error_B / size_B)
+    return torch.where(torch.isfinite(size_B), _nan_as_inf(share_B), math.inf)
+
+
+def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, error_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for what the networks give in their own precision.
+
+    ||f^_run - f_run|| <= ||f^_run - f^|| + ||f^ - f|| + ||f - f_run||, the middle by T13, the others as measured.
+    """
+    runs = [_rounding(model, batch) for model in (dense, pruned)]
+    for rounding_B, _ in runs:
+        error_B = error_B + ROUNDING_FACTOR * rounding_B.to(error_B)
+    return error_B, runs[0][1].to(error_B) / ROUND_UP**2  # norm_B rounds up; this rounds down
+
+
+def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """How far a network's output lies from that of its float64 copy, and its norm, point by point.
+
+    Of a network that runs in float64 a float32 copy is measured: rounding goes with the unit.
+    """
+    kinds = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+    given = {value.dtype for value in tensors_of_inputs(batch).values() if value.is_floating_point()}
+    run = _output(model, batch, kinds[0] if not given <= set(kinds) else None)
+    low, share = run, 1.0
+    if run.dtype == torch.float64:
+        low = _output(copy.deepcopy(model).to(torch.float32), batch, torch.float32)
+        share = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    exact = _output(copy.deepcopy(model).to(torch.float64), batch, torch.float64)
+    norms_B = norm_B(run, batch.n_points)
+    rounding_B = share * norm_B(low.to(torch.float64) - exact, batch.n_points)
+    return torch.maximum(rounding_B, torch.finfo(run.dtype).eps * norms_B), norms_B
+
+
+def _output(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Tensor:
+    """The one tensor that a network returns for a batch; inputs are cast to `dtype` (None: left as they are)."""
+    with scoring_mode(model, "running"):
+        return _one_tensor(run_batch(model, _ready(model, batch, dtype)))
+
+
+def _ready(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Batch:
+    """A copy of the batch on the model's device, its real numbers in `dtype` (None: as they are)."""
+    copied = on_device(fresh(batch), device_of(model))
+    return copied if dtype is None else with_dtype(copied, dtype)
+
+
+def _one_tensor(output: Any) -> Tensor:
+    if isinstance(output, tuple | list) and len(output) == 1:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise NoBound(f"no bound: the model returns a {type(output).__name__}, not one tensor")
+    return output
+
+
+# --- The bound at given points ----------------------------------------------------------------------------------------
+
+
+def error_bounds(dense: nn.Module, pruned: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """For each input, a bound on ||f^(x) - f(x)|| in exact arithmetic, and ||f(x)||; raises NoBound if there is none.
+
+    `pruned` is the dense network with other weights. It runs too: if its output were ever further off than the bound,
+    something in the model would not show among its operations, and there is no bound.
+    """
+    first, second = (copy.deepcopy(model).to(torch.float64) for model in (dense, pruned))
+    ready = _ready(first, batch, torch.float64)
+    walk = _Walk(first, second, ready)
+    try:
+        with scoring_mode(first, "running"), Watch(walk):
+            output = _one_tensor(run_batch(first, ready, walk.refusals))
+    except DataError as error:
+        raise NoBound(f"no bound: the model does not run in float64: {error}") from error
+    if walk.refusals:  # the model caught it
+        raise walk.refusals[0]
+    if output not in walk.errors or output.dim() == 0 or len(output) != batch.n_points:
+        raise NoBound("no bound: the model does not return one tensor with a row per sample that depends on the input")
+    error_B = walk.errors[output] * ROUND_UP
+    size_B = norm_B(output, batch.n_points) / ROUND_UP**2  # rounded down
+    moved_B = norm_B(_output(second, batch, torch.float64).to(output) - output, batch.n_points)
+    if bool((moved_B > error_B * ROUND_UP + MEASURED * size_B).any()):
+        raise NoBound("no bound: the output moves further than what the operations show")
+    return error_B, size_B
+
+
+class _Walk:
+    """Follows errors through the operations of the dense network, which a watch hands to it."""
+
+    def __init__(self, dense: nn.Module, pruned: nn.Module, batch: Batch) -> None:
+        inputs = [leaf for leaf in tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, Tensor)]
+        zeros_B = torch.zeros(batch.n_points, dtype=torch.float64, device=device_of(dense))
+        self.errors = WeakTensorKeyDictionary(dict.fromkeys(inputs, zeros_B))  # of values: they depend on the input
+        theirs = _tensors(pruned)
+        pairs = {tensor: theirs[name] for name, tensor in _tensors(dense).items()}
+        self.pruned = WeakTensorKeyDictionary(pairs)  # of constants: the same in the pruned network
+        self.refusals: list[Exception] = []
+        self.running = [(THE_MODEL, type(dense).__name__)]  # the modules that run, the innermost last
+        for name, module in dense.named_modules():
+            entered = name or THE_MODEL, type(module).__name__
+            module.register_forward_pre_hook(lambda _, __, entered=entered: self.running.append(entered), prepend=True)
+            module.register_forward_hook(lambda _, __, ___: self.running.pop() and None, always_call=True)
+
+    def __call__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operation in the dense network; its error is then known."""
+        operation = _Operation(function, args, kwargs)
+        try:
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                raise NoBound("it is random, also in eval mode")
+            if not any(tensor in self.errors for tensor in operation.tensors):
+                return self._on_constants(operation)
+            return operation.run() if operation.name in VALUELESS else self._on_values(operation)
+        except NoBound as why:
+            reason, (module, kind) = f": {why}" if str(why) else "", self.running[-1]
+            self.refusals.append(NoBound(f"no bound: op {operation.name} in module {module} ({kind}){reason}"))
+            raise self.refusals[-1] from None
+
+    def _on_constants(self, operation: _Operation) -> Any:
+        """The result of an operation on constants, which is known in both networks."""
+        if not any(tensor in self.pruned for tensor in operation.tensors):
+            return operation.run()
+        if operation.is_in_place:
+            raise NoBound("it changes a constant in place")
+        result, other = operation.run(), operation.run(self._in_pruned)
+        for ours, theirs in zip(tree_leaves(result), tree_leaves(other), strict=True):
+            if isinstance(ours, Tensor):
+                self.pruned[ours] = theirs
+            elif ours != theirs:
+                raise NoBound("it differs between the two networks")
+        return result
+
+    def _in_pruned(self, tensor: Tensor) -> Tensor:
+        """A constant of the pruned network in the place of the dense one's; the value itself of a value."""
+        other: Tensor = self.pruned.get(tensor, tensor)
+        return other
+
+    def _on_values(self, operation: _Operation) -> Any:
+        """The result of an operation on values; one that overwrites its first argument changes all views of it."""
+        overwritten = self._overwritten(operation) if operation.is_in_place else []
+        before = {id(tensor): tensor.clone() for tensor in overwritten[:1]}
+        result = operation.run()
+
+        def known(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor) and leaf in self.errors:
+                return Value(before.get(id(leaf), leaf), self.errors[leaf])
+            return self._in_pruned(leaf) if isinstance(leaf, Tensor) else leaf
+
+        def on(value: Tensor) -> Any:
+            return operation.run(lambda tensor: value if tensor in self.errors else self._in_pruned(tensor))
+
+        call = Call(operation.name, tree_map(known, operation.options), result, on)
+        if call.name not in RULES:
+            raise NoBound
+        error_B = RULES[call.name](call)
+        pairs = ((tensor, self._in_pruned(tensor)) for tensor in operation.tensors)
+        changed = any(other is not tensor and not torch.equal(tensor, other) for tensor, other in pairs)
+        if changed:
+            other = _first(operation.run(lambda tensor: before.get(id(tensor), self._in_pruned(tensor))))
+            if other.shape != call.out.shape:
+                raise NoBound("its result has another shape in the pruned network")
+            error_B = error_B + norm_B(other - call.out, call.n_samples)
+        is_finite_B = call.out.isfinite().reshape(call.n_samples, -1).all(dim=1)
+        error_B = torch.where(is_finite_B, _nan_as_inf(error_B), math.inf)
+        for i, piece in enumerate(result if isinstance(result, tuple | list) else [result]):
+            # Indices and statistics that come with a value have no bound; all pieces of a movement have one.
+            has_bound = i == 0 or (call.name in MOVEMENTS and not changed)
+            self.errors[piece] = error_B if has_bound else torch.full_like(error_B, math.inf)
+        for view in overwritten:
+            self.errors[view] = error_B
+        return result
+
+    def _overwritten(self, operation: _Operation) -> list[Tensor]:
+        """The value that an operation overwrites, and all others in the same memory."""
+        target = operation.args[0] if operation.args else None
+        if "out" in operation.kwargs:
+            raise NoBound("it writes its result into another tensor")
+        if operation.name in MOVEMENTS or not isinstance(target, Tensor) or target not in self.errors:
+            raise NoBound("it changes a shape or a constant in place")
+        memory = target.untyped_storage().data_ptr()
+        views = [one for one in self.errors if one is not target and one.untyped_storage().data_ptr() == memory]
+        if any(view.numel() != target.numel() for view in views):
+            raise NoBound("it overwrites a part of a value that may be used later")
+        return [target, *views]
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by all their names."""
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple | list) else result
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """One operation that torch executes."""
+
+    function: Any  # torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Such as "convolution" or "add", without the _ of the form that overwrites its first argument."""
+        name: str = self.function.overloadpacket.__name__
+        return name[:-1] if self.is_in_place and name.endswith("_") else name
+
+    @property
+    def is_in_place(self) -> bool:
+        return bool(self.function._schema.is_mutable)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All arguments by name, with their defaults."""
+        schema = self.function._schema.arguments
+        given = dict(zip((one.name for one in schema), self.args)) | self.kwargs
+        return {one.name: one.default_value for one in schema} | given
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def run(self, instead: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
+        """The result of the operation, with other tensors in the place of its own."""
+        given = self.args, self.kwargs
+        args, kwargs = tree_map(lambda leaf: instead(leaf) if isinstance(leaf, Tensor) else leaf, given)
+        return self.function(*args, **kwargs)
+
+
+def norm_B(value: Tensor, n_samples: int) -> Tensor:
+    """The Euclidean norm of each sample, rounded up; no square over- or underflows, and NaN comes back as infinity."""
+    rows = value.reshape(n_samples, -1).to(torch.float64)
+    if rows.shape[1] == 0:
+        return rows.new_zeros(n_samples)
+    scale_B1 = rows.abs().amax(dim=1, keepdim=True)
+    safe_B1 = torch.where(scale_B1 > 0, scale_B1, 1.0)
+    return _nan_as_inf(torch.linalg.vector_norm(rows / safe_B1, dim=1) * scale_B1.squeeze(1) * ROUND_UP)
+
+
+def _nan_as_inf(error_B: Tensor) -> Tensor:
+    """The errors with NaN (an overflow, or 0 times infinity) as infinity: an unknown error is never a small one."""
+    return torch.where(torch.isnan(error_B), math.inf, error_B)

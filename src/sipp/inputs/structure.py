@@ -1,0 +1,354 @@
+"""What follows from a watched run about a network's structure: functions of a `Recording` and the prunable layers.
+
+Nothing is run here. A module that takes one tensor and gives one may be one step on the way of a layer's output: an
+RMSNorm written by hand is five operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from sipp.inputs.layers import PrunableLayer
+from sipp.inputs.recording import THE_MODEL, ModuleCall, Operation, Recording, Ref
+from sipp.results.repair import Intercept
+
+BATCH_NORMS = frozenset(
+    (
+        *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm"),
+        *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"),
+    )
+)
+NORMS = BATCH_NORMS | {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm", "instance_norm"}
+# Operations that give the values they were given, in the same order
+COPIES = frozenset(("view", "_unsafe_view", "reshape", "clone", "_to_copy", "contiguous", "detach", "alias", "copy"))
+# Operations that do not mix channels, of one tensor: what a layer's output may pass on its way to another layer
+BY_CHANNEL = frozenset(
+    (
+        *("relu", "gelu", "silu", "sigmoid", "tanh", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "elu"),
+        *("mish", "softplus", "native_dropout", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"),
+        *("adaptive_avg_pool2d", "mean", "clone", "_to_copy", "contiguous", "detach", "alias", "clamp", "clamp_min"),
+    )
+)
+# Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around (T12)
+ONE_LIPSCHITZ = frozenset(
+    (
+        *("relu", "tanh", "sigmoid", "hardtanh", "hardsigmoid", "_softmax"),
+        *("view", "_unsafe_view", "clone", "detach", "alias"),
+    )
+)
+SLOPED = {"leaky_relu": "negative_slope", "elu": "alpha"}
+
+_OWN_BIASES = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # known ones, though their output is no "products"
+_PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: one tensor holds their biases in order
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A residual connection: what the output of a layer is added to, and nothing else reads that output (T21)."""
+
+    stream: int  # the tensor it is added to
+    result: int  # the sum
+    operation: int  # that adds
+    norms: tuple[str, ...]  # BatchNorms that the output passes before, each of which scales its rows
+    latest: str  # the latest weight that the stream depends on; "": the stream depends on no weight
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of the model that takes intercepts, from entry `start` on, added or subtracted."""
+
+    kind: Intercept
+    name: str
+    start: int
+    sign: int
+
+
+NOWHERE = Place("none", "", 0, 0)
+
+
+def output_of(run: Recording, layer: PrunableLayer) -> int | None:
+    """The tensor that a layer gives, if it is called once."""
+    calls = run.calls_of.get(layer.module_name, ())
+    return calls[0].makes[0] if len(calls) == 1 and calls[0].makes else None
+
+
+def output_weight(layer: PrunableLayer) -> str:
+    """The weight whose products, with a bias, are the layer's output; "" if that is none or several."""
+    if isinstance(layer.module, nn.MultiheadAttention):
+        names = [weight.name for local, weight in layer.weights.items() if local == "out_proj.weight"]
+    else:
+        names = [weight.name for weight in layer.weights.values()] if layer.adapter.output == "products" else []
+    return names[0] if len(names) == 1 else ""
+
+
+def only_reader(run: Recording, tensor: int) -> int | None:
+    """The one operation that reads a tensor, if it is one and the tensor is no output of the model."""
+    readers = run.readers.get(tensor, ())
+    return readers[0] if len(readers) == 1 and tensor not in run.outputs else None
+
+
+# --- Norms ------------------------------------------------------------------------------------------------------------
+
+
+def norm_behind(run: Recording, tensor: int) -> str:
+    """The module of the norm that alone reads a tensor, or a copy of it; "" if there is none."""
+    at = only_reader(run, tensor)
+    while at is not None and run.operations[at].name in COPIES:
+        at = only_reader(run, run.operations[at].makes[0])
+    if at is not None and run.operations[at].name in NORMS:
+        return run.operations[at].module or THE_MODEL
+    step = _step_that_reads(run, tensor)
+    return "" if step is None or not _scales_channels(run, step) else step.module
+
+
+def _step_that_reads(run: Recording, tensor: int) -> ModuleCall | None:
+    """The module that alone reads a tensor, which is the only one it is given, and gives one."""
+    readers = run.readers.get(tensor, ())
+    if not readers or tensor in run.outputs:
+        return None
+    for call in run.calls:
+        if call.reads == (tensor,) and len(call.makes) == 1 and all(call.start <= at < call.stop for at in readers):
+            return call
+    return None
+
+
+def _scales_channels(run: Recording, call: ModuleCall) -> bool:
+    """Whether a step multiplies the channels of its tensor by a vector of its own, and keeps the shape."""
+    if run.values[call.makes[0]].shape != run.values[call.reads[0]].shape:
+        return False
+    own = {read for operation in run.operations[call.start : call.stop] for read in operation.reads}
+    named = [run.values[read] for read in own if run.values[read].name.startswith(f"{call.module}.")]
+    return any(len(value.shape) == 1 for value in named) and all(len(value.shape) <= 1 for value in named)
+
+
+# --- Sums -------------------------------------------------------------------------------------------------------------
+
+
+def sums_in(run: Recording, layers: Sequence[PrunableLayer], order: Sequence[str]) -> dict[str, Sum]:
+    """By weight, what its layer's output is added to; `order` are all weights as they are used.
+
+    The stream depends on no later weight: of two layers that are added, the later one corrects the earlier.
+    """
+    place = {name: i for i, name in enumerate(order)}
+    latest = _latest_weights(run, place)
+    found = {}
+    for layer in layers:
+        weight, tensor = output_weight(layer), output_of(run, layer)
+        if weight not in place or tensor is None:
+            continue
+        one = _sum_of(run, tensor, order, latest)
+        if one is not None and (not one.latest or place[one.latest] < place[weight]):
+            found[weight] = one
+    return found
+
+
+def _sum_of(run: Recording, tensor: int, order: Sequence[str], latest: Mapping[int, int]) -> Sum | None:
+    """The addition that alone reads a tensor, directly or behind copies and BatchNorms with running statistics."""
+    norms = []
+    while True:
+        at = only_reader(run, tensor)
+        if at is None:
+            return None
+        operation = run.operations[at]
+        if operation.name == "add":
+            break
+        is_copy = operation.name in COPIES and _keeps_shape(run, operation, tensor)
+        if not is_copy and not (operation.name in BATCH_NORMS and _uses_running_statistics(operation, tensor)):
+            return None
+        norms += [] if is_copy else [operation.module]
+        tensor = operation.makes[0]
+    others = [read for read in operation.reads if read != tensor]
+    is_plain = len(operation.reads) == 2 and operation.arguments.get("alpha", 1) == 1
+    if not is_plain or len(others) != 1 or run.values[others[0]].shape != run.values[tensor].shape:
+        return None
+    depends_on = order[latest[others[0]]] if others[0] in latest else ""
+    return Sum(others[0], operation.makes[0], at, tuple(norms), depends_on)
+
+
+def _keeps_shape(run: Recording, operation: Operation, tensor: int) -> bool:
+    given, made = run.values[tensor], run.values[operation.makes[0]]
+    return (given.shape, given.dtype) == (made.shape, made.dtype)
+
+
+def _uses_running_statistics(operation: Operation, tensor: int) -> bool:
+    given = operation.arguments
+    return (
+        given.get("input") == tensor and isinstance(given.get("running_var"), Ref) and not given.get("training", False)
+    )
+
+
+def _latest_weights(run: Recording, place: Mapping[str, int]) -> dict[int, int]:
+    """By tensor, the place of the latest weight it depends on; none for those that depend on no weight."""
+    found = {i: place[value.name] for i, value in enumerate(run.values) if value.name in place}
+    for operation in run.operations:
+        places = [found[read] for read in operation.reads if read in found]
+        for made in operation.makes if places else ():
+            found[made] = max(*places, found.get(made, -1))
+    return found
+
+
+# --- Where intercepts go ----------------------------------------------------------------------------------------------
+
+
+def places_in(model: nn.Module, run: Recording, layers: Sequence[PrunableLayer]) -> dict[str, Place]:
+    """Where the intercepts of each weight go: the layer's own bias, or the running mean of the BatchNorm behind it.
+
+    A BatchNorm subtracts its running mean, so a layer without a bias gets an intercept b if that mean is lowered by b.
+    This is the same only if nothing but the norm reads the layer's output. A weight that several modules hold has none.
+    """
+    holders = Counter(weight.name for layer in layers for weight in layer.weights.values())
+    found = {}
+    for layer in layers:
+        for local, weight in layer.weights.items():
+            place = _bias(model, layer, local, weight.n_rows) or _running_mean(run, layer, weight.n_rows)
+            found[weight.name] = place if holders[weight.name] == 1 else NOWHERE
+    return found
+
+
+def _bias(model: nn.Module, layer: PrunableLayer, local: str, n_rows: int) -> Place | None:
+    """The module's own bias of this weight, if it has one that no other module shares."""
+    if layer.adapter.output != "products" and not isinstance(layer.module, _OWN_BIASES):
+        return None
+    names = dict(layer.module.named_parameters())
+    bias_name = "in_proj_bias" if local in _PACKED else local.replace("weight", "bias")
+    bias = names.get(bias_name)
+    start = _PACKED.index(local) * n_rows if local in _PACKED else 0
+    if bias is None or bias.ndim != 1 or len(bias) < start + n_rows or (local not in _PACKED and len(bias) != n_rows):
+        return None
+    if sum(own is bias for module in model.modules() for own in module._parameters.values()) != 1:
+        return None
+    prefix = f"{layer.module_name}." if layer.module_name else ""
+    return Place("bias", prefix + bias_name, start, 1)
+
+
+def _running_mean(run: Recording, layer: PrunableLayer, n_rows: int) -> Place:
+    """That of the norm which alone reads the output of a layer without a bias."""
+    tensor = output_of(run, layer)
+    if tensor is None or layer.adapter.output != "products" or getattr(layer.module, "bias", None) is not None:
+        return NOWHERE
+    at = only_reader(run, tensor)
+    if at is None or run.operations[at].name not in BATCH_NORMS:
+        return NOWHERE
+    operation = run.operations[at]
+    mean = operation.arguments.get("running_mean")
+    if not _uses_running_statistics(operation, tensor) or not isinstance(mean, Ref):
+        return NOWHERE
+    value = run.values[mean]
+    n_reads = sum(len(at) for read, at in run.readers.items() if run.values[read].name == value.name)
+    is_whole = value.name and value.shape == (n_rows,) and n_reads == 1
+    return Place("norm", value.name, 0, -1) if is_whole else NOWHERE
+
+
+# --- Who reads a channel ----------------------------------------------------------------------------------------------
+
+
+def layers_that_read(run: Recording, layers: Sequence[PrunableLayer], layer: PrunableLayer) -> tuple[str, ...]:
+    """The layers, by module, that alone read the output channels of a layer, which nothing mixes on the way.
+
+    None if anything else reads them: a sum, a concatenation, the model's output.
+    """
+    tensor = output_of(run, layer)
+    by_call = {other.module_name for other in layers}
+    found = None if tensor is None else _layers_behind(run, tensor, by_call)
+    return () if found is None else tuple(dict.fromkeys(found))
+
+
+def _layers_behind(run: Recording, tensor: int, layers: set[str]) -> list[str] | None:
+    """The layers that read a tensor or what follows from it channel by channel; None if anything else does."""
+    if tensor in run.outputs:
+        return None
+    found = []
+    for at in run.readers.get(tensor, ()):
+        operation = run.operations[at]
+        if operation.module in layers:
+            found.append(operation.module)
+            continue
+        is_norm = operation.name in NORMS - {"native_layer_norm"} and operation.arguments.get("input") == tensor
+        others = [read for read in operation.reads if read != tensor and run.values[read].of_inputs]
+        if others or not (is_norm or operation.name in BY_CHANNEL or _flattens(run, operation)):
+            return None
+        behind = _layers_behind(run, operation.makes[0], layers)
+        if behind is None:
+            return None
+        found += behind
+    return found
+
+
+def _flattens(run: Recording, operation: Operation) -> bool:
+    """Whether a view leaves the inputs and their channels in place, or joins each channel with its positions."""
+    if operation.name not in ("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze"):
+        return False
+    given, made = run.values[operation.reads[0]].shape, run.values[operation.makes[0]].shape
+    return given[:2] == made[:2] or (len(given) > 2 and made == (given[0], _product(given[1:])))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+# --- Is it a chain of fully-connected layers? (T12) ---------------------------------------------------------------------
+
+
+def why_no_chain(model: nn.Module, run: Recording, weights: set[str]) -> str:
+    """Why the network is not the chain of fully-connected layers of the paper's formula (T12); "" if it is one."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return f"||kernel||_F does not bound a convolution ({name})"
+        if not isinstance(module, nn.Linear) and any(True for _ in module.parameters(recurse=False)):
+            return f"layer {name or THE_MODEL} ({type(module).__name__})"
+    only = "it covers plain chains of fully-connected layers only: "
+    if len(run.inputs) != 1:
+        return f"{only}it has {len(run.inputs)} inputs"
+    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+    last, used = run.inputs[0], set[str]()
+    for operation in run.operations:
+        sources = [read for read in operation.reads if run.values[read].of_inputs]
+        if operation.is_in_place and any(run.values[made].name for made in operation.makes):
+            return f"{only}a forward pass writes to {run.values[operation.makes[0]].name}"
+        if not sources or not any(run.values[made].of_inputs for made in operation.makes):
+            continue
+        why = None
+        if sources != [last]:
+            why = "it does not follow from the layer before it alone"
+        elif run.values[operation.makes[0]].dtype != run.values[last].dtype:
+            why = "it changes the data type"
+        else:
+            why = _why_no_step(run, operation, weights, used)
+        if why is not None:
+            kind = kinds.get(operation.module, "")
+            return f"{only}op {operation.name} in module {operation.module or THE_MODEL} ({kind}){why and f': {why}'}"
+        last = operation.makes[0]
+    if run.depends_on_values:
+        return f"{only}values decide what runs ({run.depends_on_values})"
+    return "" if run.outputs == (last,) else f"{only}the output does not follow from the last layer alone"
+
+
+def _why_no_step(run: Recording, operation: Operation, weights: set[str], used: set[str]) -> str | None:
+    """Why an operation on the value before it is no step of a chain; None if it is one."""
+    given = operation.arguments
+    if operation.name in ("addmm", "mm") and not run.values[given["mat2"]].of_inputs:
+        name = run.values[given["mat2"]].name
+        if name not in weights:
+            return "it is fully connected, but its weight was not scored"
+        if name in used:
+            return f"{name} is used twice"
+        if given.get("beta", 1) != 1 or given.get("alpha", 1) != 1:
+            return "its factors are not 1"
+        if operation.name == "addmm" and not run.values[given["self"]].name:
+            return "its bias is not a parameter"
+        used.add(name)
+        return None
+    if operation.name in SLOPED:
+        slope = given[SLOPED[operation.name]] * given.get("input_scale", 1)
+        is_within = 0 <= slope <= 1 and given.get("scale", 1) == 1 and given.get("input_scale", 1) > 0
+        return None if is_within else "its slope is outside [0, 1]"
+    if operation.name == "_softmax" and given["dim"] % len(run.values[operation.reads[0]].shape) == 0:
+        return "the output for one input depends on the others in its batch"
+    return None if operation.name in ONE_LIPSCHITZ and len(operation.reads) == 1 else ""

@@ -1,0 +1,135 @@
+"""Least squares without whole channels: which channels a layer can do without, and its weights without them (T23).
+
+A layer with inputs X (P x K) wants the outputs T (P x F) and has the weights W (K x F here). With
+    H = X'X + lam I,   R = X'T + lam W,   V = H^-1 R
+removing the rows g of V (one for a linear layer, nine for a kernel of 3 x 3) adds exactly
+    tr( V_g' (H^-1_gg)^-1 V_g )
+to  ||T - X V||^2 + lam ||V - W||^2,  and leaves
+    V   <- V    - H^-1_:g (H^-1_gg)^-1 V_g
+    H^-1 <- H^-1 - H^-1_:g (H^-1_gg)^-1 H^-1_g:
+The cheapest group goes first, then the cheapest of what is left: one nested order, with the error after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE
+
+RIDGE = 0.01  # of the mean square of an input
+
+
+@dataclass
+class Sums:
+    """Sums over the patches that a layer met: of inputs x, wanted outputs t, and their products. All float64.
+
+    With a free intercept, the first patches' means are subtracted from x and t, so that little is lost to rounding
+    when the sums are taken about the means of all.
+    """
+
+    has_intercept: bool
+    xx_KK: Tensor
+    xt_KF: Tensor
+    x_K: Tensor
+    t_F: Tensor
+    tt_F: Tensor
+    first_K: Tensor  # what was subtracted
+    first_F: Tensor
+    n: int = 0
+
+    @staticmethod
+    def zeros(fan_in: int, n_rows: int, device: torch.device, *, has_intercept: bool) -> Sums:
+        shapes = (fan_in, fan_in), (fan_in, n_rows), (fan_in,), (n_rows,), (n_rows,), (fan_in,), (n_rows,)
+        xx, xt, x, t, tt, first_x, first_t = (torch.zeros(s, dtype=BOUND_DTYPE, device=device) for s in shapes)
+        return Sums(has_intercept, xx, xt, x, t, tt, first_x, first_t)
+
+    def add(self, x_PK: Tensor, t_PF: Tensor) -> None:
+        """Adds some patches; products of one call are summed in float32."""
+        x_PK, t_PF = (some.to(torch.promote_types(some.dtype, SCORE_DTYPE)) for some in (x_PK, t_PF))
+        if self.has_intercept and self.n == 0:
+            self.first_K, self.first_F = x_PK.mean(0).to(BOUND_DTYPE), t_PF.mean(0).to(BOUND_DTYPE)
+        x_PK, t_PF = x_PK - self.first_K.to(x_PK.dtype), t_PF - self.first_F.to(t_PF.dtype)
+        self.xx_KK += x_PK.T @ x_PK
+        self.xt_KF += x_PK.T @ t_PF
+        self.x_K += x_PK.sum(0)
+        self.t_F += t_PF.sum(0)
+        self.tt_F += t_PF.square().sum(0)
+        self.n += len(x_PK)
+
+    def about_means(self) -> tuple[Tensor, Tensor, Tensor]:
+        """xx, xt and tt about the means of x and t."""
+        x_K, t_F = self.x_K / self.n, self.t_F / self.n
+        xx_KK = self.xx_KK - self.n * torch.outer(x_K, x_K)
+        return xx_KK, self.xt_KF - self.n * torch.outer(x_K, t_F), (self.tt_F - self.n * t_F.square()).clamp(min=0)
+
+    def system(self, weight_KF: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+        """H and R of the head of this file, about the means if there is an intercept.
+
+        An input that never varies keeps its weight: the intercept takes what it gave.
+        """
+        xx_KK, xt_KF = (self.xx_KK.clone(), self.xt_KF) if not self.has_intercept else self.about_means()[:2]
+        size = float(xx_KK.diagonal().mean()) if len(xx_KK) else 0.0
+        lam = ridge * size if size > 0 else 1.0
+        xx_KK.diagonal().add_(lam)
+        return xx_KK, xt_KF + lam * weight_KF
+
+    def intercept(self, weight_KF: Tensor) -> Tensor:
+        """The best intercept for these weights."""
+        return self.first_F + self.t_F / self.n - (self.first_K + self.x_K / self.n) @ weight_KF
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """The order in which channels go, what that adds to the squared error in all, and the weights at the end."""
+
+    orders: list[Tensor]  # of the groups of each list, as many as were removed
+    errors: Tensor  # errors[m]: what removing the first m added; errors[0] = 0
+    weight_KF: Tensor
+
+
+def eliminate(
+    system_KK: Tensor,
+    right_KF: Tensor,
+    groups: Sequence[Tensor],
+    n_removed: Sequence[int],
+    counts_F: Tensor | None = None,
+) -> Elimination:
+    """Removes so many groups of inputs (G x S each) from each of these lists, the cheapest first.
+
+    `counts_F` is how much the error of each output counts when groups are compared; None: 1.
+    """
+    groups_GS = torch.cat(list(groups))
+    list_G = torch.cat([torch.full((len(some),), i, device=some.device) for i, some in enumerate(groups)])
+    left, start = list(n_removed), torch.tensor([0, *(len(some) for some in groups)]).cumsum(0).tolist()
+    inverse_KK = torch.cholesky_inverse(torch.linalg.cholesky(system_KK))
+    weight_KF = inverse_KK @ right_KF
+    can_go_G = torch.tensor(left, device=groups_GS.device)[list_G] > 0
+    orders: list[list[int]] = [[] for _ in groups]
+    errors = [0.0]
+    for _ in range(sum(left)):
+        rows_GSF = weight_KF[groups_GS]
+        pushes_GSF = torch.linalg.solve(inverse_KK[groups_GS[:, :, None], groups_GS[:, None]], rows_GSF)
+        added_GSF = rows_GSF * pushes_GSF
+        cost_G = (added_GSF if counts_F is None else added_GSF * counts_F).sum((1, 2))
+        group = int(cost_G.masked_fill(~can_go_G, torch.inf).argmin())
+        at_S = groups_GS[group]
+        columns_KS = inverse_KK[:, at_S]
+        weight_KF -= columns_KS @ pushes_GSF[group]
+        inverse_KK -= columns_KS @ torch.linalg.solve(columns_KS[at_S], columns_KS.T)
+        weight_KF[at_S] = 0.0
+        inverse_KK[at_S] = 0.0
+        inverse_KK[:, at_S] = 0.0
+        inverse_KK[at_S, at_S] = 1.0  # what is gone changes nothing, and its block can still be inverted
+        of = int(list_G[group])
+        orders[of].append(group - start[of])
+        left[of] -= 1
+        can_go_G[group] = False
+        if left[of] == 0:
+            can_go_G &= list_G != of
+        errors.append(errors[-1] + max(0.0, float(cost_G[group])))
+    found = [torch.tensor(order, dtype=torch.int64, device=groups_GS.device) for order in orders]
+    return Elimination(found, torch.tensor(errors, dtype=BOUND_DTYPE, device="cpu"), weight_KF)

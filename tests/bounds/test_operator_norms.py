@@ -1,0 +1,252 @@
+"""Norms of maps against the matrix of the map, and what breaks when a factor is left out."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles.dense_map import dense_norm
+from torch import Tensor, nn
+
+from sipp.bounds import operator_norms as norms
+from sipp.bounds.operator_norms import average_pool_norm, conv_norm, linear_norm, max_pool_gain
+from sipp.bounds.rules import SLOPES
+
+N_CONVOLUTIONS = 300
+
+
+@dataclass(frozen=True)
+class Case:
+    conv: nn.Module
+    input_size: tuple[int, ...]
+    true_norm: float
+
+
+def _pick(generator: torch.Generator, choices: list[int]) -> int:
+    return choices[int(torch.randint(len(choices), (1,), generator=generator))]
+
+
+def _weight(conv: nn.Module, generator: torch.Generator) -> None:
+    weight = torch.randn(conv.weight.shape, dtype=torch.float64, generator=generator)
+    kind = _pick(generator, [0, 0, 1, 2])
+    if kind == 1:  # all of one sign: windows add up, which is where a forgotten sqrt(m) shows
+        weight = weight.abs()
+    if kind == 2:
+        weight = weight * (torch.rand(weight.shape, generator=generator) < 0.3)
+    conv.weight.data = weight
+
+
+def _cases(seed: int) -> Iterator[Case]:
+    """Random convolutions of rank 1 to 3: kernel, stride, dilation, padding and groups."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        rank, groups = _pick(generator, [1, 2, 2, 3]), _pick(generator, [1, 1, 2, 3])
+        channels = (groups * _pick(generator, [1, 2]), groups * _pick(generator, [1, 2, 3]))
+        kernel = [_pick(generator, [1, 2, 3, 4, 5] if rank < 3 else [1, 2, 3]) for _ in range(rank)]
+        stride = [_pick(generator, [1, 1, 2, 3]) for _ in range(rank)]
+        dilation = [_pick(generator, [1, 1, 2, 3]) for _ in range(rank)]
+        size = [_pick(generator, list(range(3, 9)) if rank < 3 else [3, 4]) for _ in range(rank)]
+        padding = [_pick(generator, [0, k // 2, k // 2, 3]) for k in kernel]
+        axes = zip(size, kernel, stride, dilation, padding)
+        if min((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, d, p in axes) < 1:
+            continue
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        conv = kind(*channels, kernel, stride, padding, dilation, groups, bias=False, dtype=torch.float64)
+        _weight(conv, generator)
+        with torch.no_grad():
+            yield Case(conv, tuple(size), dense_norm(conv, (channels[0], *size)))
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return [case for case, _ in zip(_cases(seed=0), range(N_CONVOLUTIONS))]
+
+
+def _bound(conv: nn.Module, input_size: tuple[int, ...]) -> float:
+    return conv_norm(
+        conv.weight,
+        stride=conv.stride,
+        padding=conv.padding,
+        dilation=conv.dilation,
+        groups=conv.groups,
+        input_size=input_size,
+    )
+
+
+def plain_norm(weight: Tensor, stride: int = 1, padding: int = 0, groups: int = 1, **size: tuple[int, ...]) -> float:
+    """The bound of a convolution without dilation, the same along each axis."""
+    rank = weight.dim() - 2
+    windows = {"stride": (stride,) * rank, "padding": (padding,) * rank, "dilation": (1,) * rank}
+    return conv_norm(weight, **windows, groups=groups, **size)
+
+
+def _exceeded(bound: Callable[[Case], float], cases: list[Case]) -> list[Case]:
+    """The cases whose map stretches more than the bound says."""
+    return [case for case in cases if not bound(case) >= case.true_norm]
+
+
+def test_a_bound_holds_for_every_convolution(cases: list[Case]) -> None:
+    assert _exceeded(lambda case: _bound(case.conv, case.input_size), cases) == []
+    assert len({(case.conv.stride, case.conv.padding, case.conv.dilation) for case in cases}) > 100
+
+
+def test_the_same_check_catches_the_kernel_norm_in_place_of_the_map_norm(cases: list[Case]) -> None:
+    assert _exceeded(lambda case: float(torch.linalg.matrix_norm(case.conv.weight.detach().flatten(1), ord=2)), cases)
+    assert _exceeded(lambda case: float(torch.linalg.vector_norm(case.conv.weight.detach())), cases)
+
+
+def _cover_without_gcd(kernel: int, stride: int, dilation: int, n_out: int) -> int:
+    return -(-kernel // stride)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("_cover", lambda kernel, stride, dilation, n_out: 1),
+        ("_cover", _cover_without_gcd),
+    ],
+)
+def test_the_same_check_catches_a_wrong_count_of_windows(
+    name: str, broken: Callable[..., int], cases: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(norms, name, broken)
+    assert _exceeded(lambda case: _bound(case.conv, case.input_size), cases)
+
+
+def test_the_same_check_catches_a_frequency_grid_without_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernels whose largest response lies between the n frequencies but near one of the n + p.
+    convs = []
+    for seed in (137, 165, 185, 221):
+        generator = torch.Generator().manual_seed(seed)
+        n = int(torch.randint(3, 7, (1,), generator=generator))
+        conv = nn.Conv2d(1, 1, 3, padding=1, bias=False, dtype=torch.float64)
+        conv.weight.data = torch.randn(1, 1, 3, 3, dtype=torch.float64, generator=generator)
+        with torch.no_grad():
+            convs.append(Case(conv, (n, n), dense_norm(conv, (1, n, n))))
+    assert _exceeded(lambda case: _bound(case.conv, case.input_size), convs) == []
+    transfer = norms._transfer_norm
+
+    def unpadded(weight: Tensor, kernel: list[int], grid: list[int], *windows: list[int]) -> float:
+        return transfer(weight, kernel, [n - 1 for n in grid], *windows)
+
+    monkeypatch.setattr(norms, "_transfer_norm", unpadded)
+    assert _exceeded(lambda case: _bound(case.conv, case.input_size), convs)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_bound_is_within_one_percent_on_larger_images(stride: int) -> None:
+    weight = torch.randn(2, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(stride))
+    bound = plain_norm(weight, stride=stride, padding=1, input_size=(28, 28))
+    true = dense_norm(lambda x: F.conv2d(x, weight, padding=1, stride=stride), (1, 28, 28))
+    assert true <= bound <= 1.01 * true
+
+
+def test_all_ones_kernel_is_not_bounded_by_its_frobenius_norm() -> None:
+    ones = torch.ones(1, 1, 3, 3)
+    true = dense_norm(lambda x: F.conv2d(x, ones.double(), padding=1), (1, 8, 8))
+    assert float(torch.linalg.vector_norm(ones)) == 3.0
+    assert true == pytest.approx(8.29, abs=0.005)
+    bound = plain_norm(ones, padding=1, input_size=(8, 8))
+    assert true <= bound <= 9.0 * (1 + 1e-8)  # the circular map
+
+
+def test_groups_are_bounded_by_the_worst_one() -> None:
+    weight = torch.zeros(2, 1, 1, 1)
+    weight[0], weight[1] = 3.0, 4.0
+    assert plain_norm(weight, groups=2, input_size=(3, 3)) == pytest.approx(4.0, rel=1e-8)  # not 5, their joint norm
+
+
+def test_windows_that_do_not_overlap_are_exact() -> None:
+    weight = torch.randn(5, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    bound = plain_norm(weight, stride=4, input_size=(8, 8))
+    assert bound == pytest.approx(float(torch.linalg.matrix_norm(weight.flatten(1), ord=2)), rel=1e-8)
+
+
+def test_the_blocks_of_frequencies_do_not_change_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    whole = plain_norm(weight, stride=2, padding=1, input_size=(9, 8))
+    monkeypatch.setattr(norms, "BLOCK_ENTRIES", 1)
+    assert plain_norm(weight, stride=2, padding=1, input_size=(9, 8)) == pytest.approx(whole, rel=1e-12)
+
+
+def test_too_many_frequencies_leave_the_count_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(4, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    counted = 3 * float(torch.linalg.matrix_norm(weight.flatten(1), ord=2))
+    assert plain_norm(weight, padding=1, input_size=(8, 8)) < 0.9 * counted
+    monkeypatch.setattr(norms, "MAX_TRANSFER_WORK", 1.0)
+    assert plain_norm(weight, padding=1, input_size=(8, 8)) == pytest.approx(counted, rel=1e-8)
+
+
+def test_zero_weights_have_norm_zero() -> None:
+    assert plain_norm(torch.zeros(3, 2, 3, 3), padding=1, input_size=(5, 5)) == 0.0
+    assert linear_norm(torch.zeros(3, 4)) == 0.0
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-9, 1e9, 1e200])
+def test_norms_scale_with_the_weights(scale: float) -> None:
+    weight = torch.randn(3, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain = plain_norm(weight, padding=1, input_size=(5, 5))
+    assert plain_norm(weight * scale, padding=1, input_size=(5, 5)) == pytest.approx(plain * scale, rel=1e-9)
+    assert linear_norm(weight.flatten(1) * scale) == pytest.approx(linear_norm(weight.flatten(1)) * scale, rel=1e-9)
+
+
+def test_linear_norm_is_the_largest_singular_value_rounded_up() -> None:
+    for shape in ((7, 4), (4, 7), (1, 1)):
+        weight = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        true = dense_norm(lambda x, weight=weight: F.linear(x, weight), (shape[1],))
+        assert true <= linear_norm(weight) <= true * (1 + 1e-8)
+
+
+def test_weights_that_are_no_numbers_have_no_finite_norm() -> None:
+    for value in (math.nan, math.inf):
+        assert linear_norm(torch.tensor([[value, 1.0]])) == math.inf
+        assert plain_norm(torch.full((1, 1, 3, 3), value), input_size=(5, 5)) == math.inf
+
+
+AVERAGE_POOLS = [
+    ((6, 7), {"kernel": (2, 3), "stride": (2, 1), "padding": (0, 1), "ceil_mode": False, "count_include_pad": True}),
+    ((6, 7), {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "ceil_mode": True, "count_include_pad": False}),
+    ((5, 5), {"kernel": (2, 3), "stride": (3, 2), "padding": (0, 1), "ceil_mode": True, "count_include_pad": True}),
+    ((4, 4), {"kernel": (4, 4), "stride": (4, 4), "padding": (0, 0), "ceil_mode": False, "count_include_pad": True}),
+]
+
+
+@pytest.mark.parametrize(("size", "options"), AVERAGE_POOLS)
+def test_average_pool_norm_is_that_of_its_matrix(size: tuple[int, int], options: dict) -> None:
+    arguments = (options["kernel"], options["stride"], options["padding"])
+    flags = (options["ceil_mode"], options["count_include_pad"])
+    true = dense_norm(lambda x: F.avg_pool2d(x, *arguments, *flags), (1, *size))
+    assert true <= average_pool_norm(size, **options) <= true * (1 + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "windows"), [(2, 2, 1, 1), (3, 2, 1, 2), (3, 1, 1, 3), (3, 2, 2, 3), (3, 4, 1, 1)]
+)
+def test_max_pool_gain_is_reached_by_the_busiest_pixel(kernel: int, stride: int, dilation: int, windows: int) -> None:
+    def pool(x: Tensor) -> Tensor:
+        return F.max_pool1d(x, kernel, stride, 0, dilation)
+
+    pixels = torch.eye(24, dtype=torch.float64).unsqueeze(1)
+    reached = float(torch.linalg.vector_norm(pool(pixels).flatten(1), dim=1).max())
+    n_out = pool(pixels).shape[2:]
+    gain = max_pool_gain(kernel=(kernel,), stride=(stride,), dilation=(dilation,), n_out=n_out)
+    assert gain == pytest.approx(math.sqrt(windows))
+    assert reached == pytest.approx(gain)
+
+
+@pytest.mark.parametrize("name", sorted(SLOPES))
+def test_activation_slopes_bound_the_steepest_secant_and_are_not_loose(name: str) -> None:
+    x = torch.linspace(-12, 12, 1_000_001, dtype=torch.float64)
+    limits = {"clamp": (-1, 1), "clamp_min": (-1,)}.get(name, ())
+    result = getattr(torch.ops.aten, name)(x, *limits)
+    y = result[0] if isinstance(result, tuple) else result
+    steepest = float((y.diff() / x.diff()).abs().max())
+    assert SLOPES[name] * (1 - 2e-4) <= steepest <= SLOPES[name] * (1 + 1e-9)
+
+
+def test_both_forms_of_gelu_are_bounded() -> None:
+    x = torch.linspace(-12, 12, 1_000_001, dtype=torch.float64)
+    y = F.gelu(x, approximate="tanh")
+    assert float((y.diff() / x.diff()).max()) <= SLOPES["gelu"]

@@ -1,0 +1,313 @@
+"""Each operation by itself: its factor is a bound, it is reached, and a smaller one is caught."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles.dense_map import worst_direction
+from oracles.true_error import Apply, Shifted, true_errors
+from sound_bounds import sound_bound
+from torch import Tensor, nn
+
+from sipp.bounds import rules
+from sipp.bounds.operator_norms import linear_norm
+from sipp.bounds.rules import Call, times
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A map and an error (a direction at a base point) that it stretches as much as it can; perhaps a changed map."""
+
+    body: nn.Module
+    shape: tuple[int, ...]
+    base: Tensor
+    direction: Tensor
+    tight: float = 1e-4
+    changed: nn.Module | None = None
+
+    def outcome(self) -> tuple[float, float]:
+        """The true error after the map and its bound."""
+        dense = Shifted(self.base, self.body)
+        pruned = Shifted(self.base + self.direction, copy.deepcopy(self.changed or self.body))
+        x = torch.zeros(2, *self.shape, dtype=torch.float64)
+        bound = sound_bound(dense, pruned, x)
+        if "moves further than what the operations show" in bound.reason:
+            return math.inf, 0.0  # the bound is below the true error
+        assert bound.reason == ""
+        return float(true_errors(dense, pruned, x)[0].max()), float(bound.absolute_B.max())
+
+    def holds(self) -> bool:
+        true, bound = self.outcome()
+        return bound >= true
+
+
+def _linear_probe(body: nn.Module, shape: tuple[int, ...]) -> Probe:
+    body = body.double().eval()
+    with torch.no_grad():
+        direction = worst_direction(lambda x: body(x) - body(torch.zeros_like(x)), shape)
+    return Probe(body, shape, torch.zeros(shape, dtype=torch.float64), direction)
+
+
+def _slope_probe(body: nn.Module, at: float, step: float = 1e-4) -> Probe:
+    return Probe(
+        body.double(),
+        (3,),
+        torch.full((3,), at, dtype=torch.float64),
+        torch.full((3,), step, dtype=torch.float64),
+    )
+
+
+def _pixel_probe(body: nn.Module, shape: tuple[int, ...], pixel: tuple[int, ...]) -> Probe:
+    direction = torch.zeros(shape, dtype=torch.float64)
+    direction[pixel] = 1.0
+    return Probe(body, shape, torch.zeros(shape, dtype=torch.float64), direction)
+
+
+def _ones_conv(*args: Any, **kwargs: Any) -> nn.Module:
+    conv = nn.Conv2d(*args, bias=False, **kwargs)
+    nn.init.ones_(conv.weight)
+    return conv
+
+
+def _batch_norm(n_channels: int, kind: type[nn.Module] = nn.BatchNorm2d) -> nn.Module:
+    norm = kind(n_channels)
+    generator = torch.Generator().manual_seed(3)
+    norm.weight.data = torch.randn(n_channels, generator=generator) * 3
+    norm.running_var.copy_(torch.rand(n_channels, generator=generator) + 0.1)
+    return norm
+
+
+def _logits_probe() -> Probe:
+    # All the probability on one class, and all others and it moving apart along the long side of 1 p'.
+    base = torch.zeros(5, dtype=torch.float64)
+    base[0] = 40.0
+    direction = torch.zeros(5, dtype=torch.float64)
+    direction[0] = 1e-3
+    return Probe(nn.LogSoftmax(1), (5,), base, direction, tight=0.2)
+
+
+def _softmax_probe() -> Probe:
+    direction = torch.tensor([1e-4, -1e-4], dtype=torch.float64)
+    return Probe(nn.Softmax(1), (2,), torch.zeros(2, dtype=torch.float64), direction)
+
+
+def _twice(x: Tensor) -> Tensor:
+    return x + x
+
+
+PROBES: dict[str, Callable[[], Probe]] = {
+    "linear": lambda: _linear_probe(nn.Linear(5, 4), (5,)),
+    "linear over positions": lambda: _linear_probe(nn.Linear(3, 4), (2, 3)),
+    "conv": lambda: _linear_probe(nn.Conv2d(2, 3, 2, stride=2), (2, 4, 4)),
+    "conv padded": lambda: replace(_linear_probe(_ones_conv(1, 1, 3, padding=1), (1, 8, 8)), tight=0.1),
+    "conv groups": lambda: _linear_probe(nn.Conv2d(4, 4, 2, stride=2, groups=2), (4, 4, 4)),
+    "batch norm": lambda: _linear_probe(_batch_norm(3), (3, 2, 2)),
+    "conv and batch norm": lambda: replace(
+        _linear_probe(nn.Sequential(nn.Conv2d(2, 3, 1), _batch_norm(3)), (2, 2, 2)), tight=10.0
+    ),
+    "positions and batch norm": lambda: replace(
+        _linear_probe(nn.Sequential(nn.Linear(3, 4), _batch_norm(4, nn.BatchNorm1d)), (4, 3)), tight=10.0
+    ),
+    "average pool": lambda: _linear_probe(nn.AvgPool2d(3, 2, padding=1), (1, 6, 6)),
+    "global average pool": lambda: _linear_probe(nn.AdaptiveAvgPool2d(1), (2, 3, 4)),
+    "max pool": lambda: _pixel_probe(nn.MaxPool2d(3, 2), (1, 9, 9), (0, 4, 4)),
+    "max pool dilated": lambda: _pixel_probe(nn.MaxPool1d(3, 2, dilation=2), (1, 15), (0, 6)),
+    "add": lambda: _linear_probe(Apply(_twice), (3,)),
+    "add alpha": lambda: _linear_probe(Apply(lambda x: torch.add(x, x, alpha=3)), (3,)),
+    "add broadcast": lambda: _linear_probe(Apply(lambda x: x + x.mean(1, keepdim=True)), (3,)),
+    "sub": lambda: _linear_probe(Apply(lambda x: x - (-x)), (3,)),
+    "rsub": lambda: _linear_probe(Apply(lambda x: 2.0 - x), (3,)),
+    "cat": lambda: _linear_probe(Apply(lambda x: torch.cat([x, x, x], 1)), (3,)),
+    "mul": lambda: _linear_probe(Apply(lambda x: 3 * x), (3,)),
+    "div": lambda: _linear_probe(Apply(lambda x: x / 0.25), (3,)),
+    "mean": lambda: _linear_probe(Apply(lambda x: x.mean(dim=-1)), (2, 5)),
+    "sum": lambda: _linear_probe(Apply(lambda x: x.sum((1, 2))), (2, 5)),
+    "expand": lambda: _linear_probe(Apply(lambda x: x.unsqueeze(2).expand(-1, -1, 4)), (3,)),
+    "index": lambda: _linear_probe(Apply(lambda x: x[:, [0, 0, 1]]), (3,)),
+    "slice": lambda: _linear_probe(Apply(lambda x: x[:, ::2]), (4,)),
+    "pad": lambda: _linear_probe(Apply(lambda x: F.pad(x, (1, 2), value=3.0)), (3,)),
+    "pad replicate": lambda: _linear_probe(nn.ReplicationPad1d(2), (1, 4)),
+    "permute": lambda: _linear_probe(Apply(lambda x: x.permute(0, 2, 1).contiguous().flatten(1)), (2, 3)),
+    "chunk": lambda: _linear_probe(Apply(lambda x: x.chunk(2, 1)[1]), (4,)),
+    "relu": lambda: _slope_probe(nn.ReLU(), 1.0),
+    "leaky relu": lambda: _slope_probe(nn.LeakyReLU(2.0), -1.0),
+    "elu": lambda: _slope_probe(nn.ELU(3.0), -1e-4, 1e-5),
+    "sigmoid": lambda: _slope_probe(nn.Sigmoid(), 0.0),
+    "tanh": lambda: _slope_probe(nn.Tanh(), 0.0),
+    "gelu": lambda: _slope_probe(nn.GELU(), math.sqrt(2)),
+    "silu": lambda: _slope_probe(nn.SiLU(), 2.399),
+    "mish": lambda: _slope_probe(nn.Mish(), 1.4905),
+    "selu": lambda: _slope_probe(nn.SELU(), -1e-4, 1e-5),
+    "hardswish": lambda: _slope_probe(nn.Hardswish(), 3.0 - 1e-5, 1e-6),
+    "hardsigmoid": lambda: _slope_probe(nn.Hardsigmoid(), 0.0),
+    "softmax": _softmax_probe,
+    "log softmax": _logits_probe,
+}
+
+
+@pytest.mark.parametrize("name", sorted(PROBES))
+def test_each_operation_is_bounded_and_the_bound_is_reached(name: str) -> None:
+    probe = PROBES[name]()
+    true, bound = probe.outcome()
+    assert true <= bound <= true * (1 + probe.tight)
+
+
+def _largest(call: Call) -> Tensor:
+    return torch.stack([value.error_B for value in call.values]).amax(dim=0)
+
+
+def _kernel_norm(weight: Tensor, **geometry: Any) -> Any:
+    return linear_norm(weight.flatten(1))
+
+
+BROKEN: list[tuple[str, str, Callable[..., Any]]] = [
+    ("linear", "linear_norm", lambda weight: linear_norm(weight / 1.01)),
+    ("conv padded", "conv_norm", _kernel_norm),
+    ("max pool", "max_pool_gain", lambda **options: 1.0),
+    ("max pool dilated", "max_pool_gain", lambda **options: math.sqrt(2)),
+    ("average pool", "average_pool_norm", lambda size, **options: 1 / 3),
+    ("add broadcast", "_spread", lambda flow, out: 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "function", "broken"), BROKEN)
+def test_the_same_check_catches_a_gain_that_is_too_small(
+    name: str, function: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PROBES[name]().holds()
+    monkeypatch.setattr(rules, function, broken)
+    assert not PROBES[name]().holds()
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "broken"),
+    [
+        ("add", "add", _largest),
+        ("sub", "sub", _largest),
+        ("cat", "cat", _largest),
+        ("mean", "mean", times(lambda call: 1 / rules._reduced(call))),
+        ("log softmax", "_log_softmax", times(1.0)),
+        ("leaky relu", "leaky_relu", times(1.0)),
+        ("elu", "elu", times(1.0)),
+        ("gelu", "gelu", times(1.0)),
+        ("silu", "silu", times(1.0)),
+        ("selu", "elu", times(1.0508)),
+        ("hardswish", "hardswish", times(1.0)),
+        ("expand", "expand", times(1.0)),
+        ("batch norm", "native_batch_norm", times(1.0, "input")),
+    ],
+)
+def test_the_same_check_catches_a_wrong_entry_of_the_tables(
+    name: str, op: str, broken: rules.Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PROBES[name]().holds()
+    monkeypatch.setitem(rules.RULES, op, broken)
+    assert not PROBES[name]().holds()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.0]).reshape(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Divided(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (1 / self.weight)
+
+
+class Extended(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.weight.unsqueeze(0).expand(x.shape[0], -1, 2, 2)], 1)
+
+
+class Offset(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * (self.weight - x)
+
+
+CHANGED: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(2, 3, bias=False),
+    "conv": lambda: nn.Conv2d(2, 3, 1, bias=False),
+    "batch norm": lambda: _batch_norm(2),
+    "conv and batch norm": lambda: nn.Sequential(nn.Conv2d(2, 2, 1), _batch_norm(2)),
+    "mul": Scaled,
+    "div": Divided,
+    "cat": Extended,
+    "sub": Offset,
+}
+
+
+def _changed(name: str) -> tuple[nn.Module, nn.Module]:
+    """A map, and the same with weights three times as large: what re-weighting does to a row."""
+    torch.manual_seed(1)
+    body = CHANGED[name]().double().eval()
+    larger = copy.deepcopy(body)
+    for parameter in larger.parameters():
+        parameter.data *= 3
+    return body, larger
+
+
+@pytest.mark.parametrize("name", sorted(CHANGED.keys() - {"cat", "sub"}))  # there the weights do not scale the input
+def test_an_error_is_multiplied_by_the_pruned_weights_not_the_dense_ones(name: str) -> None:
+    body, larger = _changed(name)
+    probe = _linear_probe(larger, (2, 2, 2))
+    true, bound = Probe(body, probe.shape, probe.base, probe.direction, changed=larger).outcome()
+    assert true <= bound
+    if name != "conv and batch norm":  # two maps, each with its own worst direction
+        assert bound <= true * (1 + probe.tight)
+
+
+@pytest.mark.parametrize("name", sorted(CHANGED))
+def test_what_changed_weights_add_is_measured_on_the_actual_values(name: str) -> None:
+    body, larger = _changed(name)
+    base = torch.randn(2, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    true, bound = Probe(body, (2, 2, 2), base, torch.zeros_like(base), changed=larger).outcome()
+    assert 0 < true <= bound
+    if name != "conv and batch norm":
+        assert bound <= true * (1 + 1e-6)
+
+
+def test_all_ones_kernel() -> None:
+    probe = _linear_probe(_ones_conv(1, 1, 3, padding=1), (1, 8, 8))
+    true, bound = probe.outcome()
+    assert true == pytest.approx(8.29, abs=0.005)
+    assert true <= bound <= 9.0 * (1 + 1e-6)
+
+
+def test_a_module_used_twice_counts_twice() -> None:
+    layer = nn.Linear(3, 3, bias=False).double()
+    layer.weight.data = 2 * torch.eye(3, dtype=torch.float64)
+    true, bound = _linear_probe(nn.Sequential(layer, layer), (3,)).outcome()
+    assert true == pytest.approx(4.0) and true <= bound <= 4.0 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        (nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu, lambda x: x.relu(), lambda x: F.relu(x, inplace=True)),
+        (nn.MaxPool2d(3, 2), lambda x: F.max_pool2d(x, 3, stride=2), lambda x: torch.max_pool2d(x, 3, 2)),
+        (nn.AvgPool2d(2), lambda x: F.avg_pool2d(x, kernel_size=2)),
+        (nn.AdaptiveAvgPool2d(1), lambda x: F.adaptive_avg_pool2d(x, 1), lambda x: x.mean((2, 3), keepdim=True)),
+        (nn.Flatten(), lambda x: x.flatten(1), lambda x: torch.flatten(x, 1), lambda x: x.reshape(x.shape[0], -1)),
+        (nn.Softmax(1), lambda x: F.softmax(x, dim=1), lambda x: x.softmax(1), lambda x: torch.softmax(x, 1)),
+        (nn.Dropout(), nn.Identity(), lambda x: F.dropout(x, 0.5, False), lambda x: x + 0),
+        (_twice, lambda x: torch.add(x, x), lambda x: x.add(x), lambda x: 2 * x, lambda x: x.clone().mul_(2)),
+        (nn.ZeroPad2d(1), lambda x: F.pad(x, (1, 1, 1, 1)), nn.ConstantPad2d(1, 7.0)),
+    ],
+)
+def test_modules_functions_and_methods_give_the_same_bound(functions: tuple[Callable[[Tensor], Tensor], ...]) -> None:
+    bounds = []
+    for function in functions:
+        body = function if isinstance(function, nn.Module) else Apply(function)
+        direction = torch.ones(2, 5, 5, dtype=torch.float64)
+        bounds.append(Probe(body, (2, 5, 5), torch.zeros_like(direction), direction).outcome()[1])
+    assert bounds == pytest.approx([bounds[0]] * len(bounds), rel=1e-7)

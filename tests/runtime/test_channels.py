@@ -1,0 +1,348 @@
+"""`sipp.shrink` with a budget: which channels go, that nothing else changes, what the refit mends, and the record."""
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from runtime.shrinkable_networks import Part, network
+from torch import Tensor, nn
+
+import sipp
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.results.shrunk import Shrunk
+
+N_NETWORKS, AT_ONCE = 24, 8
+N_CAUSES = 8  # of the inputs, whose entries are correlated, as in images
+TOLERANCE = 1e-9  # of the largest output, in float64
+
+
+def output(net: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return net.eval()(x)
+
+
+def off_by(net: nn.Module, other: nn.Module, x: Tensor) -> float:
+    """The distance of the outputs, relative to the norm of the first one's."""
+    wanted = output(net, x)
+    return float((output(other, x) - wanted).norm() / wanted.norm())
+
+
+def masked(net: nn.Module, small: Shrunk) -> nn.Module:
+    """The whole network with zeros in place of the inputs that the record says are gone."""
+    assert small.chosen is not None
+    copied = copy.deepcopy(net)
+    with torch.no_grad():
+        for site in small.chosen.sites:
+            copied.get_parameter(site.reader)[:, list(site.removed)] = 0.0
+    return copied
+
+
+def trained_norms(net: nn.Module) -> nn.Module:
+    """The network in eval mode, with norms as training would leave them."""
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.3, 0.3)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.3, 0.3)
+    return net.eval()
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions, or a bottleneck with a projection."""
+
+    def __init__(self, n: int, inner: int, *, is_bottleneck: bool = False) -> None:
+        super().__init__()
+        kernel = 1 if is_bottleneck else 3
+        layers = [nn.Conv2d(n, inner, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(inner), nn.ReLU()]
+        if is_bottleneck:
+            layers += [nn.Conv2d(inner, inner, 3, padding=1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()]
+        self.inner = nn.Sequential(*layers)
+        self.last = nn.Conv2d(inner, n, kernel, padding=kernel // 2, bias=False)
+        self.norm = nn.BatchNorm2d(n)
+        self.shortcut = nn.Conv2d(n, n, 1) if is_bottleneck else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.last(self.inner(x))) + self.shortcut(x))
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, n: int, hidden: int) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(n, hidden), nn.Linear(n, hidden), nn.Linear(hidden, n, bias=False)
+        self.norm = nn.LayerNorm(n)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+
+class Attention(nn.Module):
+    """Four heads of queries, two of keys and values."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(n, n), nn.Linear(n, n // 2), nn.Linear(n, n // 2)
+        self.out, self.each = nn.Linear(n, n), n // 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (-1, self.each)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        found = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        return x + self.out(found.transpose(1, 2).flatten(2))
+
+
+def chain() -> nn.Module:
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 4),
+    ]  # fmt: skip
+    return nn.Sequential(*layers)
+
+
+def residual(*, is_bottleneck: bool = False) -> nn.Module:
+    blocks = [Block(8, 12, is_bottleneck=is_bottleneck) for _ in range(3)]
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def depthwise() -> nn.Module:
+    layers = [
+        nn.Conv2d(3, 10, 1), nn.BatchNorm2d(10), nn.ReLU6(), nn.Conv2d(10, 10, 3, padding=1, groups=10, bias=False),
+        nn.BatchNorm2d(10), nn.ReLU6(), nn.Conv2d(10, 6, 1), nn.Flatten(), nn.Linear(384, 4),
+    ]  # fmt: skip
+    return nn.Sequential(*layers)
+
+
+IMAGES, TOKENS = (3, 8, 8), (6, 16)
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  # input, and how many sites it has
+    "chain": (chain, IMAGES, 3),
+    "residual": (residual, IMAGES, 3),
+    "bottleneck": (lambda: residual(is_bottleneck=True), IMAGES, 7),
+    "depthwise": (depthwise, IMAGES, 2),
+    "gated": (lambda: nn.Sequential(GatedMLP(16, 24), GatedMLP(16, 24)), TOKENS, 2),
+    "attention": (lambda: nn.Sequential(Attention(16), GatedMLP(16, 24), Attention(16)), TOKENS, 3),
+}
+
+
+def made(name: str, n: int = 200) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, inputs to calibrate on, and others."""
+    torch.manual_seed(0)
+    make, shape, _ = NETWORKS[name]
+    net, mix = trained_norms(make()), torch.randn(N_CAUSES, *shape) / N_CAUSES**0.5
+    data, x = (torch.einsum("nc,c...->n...", torch.randn(many, N_CAUSES), mix) for many in (n, 50))
+    return net, data, x
+
+
+@pytest.fixture(autouse=True)
+def _few_points() -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_without_a_refit_it_is_the_masked_network(name: str) -> None:
+    net, data, x = made(name)
+    state = copy.deepcopy(net.state_dict())
+    small = sipp.shrink(net, data, weights=0.75, repair=False, progress=False)
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    assert small.n_parameters <= 0.75 * small.n_parameters_before
+    assert small.chosen is not None and len(small.chosen.sites) == NETWORKS[name][2]
+    assert off_by(masked(net, small).double(), small.model.double(), x.double()) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_refit_brings_outputs_nearer_on_new_inputs(name: str) -> None:
+    net, data, x = made(name, 600)
+    errors = [
+        off_by(net, sipp.shrink(net, data, weights=0.75, repair=repair, progress=False).model, x)
+        for repair in (True, False)
+    ]
+    assert errors[0] < 0.95 * errors[1]
+
+
+@pytest.mark.parametrize("first", range(0, N_NETWORKS, AT_ONCE))
+def test_random_networks_are_their_masked_networks(first: int) -> None:
+    """Networks of all kinds of parts: what can go goes, and nothing else changes (300 in benchmarks/bench_channels)."""
+    n_smaller = 0
+    for seed in range(first, first + AT_ONCE):
+        net, _ = network(seed)
+        try:
+            small = sipp.shrink(net, torch.randn(24, 3, 8, 8), weights=0.95, repair=False, progress=False)
+        except (OptionError, ModelError):  # nothing can go, or too little
+            continue
+        n_smaller += 1
+        x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+        assert off_by(masked(net, small).double(), small.model.double(), x) < 1e-6, seed
+    assert n_smaller >= 2
+
+
+def test_duplicated_channels_go_and_the_refit_loses_nothing() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 4))
+    with torch.no_grad():
+        net[0].weight[6:], net[0].bias[6:] = net[0].weight[:6], net[0].bias[:6]
+    small = sipp.shrink(net, torch.randn(500, 10), weights=0.53, progress=False)
+    assert small.model[0].weight.shape == (6, 10)
+    assert off_by(net, small.model, torch.randn(50, 10)) < 0.02  # the ridge
+
+
+def test_a_constant_channel_goes_into_the_bias() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 4))
+    with torch.no_grad():
+        net[0].weight[3:5] = 0.0
+        net[0].bias[3:5] = 5.0
+    small = sipp.shrink(net, torch.randn(500, 10), weights=0.77, progress=False)
+    assert small.chosen is not None and small.chosen.sites[0].removed == (3, 4)
+    assert off_by(net, small.model, torch.randn(50, 10)) < 1e-4
+
+
+def test_later_blocks_mend_what_earlier_ones_lost() -> None:
+    """The error at the end of a residual network is smaller than with each block fitted to its own dense outputs."""
+    net, data, x = made("residual", 600)
+    small = sipp.shrink(net, data, multiply_adds=0.6, progress=False)
+    assert small.chosen is not None
+    alone = masked(net, small)
+    for site in small.chosen.sites:  # least squares of each block on dense inputs
+        name = site.reader.removesuffix(".weight")
+        layer, inputs = net.get_submodule(name), []
+        hook = layer.register_forward_hook(lambda _m, args, _o, inputs=inputs: inputs.append(args[0]))
+        wanted = output(net, data)
+        hook.remove()
+        patches = F.unfold(inputs[0], 3, padding=1).transpose(1, 2).flatten(0, 1).double()
+        target = patches @ layer.weight.detach().double().flatten(1).T
+        kept = masked(net, small).get_parameter(site.reader).detach().flatten(1).ne(0).any(0)
+        fitted = torch.zeros_like(patches[0]).repeat(len(layer.weight), 1)
+        fitted[:, kept] = torch.linalg.lstsq(patches[:, kept], target).solution.T
+        with torch.no_grad():
+            alone.get_parameter(site.reader).copy_(fitted.view_as(layer.weight))
+    assert wanted.isfinite().all()
+    assert off_by(net, small.model, x) < off_by(net, alone, x)
+
+
+def test_widths_are_multiples_and_uniform_ones_are_alike() -> None:
+    net, data, _ = made("residual")
+    small = sipp.shrink(net, data, multiply_adds=0.7, multiple_of=4, progress=False)
+    assert small.chosen is not None
+    assert all(site.after % 4 == 0 for site in small.chosen.sites)
+    alike = sipp.shrink(net, data, multiply_adds=0.7, uniform=True, progress=False)
+    assert alike.chosen is not None and len({site.after for site in alike.chosen.sites}) == 1
+    assert alike.chosen.sites[0].after < 12
+
+
+def test_excluded_layers_keep_their_inputs() -> None:
+    net, data, _ = made("attention")
+    small = sipp.shrink(net, data, weights=0.85, exclude="*out", progress=False)
+    assert small.chosen is not None
+    assert [site.reader for site in small.chosen.sites] == ["1.down.weight"]
+    assert any(line == "0.query.weight: 0.out.weight, which reads them, is excluded" for line in small.chosen.stays)
+
+
+def test_the_record_names_what_stays_and_shows_what_went() -> None:
+    net, data, _ = made("residual")
+    small = sipp.shrink(net, data, multiply_adds=0.6, progress=False)
+    chosen = small.chosen
+    assert chosen is not None and chosen.of == "multiply-adds" and chosen.is_refitted
+    assert any(line.startswith("0.weight") and "residual stream" in line for line in chosen.stays)
+    assert (chosen.n_fit, chosen.n_test) == (180, 10) and chosen.output_error is not None
+    assert small.multiply_adds <= 0.6 * small.multiply_adds_before
+    counted = sum(site.before - site.after for site in chosen.sites)
+    assert sum(len(site.removed) for site in chosen.sites) == counted  # a channel is one input of a convolution
+    text = str(small)
+    assert "with fewer channels" in text and "180 inputs" in text and "residual stream" in text
+
+
+def test_layers_have_bounds_that_hold_on_new_inputs() -> None:
+    """T17: relative errors of outputs on the dense layer's inputs stay below the bounds, as far as they are finite."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    small = sipp.shrink(net, torch.rand(400, 10), weights=0.8, repair=False, progress=False)
+    assert small.chosen is not None and small.chosen.guarantee is not None
+    layer = small.chosen.layers[1]
+    hidden = output(net[:2], torch.rand(200, 10))
+    weight = net[2].weight.detach()
+    gone = list(small.chosen.sites[0].removed)
+    lost = (hidden[:, gone] @ weight[:, gone].T).norm(dim=1)
+    assert layer.bound is not None and float((lost / (hidden @ weight.T).norm(dim=1)).max()) <= layer.bound
+
+
+def test_certificates_speak_of_the_first_network_and_refuse_the_inputs_it_was_made_with() -> None:
+    net, data, x = made("chain", 300)
+    small = sipp.shrink(net, data, multiply_adds=0.7, progress=False)
+    new = made("chain", 900)[1][300:]
+    certificate = sipp.certify(net, small, new, share=0.05, confidence=0.95, progress=False)
+    assert certificate.verdict == "certified" and off_by(net, small.model, x) < certificate.epsilon
+    with pytest.raises(DataError, match="calibration"):
+        sipp.certify(net, small, data, progress=False)
+
+
+def test_zeros_go_into_the_smaller_network_and_it_runs_sparse() -> None:
+    net, data, x = made("chain", 300)
+    small = sipp.shrink(net, data, multiply_adds=0.7, progress=False)
+    pruned = sipp.prune(small.model, data, keep=0.7, progress=False)
+    certificate = sipp.certify(net, pruned, torch.randn(300, *IMAGES), calibration=data, progress=False)
+    assert certificate.n == 300
+    torch.testing.assert_close(sipp.sparse(small, x)(x), output(small.model, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_polish_brings_it_nearer() -> None:
+    net, data, x = made("chain", 400)
+    small = sipp.shrink(net, data, multiply_adds=0.6, progress=False)
+    polished = sipp.shrink(net, data, multiply_adds=0.6, steps=150, progress=False)
+    assert polished.chosen is not None and polished.chosen.polish is not None
+    assert off_by(net, polished.model, x) < off_by(net, small.model, x)
+    assert [layer.after for layer in polished.layers] == [layer.after for layer in small.layers]
+
+
+def test_the_same_call_gives_the_same_network() -> None:
+    net, data, _ = made("residual")
+    first, second = (sipp.shrink(net, data, multiply_adds=0.6, progress=False) for _ in range(2))
+    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
+
+
+def test_a_code_with_a_number_of_channels_keeps_them_all() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), Part(lambda x: x.view(-1, 6 * 64)), nn.Linear(384, 4))
+    with pytest.raises(ModelError, match="no channels can go"):
+        sipp.shrink(net, torch.randn(30, *IMAGES), weights=0.8, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"multiply_adds": 0.5, "weights": 0.5}, OptionError, "two budgets"),
+        ({"multiply_adds": 1.5}, OptionError, "multiply_adds"),
+        ({"multiply_adds": 0.01}, OptionError, "give at least"),
+        ({"uniform": True}, OptionError, "uniform.*needs a budget"),
+        ({"steps": 5}, OptionError, "steps.*needs a budget"),
+        ({"multiply_adds": 0.5, "multiple_of": 0}, OptionError, "multiple_of"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, object], error: type[Exception], words: str) -> None:
+    net, data, _ = made("chain", 40)
+    with pytest.raises(error, match=words):
+        sipp.shrink(net, data, progress=False, **options)
+
+
+def test_a_language_model_folder_loads_with_a_changed_configuration(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=50, max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    data = [{"input_ids": torch.randint(0, 50, (8, 12))} for _ in range(4)]
+    small = sipp.shrink(model, data, weights=0.8, uniform=True, exclude="*o_proj", progress=False)
+    assert small.model.config.intermediate_size < 64 and small.model.config.num_key_value_heads == 2
+    assert small.model.config.use_cache and model.config.intermediate_size == 64
+    small.model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    x = torch.randint(0, 50, (2, 9))
+    torch.testing.assert_close(loaded(x).logits, small.model(x).logits)
+    assert loaded.generate(x, max_new_tokens=3).shape == (2, 12)
