@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.files import read_json
-from sipp.report import read_results, render
 from sipp.report.summary import claim_of
 from sipp.results.bench import Bench
 from sipp.results.display import counted
@@ -21,6 +20,7 @@ from sipp.results.network_hash import model_hash
 from sipp.runtime import steps
 from sipp.verbs.certify import certify_accuracy
 from sipp_lab.nets import build
+from sipp_lab.page import read_results, render
 
 
 @pytest.fixture(scope="module")
