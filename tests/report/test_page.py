@@ -182,7 +182,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
         "21.3 % of the weights" in made
         and "pruned model, sipp-hybrid" in made
         and "What to do next" in made
-        and "sipp bench net" in made
+        and f"sipp bench {folder} --model my:net" in made
     )
     assert "2 rows in 1 layer lost all weights" in made
     assert "0.weight keeps" not in made and "1.weight keeps the smallest share" in made

@@ -51,8 +51,9 @@ def find_blocks(model: nn.Module, run: Recording, named: str | Sequence[str] | N
     found = _longest(calls, names)
     why = "" if found is None else _why_not_by_themselves(run, found)
     if names is not None and (found is None or why):
+        why = why or _why_not(calls, names)
         raise OptionError(
-            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {why or _why_not(calls, names)}",
+            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {why}",
             fix="name a list of modules that are called one after the other, or leave it to be found",
             option="blocks",
         )
