@@ -39,7 +39,7 @@ ENDS = {
         ["net.sipp.safetensors", "page.html"],
         r"pruning lowers the accuracy by at most [\d.]+ percentage",
     ),
-    "papers_experiment.sh": ("", "", ["page.html", "figures"], r"finished"),
+    "papers_experiment.sh": ("", "", ["page.html"], r"nothing left to do[\s\S]*finished"),
     "hf_transformer.py": (
         "bert train.txt new.txt",
         "transformers",

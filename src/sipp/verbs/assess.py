@@ -42,7 +42,7 @@ def assess(
 ) -> Pruned:
     """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
 
-    `pruned` is the network `dense` with other weights, or a result that holds it (a ModelError says if it is a different
+    `pruned` is the network `dense` with other weights, or a result that holds it (a ModelError says if it is another
     network), or masks
     {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may
     contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
