@@ -9,9 +9,10 @@
 
 1,000 training images without labels calibrate, all 10,000 test images judge. `l1` takes the filters with the smallest
 sums of magnitudes, the same share in every residual block; `not refitted` is sipp's choice with the dense weights; both
-and Torch-Pruning (its group magnitudes, which also narrow the residual stream) have the statistics of their norms taken
-again on the same images. Seconds are those of plain torch, batches of 64, the best of several, taken in turns. Rows go
-to benchmarks/figures/channels.json, beside those of earlier calls.
+and Torch-Pruning (its group magnitudes of the inner filters: it does not know these networks' shortcuts, which pad with
+zeros) have the statistics of their norms taken again on the same images. Seconds are those of plain torch, batches of
+64, the best of several, taken in turns (--busy: CPU time of one thread). Rows go to benchmarks/figures/channels.json,
+beside those of earlier calls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import alternate, table, write_figures
+from common import alternate, clock_for, table, write_figures
 from published import BATCH, accuracy, images_of, resnet
 from torch import Tensor, nn
 
@@ -81,9 +82,9 @@ def by_torch_pruning(net: nn.Module, points: Tensor, fewer: float) -> nn.Module:
         share = (low + high) / 2
         trial = copy.deepcopy(net)
         importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
-        pruner = torch_pruning.pruner.BasePruner(
-            trial, example, importance, pruning_ratio=share, ignored_layers=[trial.linear]
-        )
+        blocks = [module for module in trial.modules() if hasattr(module, "conv1") and hasattr(module, "conv2")]
+        stream = [trial.conv1, trial.linear, *(block.conv2 for block in blocks)]
+        pruner = torch_pruning.pruner.BasePruner(trial, example, importance, pruning_ratio=share, ignored_layers=stream)
         pruner.step()
         if whole > fewer * torch_pruning.utils.count_ops_and_params(trial, example)[0]:
             high, found = share, trial
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--mirrored", action="store_true")
     parser.add_argument("--only", nargs="+", default=["sipp", "not refitted", "l1"])
     parser.add_argument("--peer", type=Path)
+    parser.add_argument("--busy", action="store_true")
     parser.add_argument("--seed", type=int, default=0, help="of the training images")
     parser.add_argument("--networks", type=int, help="only compare so many random networks")
     given = parser.parse_args()
@@ -137,7 +139,7 @@ def main() -> None:
     images, net = images_of(given.cifar10, given.seed), resnet(given.weights)
     points = images.points(0, N_POINTS)
     used = torch.stack((points, points.flip(3)), 1).flatten(0, 1) if given.mirrored else points
-    options = {"progress": False}
+    options, clock = {"progress": False}, clock_for(given.busy)
 
     def small(fewer: float, **more: object) -> Shrunk:
         return sipp.shrink(net, used, multiply_adds=1 / fewer, **options, **more)
@@ -160,7 +162,7 @@ def main() -> None:
             start = time.perf_counter()
             made = make(fewer)
             taken = time.perf_counter() - start
-            seconds = alternate(*(lambda one=one: run(one, points[:TIMED]) for one in (net, made)))
+            seconds = alternate(*(lambda one=one: run(one, points[:TIMED]) for one in (net, made)), clock=clock)
             values = {"accuracy": round(accuracy(made, images), 2), "faster": round(seconds[0] / seconds[1], 2)}
             rows.append([name, way, f"{fewer:g}", *values.values(), f"{taken:.0f} s"])
             print(*rows[-1], flush=True)
