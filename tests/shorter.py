@@ -2,8 +2,6 @@
 
 import pytest
 
-from sipp.report import figures
-
 
 def narrow(patch: pytest.MonkeyPatch) -> None:
     """Makes the network of the digits recipes one of 980 weights: a tenth of the work."""
@@ -16,7 +14,7 @@ def narrow_resnets(patch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
-    """A recipe that is run trains the narrow network; one small figure a run is drawn (report/test_figures.py: all).
+    """A recipe that is run trains the narrow network.
 
     What is timed is called once a turn, however short that is.
     """
@@ -24,8 +22,3 @@ def shorten(command: str, patch: pytest.MonkeyPatch) -> None:
         narrow(patch)
     if command == "bench":
         patch.setattr("sipp.verbs.bench.LEAST_SECONDS", 0.0)
-    if command == "report":
-        of_run = figures._figures
-        patch.setattr(figures, "_figures", lambda run: dict([*of_run(run).items()][:1]))
-        patch.setattr("sipp.report.figures.FORMATS", ("png",))
-        patch.setattr("sipp.report.figures.DPI", 20)

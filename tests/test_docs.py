@@ -172,7 +172,7 @@ def test_the_first_page_runs_twice_in_one_folder(yours: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    "line", ["sipp recipes  # exit 3", "sipp run digits-iterative --no-such  # not run: never", "sipp nothing"]
+    "line", ["sipp run  # exit 3", "sipp run digits-iterative --no-such  # not run: never", "sipp nothing"]
 )
 def test_a_wrong_command_is_caught(line: str) -> None:
     with pytest.raises(Exception):  # noqa: B017 - typer's own kinds differ by version

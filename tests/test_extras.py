@@ -25,17 +25,13 @@ CORE = {"torch", "numpy", "scipy", "llvmlite", "numba", "safetensors", "rich", "
 
 # What a user would call, and what it then says it needs: one row or more for each optional package.
 NEEDS = [
-    ("jinja2", "from sipp.report import render; render([])", "drawing the page needs jinja2", "report"),
-    ("matplotlib", "from pathlib import Path; from sipp.report import write_figures; write_figures([], Path('f'))",
-     "drawing figures needs matplotlib", "report"),
-    ("yaml", "from sipp_lab.recipes import load_recipe; load_recipe('digits-iterative')",
+    ("jinja2", "from sipp.report import render; render([], [])", "drawing the page needs jinja2", "report"),
+    ("yaml", "from sipp_lab.recipes import load_recipe; load_recipe('digits-iterative', settings=('seed=1',))",
      "reading a recipe needs pyyaml", "train"),
     ("PIL", "from sipp_lab.data.imagefolder import index_folders; index_folders('photos')",
      "reading images needs pillow", "train"),
     ("sklearn", "from sipp_lab.data.digits import load_digits; load_digits()",
      "the digits data set needs scikit-learn", "train"),
-    ("accelerate", "from sipp_lab.parallel.processes import join_processes; join_processes(cpu=True)",
-     "training in several processes needs accelerate", "train"),
     ("ray", "from sipp_lab.parallel.on_ray import check_ray, RayOptions; check_ray(RayOptions())",
      "engine 'ray' needs ray", "ray"),
     ("transformers", "from sipp.cli.hugging_face_models import hf_model; hf_model('hf:folder')",
@@ -44,6 +40,8 @@ NEEDS = [
      "holding masks in the HF Trainer needs transformers", "hf"),
     ("pytorch_lightning", "import sipp.integrations.lightning",
      "holding masks in Lightning needs pytorch-lightning", "lightning"),
+    ("accelerate", "from sipp.cli import hugging_face_models as hf; hf.hf_model_without_weights('hf:.')",
+     "reading a network without its weights needs accelerate", "hf"),
     ("gguf", "from sipp.cli.hugging_face_models import _from_gguf; _from_gguf(None, '.', 'x.gguf')",
      "reading GGUF files needs gguf", "hf"),
     *((name, "import torch; from sipp import export; "
@@ -68,7 +66,7 @@ def test_a_missing_package_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    for name in ("sipp_lab.recipes.yamlfile", "sipp.integrations.lightning", "sipp.integrations.hugging_face"):
+    for name in ("sipp.integrations.lightning", "sipp.integrations.hugging_face"):
         monkeypatch.delitem(sys.modules, name, raising=False)  # these import at their head
     with pytest.raises(OptionError) as caught:
         exec(call, {})
@@ -143,7 +141,7 @@ model = "--model lenet-300-100 --weights net.pt".split()
 for words in (
     ["prune", *model, "--data", "points.npy", "--keep", "0.9", "--method", "magnitude", "--out", "pruned"],
     "certify --model lenet-300-100 --dense net.pt --pruned pruned --holdout more.npy --out certificate.json".split(),
-    ["runs", "--out", "."],
+    ["run", "--status", "--out", "."],
     ["--help"],
 ):
     assert run_and_report(app, words) == 0, words

@@ -28,8 +28,8 @@ def test_commands_on_the_paper_page_exist() -> None:
         assert command in COMMANDS
         if command == "study" and words[0] != "NAME":
             assert load_study(words[0], form="full" if "--full" in words else "short").recipes
-        if command in ("run", "recipes"):
-            assert load_recipe(words[-1]).name == words[-1]
+        if command == "run":
+            assert load_recipe(words[0]).name == words[0]
 
 
 def test_the_paper_page_names_every_study() -> None:

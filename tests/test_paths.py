@@ -39,7 +39,7 @@ ENDS = {
         ["net.sipp.safetensors", "page.html"],
         r"pruning lowers the accuracy by at most [\d.]+ percentage",
     ),
-    "papers_experiment.sh": ("", "", ["page.html", "figures"], r"finished"),
+    "papers_experiment.sh": ("", "", ["page.html"], r"nothing left to do[\s\S]*finished"),
     "hf_transformer.py": (
         "bert train.txt new.txt",
         "transformers",
@@ -51,7 +51,7 @@ ENDS = {
         "",
         "",
         ["sparse/accuracy.json", "sparse/eval.json", "small.safetensors", "page.html", "small.onnx"],
-        r"x smaller [\s\S]* certified: [\s\S]* inputs per call",
+        r"x smaller [\s\S]* inputs per call",
     ),
     "shell_images.sh": ("", "PIL", ["sparse/eval.json", "page.html"], r"2 classes[\s\S]*accuracy: +[\d.]+% pruned"),
     "researcher.py": ("", "", ["page.html"], r"mine: [\d.]+% right after retraining"),

@@ -48,4 +48,4 @@ best = sipp.prune_to(net, calibration, holdout, max_accuracy_drop=0.05, confiden
 print(best)
 sipp.save(best.pruned, "spotter.sipp.safetensors", certificate=best.certificate)
 print(sipp.inspect("spotter.sipp.safetensors"))
-print(sipp.page(best.pruned, best.certificate, path="page.html"))
+print(sipp.page(best.pruned, best.certificate, path="page.html", force=True))

@@ -56,7 +56,7 @@ certificate = sipp.certify_accuracy(model, pruned.model.eval(), second, output="
 print(certificate.sentence)
 assessed = sipp.assess(model, pruned.model, calibration)
 sipp.save_folder(assessed, "assessed", certificate=certificate)
-print(sipp.page(assessed, certificate, path="page.html"))
+print(sipp.page(assessed, certificate, path="page.html", force=True))
 print(sipp.export(pruned, "sparse"))
 tokenizer.save_pretrained("sparse")
 again = AutoModelForSequenceClassification.from_pretrained("sparse")

@@ -63,7 +63,7 @@ certificate = sipp.certify_accuracy(net, pruned.model, holdout, confidence=0.95)
 print(certificate.sentence)
 assessed = sipp.assess(net, pruned.model, loader)  # training has changed the weights: what holds of these
 print(sipp.save(assessed, "net.sipp.safetensors", certificate=certificate))
-print(sipp.page(assessed, certificate, path="page.html"))
+print(sipp.page(assessed, certificate, path="page.html", force=True))
 
 again = sipp.load("net.sipp.safetensors", into=Net())
 print(sipp.sparse(again, next(iter(holdout))[0]))

@@ -66,4 +66,4 @@ for name, pruned in networks.items():
 networks = {name: sipp.assess(net, pruned.model, data) for name, pruned in networks.items()}  # as they are now
 certificate = sipp.certify_accuracy(net, networks["mine"], [(new, new_labels)], calibration=data)
 print(certificate.sentence)
-sipp.page(networks, certificate, path="page.html")  # side by side
+sipp.page(networks, certificate, path="page.html", force=True)  # side by side

@@ -59,4 +59,4 @@ certificate = sipp.certify_accuracy(dense.net, resumed.net, new, calibration=ima
 print(certificate.sentence)
 trained = sipp.assess(dense.net, resumed.net, images[:400])  # training moved the weights: what holds now
 print(sipp.save(trained, "net.sipp.safetensors", certificate=certificate))
-sipp.page(trained, certificate, path="page.html")
+sipp.page(trained, certificate, path="page.html", force=True)

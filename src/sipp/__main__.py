@@ -1,4 +1,4 @@
-"""`python -m sipp`: the command line, also for `accelerate launch -m sipp`."""
+"""`python -m sipp`: the command line, also for `torchrun -m sipp`."""
 
 from sipp.cli.main import main
 

@@ -9,11 +9,10 @@ from sipp.errors import OptionError
 EXTRAS = {
     "jinja2": ("jinja2", "report"),
     "markupsafe": ("jinja2", "report"),  # comes with it
-    "matplotlib": ("matplotlib", "report"),
     "yaml": ("pyyaml", "train"),
     "PIL": ("pillow", "train"),
     "sklearn": ("scikit-learn", "train"),
-    "accelerate": ("accelerate", "train"),
+    "accelerate": ("accelerate", "hf"),
     "ray": ("ray", "ray"),
     "transformers": ("transformers", "hf"),
     "pytorch_lightning": ("pytorch-lightning", "lightning"),

@@ -1,4 +1,4 @@
-"""Arms of an experiment: a method, optionally with its own reduction over patches (T3). Imports no torch.
+"""Arms of an experiment: a method, optionally with its own reduction over patches (T3).
 
 The label of an arm is the same in recipes, records and on the page: "magnitude", "sipp-det", "sipp-det mean". So one
 run can compare both reductions of a method on the same dense network.
@@ -10,9 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import sipp
 from sipp.errors import OptionError
+from sipp.results.checking import nearest
 from sipp.results.options import Reduce
-from sipp.scoring.methods import method_of, refuse_fitted
 
 SEPARATOR = " "
 
@@ -37,17 +38,20 @@ def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
     """
     if label in own:
         return Arm(label)
-    words = label.split() if isinstance(label, str) else []
-    if len(words) < 2:
-        method = method_of(words[0] if words else label)
-        refuse_fitted(method.name, "a run trains them")
-        return Arm(method.name)
-    row = method_of(words[0])
-    if len(words) > 2 or words[1] not in get_args(Reduce):
+    method, *reduce = label.split() if isinstance(label, str) and label.split() else [str(label)]
+    known = sipp.methods()
+    if method not in known:
+        raise OptionError(f"{method!r:.60} is not one of {', '.join(known)}{nearest(method, known)}")
+    row = known[method]
+    if row.fitting is not None:
+        raise OptionError(f"{method!r} finds new values along with its mask, but a run trains them")
+    if not reduce:
+        return Arm(method)
+    if len(reduce) > 1 or reduce[0] not in get_args(Reduce):
         raise OptionError(
             f"{label!r:.60} is not a method", fix=f"write a method alone, or with one of {', '.join(get_args(Reduce))}"
         )
     if not row.uses_sensitivities or row.is_blend:
         why = "it tries both" if row.is_blend else "it uses no sensitivities"
-        raise OptionError(f"{row.name} takes no {words[1]} over patches: {why}", fix=f"write {row.name} alone")
-    return Arm(row.name, "max" if words[1] == "max" else "mean")
+        raise OptionError(f"{method} takes no {reduce[0]} over patches: {why}", fix=f"write {method} alone")
+    return Arm(method, "max" if reduce[0] == "max" else "mean")

@@ -1,7 +1,7 @@
 """Loads a user's own code: a network and data by name, and scores from a file.
 
 Only the command line may name code (`load_recipe` refuses it in a recipe's file), so that no file from elsewhere can
-decide what is executed. torch is imported inside the functions, because recipes are listed without it.
+decide what is executed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sipp.errors import OptionError
-from sipp.files import sha256_of
-from sipp.scoring.methods import MethodInfo, own_methods
+import torch
+from torch import nn
 
-Module = Any  # torch's
-ImageSet = Any  # of `data/`, which imports torch
+import sipp
+from sipp.errors import OptionError
+from sipp_lab.data.imageset import ImageSet
+from sipp_lab.files import sha256_of
+
 DIGEST_LENGTH = 12
 CALLABLE = "give package.module:callable, which is called without arguments"
 SETS = "(training images, training labels, test images, test labels)"
@@ -36,10 +38,8 @@ def import_named(spec: str) -> Any:
     return value
 
 
-def own_network(spec: str) -> Module:
+def own_network(spec: str) -> nn.Module:
     """Calls the user's function and returns its network in train mode."""
-    from torch import nn
-
     model = _call_named(spec, "network")
     if not isinstance(model, nn.Module):
         raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
@@ -48,10 +48,6 @@ def own_network(spec: str) -> Module:
 
 def own_images(spec: str) -> ImageSet:
     """Calls the user's function and returns its data: float32 images N x C x H x W and labels 0, 1, ..."""
-    import torch
-
-    from sipp_lab.data.imageset import ImageSet
-
     tensors = _call_named(spec, "data")
     parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, torch.Tensor) for part in parts):
@@ -66,8 +62,6 @@ def own_images(spec: str) -> ImageSet:
 
 def _call_named(spec: str, what: str) -> Any:
     """Calls the named function or class; refuses a network object, which all seeds would share."""
-    from torch import nn
-
     maker = call_user_code(spec, what, lambda: import_named(spec))
     if isinstance(maker, nn.Module) or not callable(maker):
         raise OptionError(f"{spec!r} is a {type(maker).__name__}, not a function or class", fix=CALLABLE)
@@ -79,7 +73,7 @@ def load_scores(path: Path) -> None:
     option = f"--code {path}"
     if path.suffix != ".py" or not path.is_file():
         raise OptionError("there is no Python file of this name", where=option, fix="give a .py file")
-    before = own_methods()
+    before = sipp.methods()
     module = ModuleType(f"sipp_code_{path.stem}")
     module.__file__ = str(path.resolve())
     sys.modules[module.__name__] = module
@@ -89,7 +83,7 @@ def load_scores(path: Path) -> None:
     call_user_code(
         option, "scores", lambda: exec(compile(path.read_bytes(), code, "exec"), vars(module)), fix="correct the file"
     )
-    if all(before.get(name) is row for name, row in own_methods().items()):
+    if all(before.get(name) is row for name, row in sipp.methods().items()):
         raise OptionError("it registers no method", where=option, fix="call sipp.register_method(name, function) in it")
 
 
@@ -118,7 +112,7 @@ def source_digest(spec: str) -> str:
     return f"{spec} source {sha256_of(source)[:DIGEST_LENGTH]}"
 
 
-def score_digest(method: MethodInfo) -> str:
+def score_digest(method: Any) -> str:
     """A digest of the file that defines a score, and of how its weights are cut."""
     try:
         source = _source_of(method.score)

@@ -18,7 +18,7 @@ from sipp.cli.commands import demo_command
 from sipp.cli.main import COMMANDS
 from sipp.errors import DataError, OptionError, SippError
 from sipp.results.jsonio import to_json
-from sipp_lab.runs import run_recipe as train_run
+from sipp_lab.runs import running as train_run
 
 
 @pytest.fixture
@@ -164,8 +164,8 @@ def test_many_warnings_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
-    assert json.loads(run("runs", "--out", tmp_path, "--json").stdout) == {"kind": "runs", "runs": []}
-    names = [one["name"] for one in json.loads(run("recipes", "--json").stdout)["recipes"]]
+    assert json.loads(run("run", "--status", "--out", tmp_path, "--json").stdout) == {"kind": "runs", "runs": []}
+    names = [one["name"] for one in json.loads(run("run", "--json").stdout)["recipes"]]
     assert "digits-iterative" in names
 
 
@@ -174,7 +174,7 @@ def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record |= {"dead_rows": 0, "loss": math.nan}
 
     def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.FinishedRun:
-        on_progress(train_run.Progress("dense", None, 1, 1, 2))  # type: ignore[operator]
+        on_progress(train_run.Progress("dense", 1, 2, is_end=True))  # type: ignore[operator]
         return train_run.FinishedRun(tmp_path, [record], 2)
 
     monkeypatch.setattr("sipp.cli.run_work.run_recipe", fake)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.cli.model_option import load_model
-from sipp.report import read_results, render
 from sipp_lab.nets import build
+from sipp_lab.page import read_results, render
 
 
 @pytest.fixture(scope="module")

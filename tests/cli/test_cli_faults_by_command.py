@@ -220,13 +220,11 @@ WRONG: list[tuple[str, str, str]] = [
     ("study paper-fully-connected --set prune.levels=-1 --dry-run", "levels", "sipp study"),
     ("study paper-fully-connected --set train.epochs=1e-3 --dry-run", "epochs", "sipp study"),
     ("study paper-fully-connected --set name=../x --dry-run", "name", "sipp study"),
-    ("recipes show", "name of a recipe is missing", "sipp recipes show"),
-    ("recipes show no-such-recipe", "no-such-recipe", "sipp recipes"),
-    ("recipes show ../../etc/passwd", "passwd", "sipp recipes"),
-    ("recipes show tagged.yaml", "tag", "sipp recipes"),
-    ("recipes show bomb.yaml", "alias", "sipp recipes"),
-    ("recipes show key.yaml", "not_a_key", "sipp recipes"),
-    ("recipes show text.yaml", "epochs", "sipp recipes"),
+    ("run no-such-recipe --show", "no-such-recipe", "sipp run"),
+    ("run ../../etc/passwd --show", "passwd", "sipp run"),
+    ("run tagged.yaml --show", "tag", "sipp run"),
+    ("run key.yaml --show", "not_a_key", "sipp run"),
+    ("run text.yaml --show", "epochs", "sipp run"),
 ]  # fmt: skip
 RECIPES = {
     "tagged": "net: !!python/object/apply:os.mkdir ['ran']\n",

@@ -13,7 +13,7 @@ from commandline import Done, files_in, run, three_lines
 
 from sipp.cli.errors import run_and_report
 from sipp.errors import DataError
-from sipp_lab.runs.store import read_records
+from sipp_lab.runs.folder import read_records
 
 
 def prune(folder: Path, *change: object) -> Done:
@@ -115,7 +115,7 @@ def test_a_page_needs_a_name_and_runs_a_folder(tmp_path: Path) -> None:
     assert "is a folder" in three_lines(run("report", tmp_path / "out", "--out", tmp_path).stderr)[0]
     file = tmp_path / "out" / "report.json"
     for as_json in ([], ["--json"]):
-        listed = run("runs", "--out", file, *as_json)
+        listed = run("run", "--status", "--out", file, *as_json)
         assert listed.returncode == 2 and "is a file" in three_lines(listed.stderr)[0]
     assert files_in(tmp_path) == before
 
@@ -134,6 +134,6 @@ def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
 
         return app
 
-    assert run_and_report(fails(errno.ENOSPC), ["runs"]) == 2
+    assert run_and_report(fails(errno.ENOSPC), ["run"]) == 2
     assert three_lines(capsys.readouterr().err)[2].startswith("free space")
-    assert run_and_report(fails(errno.EBADF), ["runs"]) == 1  # and this one is
+    assert run_and_report(fails(errno.EBADF), ["run"]) == 1  # and this one is

@@ -77,14 +77,6 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(
     assert other.returncode == 2 and "was started with other options" in three_lines(other.stderr)[0]
 
 
-def test_blocks_must_name_a_list_of_modules(llama: Path, tmp_path: Path) -> None:
-    assert prune(llama, tmp_path / "a", "--keep", 0.5, "--blocks", "model.layers").returncode == 0
-    refused = prune(llama, tmp_path / "b", "--keep", 0.5, "--blocks", "model.norm")
-    what, _, fix = three_lines(refused.stderr)
-    assert "--blocks 'model.norm' is a LlamaRMSNorm, and must be a list" in what and "model.layers (2)" in fix
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize("words", [["--keep", 0.5, "--pattern", "2:4"], [], ["--keep", 0.5, "--method", "snip"]])
 def test_what_cannot_be_meant_is_refused_before_the_work(words: list[object], llama: Path, tmp_path: Path) -> None:
     assert len(three_lines(prune(llama, tmp_path / "out", *words).stderr)) == 3

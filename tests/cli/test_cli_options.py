@@ -92,8 +92,6 @@ def good(folder: Path, out: Path) -> dict[str, dict[str, object]]:
         "export": {"FILE": folder / "net.sipp.safetensors", **model, **data, "--out": out / "net.onnx"},
         "study": {"NAME": "paper-fully-connected", "--out": out / "runs"},
         "sensitivity": {**model, **data, "--out": out / "scores.safetensors"},
-        "recipes": {"ACTION": "show", "RECIPE": "digits-iterative"},
-        "runs": {"--out": folder},
         "report": {"RUNS": folder / "run", "--out": out / "page.html"},
         "data": {"NAME": "list", "FOLDER": folder},
         "bench": {
@@ -149,10 +147,8 @@ def no_long_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     def hangs(*args: object) -> None:
         raise AssertionError("it hangs")
 
-    monkeypatch.setattr("sipp_lab.runs.run_recipe.train_networks", begun)
-    monkeypatch.setattr("sipp_lab.runs.run_recipe.run_on_ray", begun)
-    monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
-    monkeypatch.setattr("sipp.report.figures.DPI", 20)
+    monkeypatch.setattr("sipp_lab.runs.running.train_networks", begun)
+    monkeypatch.setattr("sipp_lab.runs.running.run_on_ray", begun)
     monkeypatch.setattr(
         "sipp_lab.data.cifar10.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
     )

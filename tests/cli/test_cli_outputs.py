@@ -13,11 +13,10 @@ from commandline import asked, files_in, must_not_be_called, refused, run, three
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp import report
 from sipp.cli import model_option, stored_option
 from sipp.cli.commands import demo_command as demo
-from sipp.report.plots import metric_view
 from sipp.scoring import methods
+from sipp_lab import page
 
 Words = list[object]
 # What the options and arguments that name a place on the disk are for; a new name must be put here.
@@ -25,7 +24,7 @@ READ = {
     "--weights", "--data", "--holdout", "--calibration", "--code", "--dense", "--pruned", "FILE", "RECIPE",
     "RUNS",
 }  # fmt: skip
-WRITTEN = {"--out", "--figures", "FOLDER"}  # `runs` only lists its --out
+WRITTEN = {"--out", "FOLDER"}
 NAMES_OR_PLACES = {"--data", "--holdout", "--calibration", "RECIPE"}
 PLACES = [one for one in asked() if one.kind is Path or one.label in NAMES_OR_PLACES]
 
@@ -155,7 +154,7 @@ def test_a_network_pruned_over_itself(folder: Path) -> None:
 
 
 def test_what_exists_stays_without_force(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp_lab.runs.run_recipe.run", must_not_be_called)
+    monkeypatch.setattr("sipp_lab.runs.running.run", must_not_be_called)
     for name in ("mine.safetensors", "mine.json", "page.html"):
         (folder / name).write_text("mine")
     (folder / "other").mkdir()
@@ -206,26 +205,6 @@ def test_it_is_replaced_with_force(tmp_path: Path) -> None:
                 assert "--force" in three_lines(done.stderr)[2] and files_in(tmp_path) == before
 
 
-# --- report ---------------------------------------------------------------------------------------------------------
-
-
-def test_figures_are_replaced_with_force_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp.report.figures.FORMATS", ("png",))
-    runs, figures = (
-        big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1),
-        tmp_path / "figures",
-    )
-    monkeypatch.setattr("sipp.report.figures.metric_views", lambda run: {"top1": metric_view(run, "top1")})
-    monkeypatch.setattr("sipp.report.figures._layer_figures", lambda run: {})
-    monkeypatch.setattr("sipp.report.figures.epsilon_views", lambda run: {})  # one figure
-    words = ["report", runs, "--figures", figures]
-    assert run(*words, "--out", tmp_path / "1.html").returncode == 0
-    before = files_in(tmp_path)
-    refused(run(*words, "--out", tmp_path / "2.html"), "--figures", "exists")
-    assert files_in(tmp_path) == before
-    assert run(*words, "--out", tmp_path / "2.html", "--force").returncode == 0
-
-
 # --- run, demo, data -------------------------------------------------------------------------------------------------
 
 
@@ -235,9 +214,9 @@ def test_a_demo_over_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for m, level in ((None, 0), ("magnitude", 1))
     ]
     shown = big_run(tmp_path / "run", methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
-    honest = report.read_results
+    honest = page.read_results
     monkeypatch.setattr(demo, "_records", lambda *args: result)
-    monkeypatch.setattr(report, "read_results", lambda paths: honest([shown]))
+    monkeypatch.setattr(page, "read_results", lambda paths: honest([shown]))
     out = tmp_path / "demo"
     assert run("demo", "--out", out).returncode == 0
     before = files_in(tmp_path)

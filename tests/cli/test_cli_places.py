@@ -19,7 +19,6 @@ from sipp.cli.commands import demo_command as demo
 from sipp.cli.errors import Terminated
 from sipp.errors import OptionError
 from sipp.files import check_file, read_json, write_json
-from sipp_lab.training.signals import Interrupted
 
 NOBODY = 65534
 LONG = "x" * 252  # letters: a name, but too long with the start it has while it is being written
@@ -28,7 +27,7 @@ Words = list[object]
 # --- a demo that was stopped ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [Interrupted(2), Interrupted(15), KeyboardInterrupt(), Terminated(143)], ids=repr)
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Terminated(143)], ids=repr)
 def test_a_stopped_demo_leaves_the_disk_as_it_was(
     stop: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,7 +35,7 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
         (out / "half").mkdir()
         raise stop
 
-    monkeypatch.setattr("sipp_lab.runs.run_recipe.run", stopped)
+    monkeypatch.setattr("sipp_lab.runs.running.run", stopped)
     (tmp_path / "there").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
@@ -50,7 +49,7 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(
 def test_a_demo_s_folder_that_is_none_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp_lab.runs.run_recipe.run", must_not_be_called)
+    monkeypatch.setattr("sipp_lab.runs.running.run", must_not_be_called)
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "page.html").mkdir(parents=True)
     before = files_in(tmp_path)
@@ -103,19 +102,19 @@ def test_one_broken_run_does_not_hide_the_others(kind: str, tmp_path: Path) -> N
     root = tmp_path / "runs"
     for name in ("a", "c"):
         whole_run(root / name)
-    whole = json.loads(run("runs", "--out", root, "--json").stdout)["runs"]
+    whole = json.loads(run("run", "--status", "--out", root, "--json").stdout)["runs"]
     assert [(one["name"], one["state"], one["what"]) for one in whole] == [(n, "finished", None) for n in ("a", "c")]
     make, words = BROKEN[kind]
     make(whole_run(root / "b"))
 
-    listed = run("runs", "--out", root, "--json")
+    listed = run("run", "--status", "--out", root, "--json")
     assert listed.returncode == 0 and listed.stderr == ""
     first, broken, last = json.loads(listed.stdout)["runs"]
     assert [first, last] == whole and set(broken) == set(first)
     assert (broken["name"], broken["state"], broken["n_done"]) == ("b", "broken", None)
     assert words in broken["what"] and str(root / "b") in broken["what"] and broken["do"]
 
-    shown = run("runs", "--out", root)
+    shown = run("run", "--status", "--out", root)
     assert shown.returncode == 0 and shown.stdout.count("finished") == 2
     assert f"broken: {broken['what']}; {broken['do']}" in shown.stdout.splitlines()
 
@@ -137,7 +136,7 @@ def test_a_broken_result_that_was_asked_for_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for asked in ([folders["c"]], [tmp_path / "runs", folders["c"]]):
         done = run("report", *asked, "--out", page)
-        assert done.returncode == 2 and "not whole JSON" in three_lines(done.stderr)[0] and not page.exists()
+        assert done.returncode == 2 and "is not JSON" in three_lines(done.stderr)[0] and not page.exists()
     (folders["a"] / "manifest.json").write_text("")
     none = run("report", tmp_path / "runs", "--out", page)
     assert none.returncode == 2 and "put back" in three_lines(none.stderr)[2] and not page.exists()
@@ -180,15 +179,10 @@ def command(name: str, folder: Path) -> Words:
 def test_an_output_that_cannot_be_is_refused_before_any_work(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sipp.report.read_intact_results", must_not_be_called)
+    monkeypatch.setattr("sipp_lab.page.read_intact_results", must_not_be_called)
     before = files_in(folder)
     for path in ("file/out", LONG, "x" * 300, "/proc/out"):
         refused(run(*command(name, folder), "--out", folder / path), "--out")
-        if name == "report":
-            words = [*command(name, folder), "--out", folder / "page", "--figures"]
-            for figures in (path, "file"):
-                if figures != LONG:  # a folder is made in one step
-                    refused(run(*words, folder / figures), "--figures")
         assert files_in(folder) == before, path
 
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.files import read_json
-from sipp.report import read_results, render
 from sipp.report.summary import claim_of
 from sipp.results.bench import Bench
 from sipp.results.display import counted
@@ -21,6 +20,7 @@ from sipp.results.network_hash import model_hash
 from sipp.runtime import steps
 from sipp.verbs.certify import certify_accuracy
 from sipp_lab.nets import build
+from sipp_lab.page import read_results, render
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,8 @@ def test_shrink_gives_a_smaller_network_with_its_certificate(folder: Path, tmp_p
 
 def test_shrink_within_a_budget(folder: Path, tmp_path: Path) -> None:
     sipp.save(mlp(), tmp_path / "net.sipp.safetensors")
-    words = ["shrink", tmp_path / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--out"]
+    net = ["--model", "cli_zoo:mlp", "--data", folder / "data.npy"]
+    words = ["shrink", tmp_path / "net.sipp.safetensors", *net, "--out"]
     done = run(*words, tmp_path / "small.pt", "--weights", 0.6, "--points", 40, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -12,13 +12,14 @@ from commandline import run
 from report.synthetic import big_run
 from safetensors.torch import save_file
 
-from sipp.report import render
+from sipp.report import tone_of
 from sipp.report.compare_networks import networks_table
 from sipp.report.contents import TableCell
-from sipp.report.results import read_pruned_result, read_results
-from sipp.report.run_article import best_choice, method_table, tone_of
+from sipp.report.results import read_pruned_result
 from sipp.results.display import percent_up
-from sipp_lab.runs.reading import read_run
+from sipp_lab.page import read_results, render
+from sipp_lab.page.run_article import best_choice, method_table
+from sipp_lab.runs.folder import read_run
 
 
 def test_the_table_has_every_method_at_every_keep(tmp_path: Path) -> None:
@@ -69,15 +70,6 @@ def test_networks_stand_side_by_side_with_their_certificates(networks: Path, tmp
     page = render(results)
     assert "Networks side by side" in page and page.index("networks0-moved") < page.index("part0-layers")
     assert "Certificate (certificate.json)" in page  # on the page of its network, under the name of its file
-
-
-def test_figures_of_several_networks_and_none_of_one(networks: Path, tmp_path: Path) -> None:
-    done = run("report", networks, "--out", tmp_path / "page.html", "--figures", tmp_path / "figures")
-    assert done.returncode == 0 and "figures: 4 files" in done.stdout, done.stderr
-    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert names == [f"networks-{what}.{kind}" for what in ("certified", "moved") for kind in ("pdf", "png")]
-    done = run("report", networks / "k0.5", "--out", tmp_path / "one.html", "--figures", tmp_path / "figures")
-    assert done.returncode == 2 and "nothing to draw" in done.stderr and not (tmp_path / "one.html").exists()
 
 
 def test_a_certificate_of_another_network_is_marked_and_not_shown(networks: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from sipp.cli.commands import demo_command as demo
-from sipp_lab.training.signals import Interrupted
 
 SHORT = ("prune.methods=[magnitude, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
 
@@ -41,19 +39,6 @@ def test_two_short_runs_agree_and_end_with_a_page(tmp_path: Path) -> None:
     }
     # The run itself is made anew each time: nothing of it stays beside what it shows.
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["page.html"]
-
-
-def test_ctrl_c_ends_the_demo_with_its_status_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*args: object, **options: object) -> None:
-        raise Interrupted(signal.SIGINT)
-
-    monkeypatch.setattr("sipp_lab.runs.run_recipe.run", stopped)
-    with pytest.raises(SystemExit) as stop:
-        demo.run_demo(tmp_path, progress=False)
-    assert stop.value.code == 130
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_table_fits_80_columns() -> None:

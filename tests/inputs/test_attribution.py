@@ -107,7 +107,7 @@ def test_elsewhere_there_is_a_maximum_and_no_mean(layout: str, caplog: pytest.Lo
         assert not oracle.disagreements({"m.weight": found.sensitivity_FK}, expected)
         assert found.sign_complexity is None
         assert "m.weight" in caplog.text and "padding" not in caplog.text
-        with pytest.raises(DataError, match="batch_first=True.*batches of one input"):
+        with pytest.raises(DataError, match=r"batch_first=True.*batches of one input"):
             sipp.sensitivity(model, [x], reduce="mean")
 
 

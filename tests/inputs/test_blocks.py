@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs.blocks import Blocks, enter, find_blocks
+from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.data import data_of
 from sipp.inputs.trace import record
+from sipp.repairing.parts import Part, run_part
 from sipp.results.batches import Batch
 
 
@@ -102,13 +103,15 @@ def test_blocks_are_found_and_walked(way: str, kind: type[Block], at: int | str,
     net, points = Net(way, kind).eval(), batch()
     blocks = blocks_in(net)
     assert blocks == Blocks(NAMES, at, n_none)
-    entered = enter(net, blocks, points)
-    state = entered.state
-    assert torch.equal(state, net.first(points.args[0]))
-    for name, call in zip(blocks.names, entered.calls):
-        one = blocks.joined(points, call, state)
-        state = blocks.state_of(net.get_submodule(name)(*one.args, **one.kwargs))
-    assert torch.equal(net.last(state), net(points.args[0]))
+    kept: Any = None
+    for i, end in enumerate((*NAMES, "")):  # each part by itself, from what the block before it gave
+        outputs: list[Any] = []
+        part = Part(i, NAMES[:i], end, ())
+        made = run_part(net, part, kept, lambda outputs=outputs: outputs.append(net(*points.args)))
+        assert len(outputs) == (not end)
+        kept = made if made is None else blocks.as_output(blocks.state_of(made))
+    assert torch.equal(outputs[0], net(points.args[0]))
+    assert not any("forward" in vars(module) or module._forward_hooks for module in net.modules())
 
 
 @pytest.mark.parametrize("way", ["activation between", "mask of a state", "twice"])

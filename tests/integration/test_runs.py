@@ -14,13 +14,12 @@ from fresh_process import run_script
 from shorter import narrow
 from typer.testing import CliRunner
 
-from sipp.cli.commands import run_command, runs_command
+from sipp.cli.commands import run_command
 from sipp.cli.options import as_command
 from sipp.errors import OptionError
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.reading import list_runs
-from sipp_lab.runs.run_recipe import run
-from sipp_lab.runs.store import checkpoints
+from sipp_lab.runs.folder import list_runs
+from sipp_lab.runs.running import run
 
 KILL_LOOP = Path(__file__).parent.parent / "lab" / "runs" / "kill_loop.py"
 N_KILLS = 3
@@ -28,7 +27,6 @@ PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 
 app = typer.Typer()
 app.command()(as_command(run_command.run))
-app.command()(as_command(runs_command.runs))
 
 SMALL = (
     "train.epochs=1",
@@ -46,7 +44,7 @@ def options(*settings: str) -> list[str]:
 
 def test_run_run_again_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow(monkeypatch)
-    command = ["run", "digits-iterative", *options(), "--out", str(tmp_path), "--device", "cpu", "--accept-changes"]
+    command = ["digits-iterative", *options(), "--out", str(tmp_path), "--device", "cpu", "--accept-changes"]
     first = CliRunner().invoke(app, command, catch_exceptions=False)
     assert (
         first.exit_code == 0
@@ -55,12 +53,12 @@ def test_run_run_again_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     second = CliRunner().invoke(app, command, catch_exceptions=False)
     assert second.exit_code == 0 and "nothing left to do" in second.stdout and "networks done" not in second.stdout
-    listed = CliRunner().invoke(app, ["runs", "--out", str(tmp_path)], catch_exceptions=False)
+    listed = CliRunner().invoke(app, ["--status", "--out", str(tmp_path)], catch_exceptions=False)
     assert "2 of 2" in listed.stdout and "finished" in listed.stdout
 
 
 def test_a_wrong_setting_is_named_before_any_work(tmp_path: Path) -> None:
-    command = ["run", "digits-iterative", "--set", "train.epoch=3", "--out", str(tmp_path)]
+    command = ["digits-iterative", "--set", "train.epoch=3", "--out", str(tmp_path)]
     with pytest.raises(OptionError, match=r"did you mean 'train.epochs'"):
         CliRunner().invoke(app, command, catch_exceptions=False)
     assert not list(tmp_path.iterdir())
@@ -76,18 +74,16 @@ def wait_for(found: Path, pattern: str, process: subprocess.Popen[str]) -> None:
 def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
     endless = ("train.epochs=100000",)
     arguments = ["run", "digits-iterative", *options(*endless), "--out", str(tmp_path), "--device", "cpu"]
-    code = (
-        "import sys, typer; from sipp.cli.commands import run_command, runs_command; "
-        "from sipp.cli.options import as_command; "
-        "app = typer.Typer(); app.command()(as_command(run_command.run)); "
-        "app.command()(as_command(runs_command.runs)); app()"
-    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-m", "sipp", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     try:
-        wait_for(tmp_path, "*/seed0.dense/step-*", process)
+        wait_for(tmp_path, "*/manifest.json", process)
         assert [one.state for one in list_runs(tmp_path)] == ["running"]
         with pytest.raises(OptionError, match=f"in use by process {process.pid}"):
             run(load_recipe("digits-iterative", settings=(*SMALL, *endless)), out=tmp_path, device="cpu")
@@ -96,9 +92,9 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM" in errors
-    (listed,) = list_runs(tmp_path)
-    assert listed.state == "stopped" and 1 <= len(checkpoints(listed.folder / "seed0.dense")) <= 2
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "run the same command again to resume" in errors and "stopped by SIGTERM" in errors
+    assert [one.state for one in list_runs(tmp_path)] == ["stopped"]
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

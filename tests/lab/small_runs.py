@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sipp.storage.state_files import load_state
-from sipp.storage.tensors import tensors_to_bytes
+from sipp_lab.files import load_state
 from sipp_lab.recipes import Recipe, load_recipe
-from sipp_lab.runs import store
-from sipp_lab.runs.run_recipe import FinishedRun, run
+from sipp_lab.runs import stages
+from sipp_lab.runs.folder import FINAL, read_records, without_times
+from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (
     "train.epochs=2", "train.decay={factor: 0.5, milestones: [1]}", "train.batch_size=256", "data.n_calibration=40",
@@ -33,12 +33,12 @@ def small(name: str, *settings: str) -> Recipe:
 
 def final(folder: Path, stage: str) -> Tensors:
     """The trained network of a stage."""
-    return load_state(folder / stage, "final")[0]
+    return load_state(folder / stage / FINAL)[0]
 
 
 def saved(folder: Path) -> dict[str, Tensors]:
     """{stage: its trained network} of a run."""
-    return {path.parent.name: final(folder, path.parent.name) for path in sorted(folder.glob("*/final.safetensors"))}
+    return {path.parent.name: final(folder, path.parent.name) for path in sorted(folder.glob(f"*/{FINAL}"))}
 
 
 def equal(a: Tensors, b: Tensors) -> bool:
@@ -48,25 +48,29 @@ def equal(a: Tensors, b: Tensors) -> bool:
 def contents(folder: Path) -> list[Any]:
     """All that a run left behind: the names of its files, its networks, and the records without their clock."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    networks = [tensors_to_bytes(tensors) for tensors in saved(folder).values()]
-    return [*names, *networks, *(store.without_times(record) for record in store.read_records(folder))]
+    raw = [
+        (name, key, tensor.dtype, tensor.flatten().view(torch.uint8).tolist())
+        for name, tensors in saved(folder).items()
+        for key, tensor in sorted(tensors.items())
+    ]
+    return [*names, *raw, *(without_times(record) for record in read_records(folder))]
 
 
 def killed_at_every(
     nth: int, recipe: Recipe, out: Path, patch: pytest.MonkeyPatch, look: Callable[[Tensors, dict[str, Any]], None]
 ) -> FinishedRun:
-    """Runs the recipe, killed after every nth checkpoint and begun again; `look` sees the checkpoints of kills."""
-    save, n_saved = store.save_checkpoint, 0
+    """Runs the recipe, killed after every nth save and begun again; `look` sees what was saved last."""
+    save, n_saved = stages.save_state, 0
 
-    def dying(folder: Path, name: str, tensors: Tensors, values: dict[str, Any]) -> None:
+    def dying(path: Path, tensors: Tensors, values: dict[str, Any]) -> None:
         nonlocal n_saved
-        save(folder, name, tensors, values)
+        save(path, tensors, values)
         n_saved += 1
         if n_saved % nth == 0:
-            look(*load_state(folder, name))
+            look(*load_state(path))
             raise Killed
 
-    patch.setattr(store, "save_checkpoint", dying)
+    patch.setattr(stages, "save_state", dying)
     while True:
         try:
             return run(recipe, out=out, device="cpu", checkpoint_seconds=0.0, accept_changes=True)

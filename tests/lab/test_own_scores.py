@@ -1,4 +1,4 @@
-"""Scores of a user's own in runs: named on the command line, recorded, and never a reason to train others again."""
+"""Scores of a user's own in runs: named on the command line, and recorded."""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,8 @@ from sipp.errors import OptionError
 from sipp.scoring import methods
 from sipp_lab.own_code import load_scores, score_digest
 from sipp_lab.recipes import Code, load_recipe
-from sipp_lab.runs.reading import read_run
-from sipp_lab.runs.run_recipe import run
+from sipp_lab.runs.folder import read_run
+from sipp_lab.runs.running import FinishedRun, run
 
 SCORES = """
 import torch, sipp
@@ -39,39 +39,33 @@ def loaded(folder: Path, text: str) -> None:
     load_scores(folder / "scores.py")
 
 
-def made(folder: Path, names: str) -> list[tuple[str | None, str | None]]:
-    """The networks of a run of these methods that were trained now or taken over, and from where."""
+def made(folder: Path, names: str) -> FinishedRun:
+    """A run of these methods on a network and data of the user's own."""
     (folder / "mine_for_scores.py").write_text(MINE)
     code = Code(net="mine_for_scores:make", data="mine_for_scores:load")
     sys.path.insert(0, str(folder))
     recipe = load_recipe("digits-iterative", settings=(*SETTINGS, f"prune.methods=[{names}]"), code=code)
-    done = run(recipe, out=folder / "runs", device="cpu")
-    return [(record["method"], record.get("taken_from")) for record in done.records]
+    return run(recipe, out=folder / "runs", device="cpu")
 
 
-def test_adding_a_score_leaves_finished_networks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [taken for _, taken in made(tmp_path, "magnitude")] == [None, None]
+def test_own_scores_are_part_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded(tmp_path, SCORES)
     first = made(tmp_path, "magnitude, squares")
-    assert [method for method, taken in first if taken is None] == ["squares"]
+    assert first.n_made == 3 and made(tmp_path, "magnitude, squares").n_made == 0
     (tmp_path / "more.py").write_text("import sipp\n" + MORE)
     load_scores(tmp_path / "more.py")
-    second = made(tmp_path, "magnitude, squares, cubes")
-    assert [method for method, taken in second if taken is None] == ["cubes"]
-    loaded(tmp_path, SCORES.replace("POWER = 2", "POWER = 4"))  # its file changed: it alone is made
-    third = made(tmp_path, "magnitude, squares, cubes")
-    assert [method for method, taken in third if taken is None] == ["squares"]
+    assert made(tmp_path, "magnitude, squares").folder == first.folder  # a score that the recipe does not name
+    loaded(tmp_path, SCORES.replace("POWER = 2", "POWER = 4"))  # its file changed: another run
+    assert made(tmp_path, "magnitude, squares").folder != first.folder
 
     monkeypatch.setattr(methods, "_ROWS", {row.name: row for row in methods.METHODS})  # without the code
-    assert [taken is None for _, taken in made(tmp_path, "magnitude, random")] == [False, False, True]
     with pytest.raises(OptionError, match="squares"):
         load_recipe("digits-iterative", settings=("prune.methods=[squares]",))
-    folders = sorted((tmp_path / "runs").iterdir())
-    assert all(read_run(folder).notes == () for folder in folders)  # fresh runs of own code: no false alarm
+    assert read_run(first.folder).notes == ()  # a fresh run of own code: no false alarm
     page = tmp_path / "page.html"
-    report([one for one in folders if "cubes" in str(read_run(one).config)], out=page)
+    report([first.folder], out=page)
     text = page.read_text()
-    assert "squares" in text and "cubes" in text and "different version" not in text
+    assert "squares" in text and "different version" not in text
 
 
 def test_digests(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_block_is_run_once_for_each_of_its_layers_and_once_behind_them() -> No
 def test_a_gpu_is_waited_for_a_few_times_a_layer() -> None:
     """Each read of a number waits for all that was asked before: 2 in each pass, 1 in three rounds of a search."""
     count, found = counted_repair()
-    assert count["reads"] <= 40 * len(found.record.layers)
+    assert count["reads"] <= 52 * len(found.record.layers)
 
 
 class Alive(TorchDispatchMode):

@@ -12,11 +12,11 @@ from shorter import narrow
 from torch import nn
 
 import sipp
-from sipp.report import read_results, render
 from sipp.verbs import gradual as little_by_little
+from sipp_lab.page import read_results, render
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.reading import read_run
-from sipp_lab.runs.run_recipe import run
+from sipp_lab.runs.folder import read_run
+from sipp_lab.runs.running import run
 
 RECIPE = (
     "train.epochs=1",

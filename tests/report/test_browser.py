@@ -10,8 +10,7 @@ from PIL import Image
 from report.browser import CHROMIUM, Visit, screenshot, visit
 from report.synthetic import big_run
 
-from sipp.report.rendering import render
-from sipp.report.results import read_results
+from sipp_lab.page import read_results, render
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 

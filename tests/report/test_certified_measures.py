@@ -10,10 +10,10 @@ import pytest
 from report.synthetic import certificate
 from report.test_result_folders import pruned_folder
 
-from sipp.report import read_results, render
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import read_pruned_result
 from sipp.results.certificate import Certificate
+from sipp_lab.page import read_results, render
 
 
 def of_measure(measure: Any, epsilon: float) -> Certificate:

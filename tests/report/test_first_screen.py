@@ -13,10 +13,10 @@ from report.test_result_folders import pruned_folder
 from sipp.cli.commands.report_command import report
 from sipp.files import seal
 from sipp.report.glossary import about_method
-from sipp.report.rendering import render
-from sipp.report.results import read_pruned_result, read_results
-from sipp.report.run_article import method_table, run_titles
-from sipp_lab.runs.reading import read_run
+from sipp.report.results import read_pruned_result
+from sipp_lab.page import read_results, render
+from sipp_lab.page.run_article import method_table, run_titles
+from sipp_lab.runs.folder import read_run
 
 SCREEN = 900  # pixels high, of a window that is 1440 wide
 RUN = {"n_inputs": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 1.26e-07}

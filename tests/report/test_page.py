@@ -13,14 +13,13 @@ from typer.testing import CliRunner
 
 from sipp.cli.commands import report_command
 from sipp.cli.options import as_command
-from sipp.errors import SippError
 from sipp.files import read_json, write_json
 from sipp.report.plots import statement_cards
-from sipp.report.rendering import embedded, render
-from sipp.report.results import read_results
+from sipp.report.rendering import embedded
 from sipp.results.bounds import Coverage, Guarantee, NetworkBound
 from sipp.results.jsonio import to_json
-from sipp_lab.runs.reading import read_run
+from sipp_lab.page import read_results, render
+from sipp_lab.runs.folder import read_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 MAX_BYTES = 3_000_000
@@ -182,7 +181,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
         "21.3 % of the weights" in made
         and "pruned model, sipp-hybrid" in made
         and "What to do next" in made
-        and "sipp bench net" in made
+        and f"sipp bench {folder} --model my:net" in made
     )
     assert "2 rows in 1 layer lost all weights" in made
     assert "0.weight keeps" not in made and "1.weight keeps the smallest share" in made
@@ -209,24 +208,9 @@ def test_the_report_command_writes_the_page(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [str(run), "-o", str(out), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert len(found.pop("marked")) == 3  # its name, its networks, its code: none is that of a real run
-    assert found == {"page": str(out), "bytes": out.stat().st_size, "figures": [], "of": ["run"], "broken": []}
+    assert len(found.pop("marked")) == 1  # other code
+    assert found == {"page": str(out), "bytes": out.stat().st_size, "of": ["run"], "broken": []}
     assert faults(out.read_text()) == [] and [path.name for path in out.parent.iterdir()] == ["page.html"]
-
-
-@pytest.mark.parametrize("n_records", [0, 1])  # a dense network alone has no curve
-def test_figures_of_nothing_are_refused(tmp_path: Path, n_records: int) -> None:
-    import typer
-
-    app = typer.Typer()
-    app.command()(as_command(report_command.report))
-    settings = config(name="r", pipeline="iterative", methods=("magnitude",), n_levels=1, n_seeds=1)
-    run = write_run(tmp_path / "run", settings, [dense(0)][:n_records])
-    done = CliRunner().invoke(
-        app, [str(run), "-o", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
-    )
-    assert done.exit_code != 0 and isinstance(done.exception, SippError)
-    assert "nothing to draw" in str(done.exception) and not (tmp_path / "page.html").exists()
 
 
 def test_a_contradicted_bound_is_called_so() -> None:

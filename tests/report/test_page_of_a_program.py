@@ -10,7 +10,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.report import read_results, render
+from sipp_lab.page import read_results, render
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,13 @@ from report.synthetic import big_run, certificate, facts, layer
 
 from sipp.errors import DataError
 from sipp.files import seal
-from sipp.report.results import PrunedModel, read_pruned_result, read_results
+from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import to_json
 from sipp.results.stored import Identity
-from sipp_lab.runs.reading import Run, read_run
+from sipp_lab.page import read_results
+from sipp_lab.runs.folder import Run, read_run
 
 
 @pytest.fixture
@@ -88,7 +89,6 @@ def change(record: dict[str, Any], key: str, value: Any) -> str:
     [
         ("after.n_top1", "high", "n_top1"),
         ("after", None, "after"),
-        ("level", 3, "no network of this run"),
         ("pruned.layers.0.kept", "all", "kept"),
         ("method", 7, "method"),
         ("pruned.bound", [], "bound"),

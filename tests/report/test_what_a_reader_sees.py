@@ -16,10 +16,9 @@ from report.browser import CHROMIUM, Visit, visit
 from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
-from sipp.report.rendering import render
-from sipp.report.results import read_results
 from sipp.results.pruned import OutputChange
 from sipp.results.repair import FittedLayer, Repair
+from sipp_lab.page import read_results, render
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 

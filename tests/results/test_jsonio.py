@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sipp.errors import DataError
-from sipp.files import read_json
 from sipp.results.jsonio import NOT_JSON, from_json, to_json
-from sipp.results.manifest import Manifest
-from sipp.results.run_records import NetworkRecord
-from sipp_lab.runs.reading import read_run
+from sipp_lab.runs.folder import read_run
+from sipp_lab.runs.records import Manifest, NetworkRecord
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*/*/manifest.json"))
 
@@ -140,7 +138,7 @@ def agree(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("manifest", RESULTS, ids=lambda path: path.parent.name)
 def test_what_was_run_for_real_is_read_as_it_is(manifest: Path) -> None:
-    values = read_json(manifest)
+    values = json.loads(manifest.read_text())
     assert to_json(from_json(Manifest, values, manifest)) == values
     records = [json.loads(line) for line in (manifest.parent / "records.jsonl").read_text().splitlines()]
     for record in records:

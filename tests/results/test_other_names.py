@@ -115,10 +115,10 @@ def test_every_verb_takes_what_prune_and_prune_to_gave(tmp_path: Path) -> None:
         )
         folder = sipp.save_folder(record, tmp_path / "folder")
         assert ("certified" in (folder / "report.json").read_text()) == (record is best)
-        page = sipp.page(record, path=tmp_path / "page.html").read_text()
+        page = sipp.page(record, path=tmp_path / "page.html", force=True).read_text()
         assert ("With 95 % confidence" in page) == (record is best)
     assert torch.allclose(sipp.sparse(best, example)(example), best.model(example), atol=1e-5)
-    sipp.page([best], best.certificate, path=tmp_path / "page.html")  # the same one twice is one
+    sipp.page([best], best.certificate, path=tmp_path / "page.html", force=True)  # the same one twice is one
     with torch.no_grad():
         best.model.get_parameter("0.weight").mul_(1.01)
     assert sipp.save(best, tmp_path / "net.safetensors").certificate is None  # it was about other weights

@@ -75,9 +75,9 @@ def hf_model(spec: str) -> nn.Module:
 
 def hf_model_without_weights(spec: str) -> nn.Module:
     """The network of a folder on the meta device, without its weights."""
-    transformers, folder = _transformers("--model hf:DIR"), folder_of(spec)
     with needed_for("reading a network without its weights"):
         from accelerate import init_empty_weights
+    transformers, folder = _transformers("--model hf:DIR"), folder_of(spec)
     if gguf_in(folder) is not None:
         raise ModelError(
             f"{folder} holds a GGUF file, and only .safetensors are read block by block",

@@ -31,11 +31,9 @@ COMMANDS = {
     "inspect": "Show what is in a file from sipp.save or a folder from `sipp prune`: sizes, method, certificate.",
     "export": "Export a pruned network for other programs, or as one small file; the result is compared.",
     "shrink": "Remove dead channels for good: a smaller dense network with the same outputs.",
-    "run": "Run a recipe, or resume one that was stopped; Ctrl-C stops it after the current step.",
+    "run": "Run a recipe, or resume one that was stopped; without a recipe, list them.",
     "study": "Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.",
-    "recipes": "List the recipes, or explain every key of one.",
-    "runs": "List the runs in a folder and how far each has got.",
-    "report": "Write a page about runs or pruned networks that works offline, and figures for print.",
+    "report": "Write a page about runs or pruned networks that works offline.",
     "data": "List the data sets and which of them you have, or download CIFAR-10 or MNIST.",
     "bench": "Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.",
 }

@@ -20,7 +20,8 @@ import typer
 import sipp
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
-from sipp.errors import SippError
+from sipp.errors import OptionError, SippError
+from sipp.results.checking import method_here, nearest
 from sipp.results.options import CliOption, Group, NormStats, PruneOptions
 
 KINDS = (
@@ -315,6 +316,15 @@ class StoredOptions:
         str | None, option(f"Inputs; default: noise for a built-in network. Otherwise {KINDS}.", MODEL_PANEL)
     ] = None
     reading: ReadingOptions
+
+
+def check_method(name: str, where: str) -> None:
+    """Refuses, before any work, a method that nobody knows."""
+    known = sipp.methods()
+    if name not in known:
+        here = method_here(name) or (f"not a method{nearest(name, known)}", f"give one of {', '.join(known)}")
+        error = OptionError(f"{name!r:.40} is {here[0]}", fix=here[1], option="method")
+        raise as_command_error(error, where, "see --help")
 
 
 def load_code(paths: list[Path] | None) -> None:

@@ -8,27 +8,19 @@ block by block, with only the states of all points between two blocks in memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sipp.errors import ModelError, OptionError
-from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import fresh
+from sipp.errors import OptionError
 from sipp.inputs.recording import ModuleCall, Recording, Ref, refs_in
-from sipp.inputs.restore import StopForward, replaced_forwards
-from sipp.results.batches import Batch
-from sipp.results.numerics import same_tensor
 
 FEWEST_BLOCKS = 2
 MOST_LISTS = 4  # named in an error
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, by position and by name
 
 
 @dataclass(frozen=True)
@@ -48,29 +40,6 @@ class Blocks:
         """A block's output with this state."""
         return state if self.n_none is None else (state, *[None] * self.n_none)
 
-    def split(self, call: Call) -> tuple[Any, Call]:
-        """The state of a call, and the call without it."""
-        args, kwargs = call
-        if isinstance(self.at, str):
-            return kwargs[self.at], (args, {name: value for name, value in kwargs.items() if name != self.at})
-        return args[self.at], ((*args[: self.at], None, *args[self.at + 1 :]), kwargs)
-
-    def joined(self, batch: Batch, call: Call, state: Tensor) -> Batch:
-        """The batch with the arguments of a block, the state among them."""
-        args, kwargs = call
-        if isinstance(self.at, str):
-            return replace(batch, args=args, kwargs=kwargs | {self.at: state}, labels=None)
-        args = (*args[: self.at], state, *args[self.at + 1 :])
-        return replace(batch, args=args, kwargs=dict(kwargs), labels=None)
-
-
-@dataclass(frozen=True)
-class Entered:
-    """A batch as it enters the first block: the state there, and the other arguments of each block."""
-
-    state: Tensor
-    calls: tuple[Call, ...]
-
 
 def find_blocks(model: nn.Module, run: Recording, named: str | Sequence[str] | None = None) -> Blocks | None:
     """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None.
@@ -82,8 +51,9 @@ def find_blocks(model: nn.Module, run: Recording, named: str | Sequence[str] | N
     found = _longest(calls, names)
     why = "" if found is None else _why_not_by_themselves(run, found)
     if names is not None and (found is None or why):
+        why = why or _why_not(calls, names)
         raise OptionError(
-            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {why or _why_not(calls, names)}",
+            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {why}",
             fix="name a list of modules that are called one after the other, or leave it to be found",
             option="blocks",
         )
@@ -108,36 +78,6 @@ def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
         fix=f"the network has {', '.join(lists[:MOST_LISTS])}" if lists else "the network has none: leave it out",
         option="blocks",
     )
-
-
-def enter(model: nn.Module, blocks: Blocks, batch: Batch) -> Entered:
-    """Runs the part of the model before the blocks; the blocks themselves only pass the state on."""
-    calls: list[Call] = []
-
-    def note(call: Call) -> Tensor:
-        state, rest = blocks.split(call)
-        calls.append(rest)
-        if len(calls) == 1:
-            first.append(state.detach().clone())
-        if len(calls) == len(blocks.names):
-            raise StopForward
-        return first[0].clone()
-
-    first: list[Tensor] = []
-    with suppress(StopForward), scoring_mode(model, "running"), _instead(model, blocks, note):
-        run_batch(model, fresh(batch))
-    if len(calls) != len(blocks.names):
-        raise ModelError(f"{batch.where} does not pass all of its {len(blocks.names)} blocks")
-    return Entered(first[0], tuple(calls))
-
-
-def _instead(model: nn.Module, blocks: Blocks, note: Callable[[Call], Tensor]) -> AbstractContextManager[None]:
-    """A context in which blocks call `note` and pass on the state that it returns."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return blocks.as_output(note((args, kwargs)))
-
-    return replaced_forwards((model.get_submodule(name), forward) for name in blocks.names)
 
 
 def _called_once(model: nn.Module, run: Recording) -> list[ModuleCall]:
@@ -241,16 +181,3 @@ def _state(call: ModuleCall) -> int | None:
 
 def _is_nested(a: str, b: str) -> bool:
     return a.startswith(f"{b}.") or b.startswith(f"{a}.")
-
-
-def same_arguments(a: Any, b: Any) -> bool:
-    """Whether two arguments are equal. Other objects must be identical: a new cache may hold what blocks computed."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensor(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same_arguments(a[name], b[name]) for name in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same_arguments, a, b))
-    if isinstance(a, str | int | float | None) or isinstance(b, str | int | float | None):
-        return type(a) is type(b) and a == b
-    return a is b

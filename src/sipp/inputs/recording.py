@@ -8,7 +8,7 @@ same values", and a number is made by one operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sipp.errors import ModelError
@@ -144,7 +143,20 @@ class Recording:
 
 def refs_in(value: Any) -> tuple[int, ...]:
     """All tensors in the arguments or the output of a recorded call, in order."""
-    return tuple(int(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Ref))
+    found: list[int] = []
+    _gather_refs((value,), found)
+    return tuple(found)
+
+
+def _gather_refs(values: Iterable[Any], found: list[int]) -> None:
+    # called for containers only: this runs for every operation of a network
+    for one in values:
+        if isinstance(one, Ref):
+            found.append(int(one))
+        elif isinstance(one, (tuple, list)):
+            _gather_refs(one, found)
+        elif isinstance(one, dict):
+            _gather_refs(one.values(), found)
 
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (operation, args, kwargs) -> its result
@@ -330,15 +342,16 @@ class Recorder:
 
     def _with_refs(self, value: Any) -> Any:
         """The value with a `Ref` for every tensor, and the type of whatever may hold tensors unseen (a cache)."""
-
         if isinstance(value, Tensor):
             return Ref(self._number(value))
+        if value is None or isinstance(value, _PLAIN):
+            return value
         if isinstance(value, dict):
             return {name: self._with_refs(one) for name, one in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             found = [self._with_refs(one) for one in value]
             return found if isinstance(value, list) else tuple(found)
-        return value if value is None or isinstance(value, _PLAIN) else type(value)
+        return type(value)
 
     # --- What torch executes ------------------------------------------------------------------------------------------
 

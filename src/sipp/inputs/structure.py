@@ -293,7 +293,7 @@ def _product(sizes: Sequence[int]) -> int:
     return found
 
 
-# --- Is it a chain of fully-connected layers? (T12) ---------------------------------------------------------------------
+# --- Is it a chain of fully-connected layers? (T12) -------------------------------------------------------------------
 
 
 def why_no_chain(model: nn.Module, run: Recording, weights: set[str]) -> str:

@@ -349,11 +349,6 @@ class _Sample:
     values_BN: Tensor
     tolerance: float
 
-    @property
-    def are_alike(self) -> bool:
-        """Whether all inputs have the same."""
-        return bool((self.values_BN == self.values_BN[:1]).all())
-
 
 class _Uses:
     """The uses of one run, with samples of their patches."""
@@ -384,17 +379,22 @@ class _Uses:
 
     def compare(self, placed_B: Tensor, moved: _Uses | None) -> None:
         """Marks the uses whose patches did not move with the inputs to their new places; None: none are known."""
-        for i, use in enumerate(self.uses):
-            key = use.weight, use.nth
-            if use.unassigned or len(self.samples[key].values_BN) == 1:
-                continue
-            if moved is None:
-                why = REFUSED
+        open_ = [
+            use for use in self.uses if not use.unassigned and len(self.samples[use.weight, use.nth].values_BN) > 1
+        ]
+        why = dict[Key, str]()
+        shown = list[tuple[Key, Tensor]]()
+        for key in ((use.weight, use.nth) for use in open_):
+            first, second = self.samples[key], None if moved is None else moved.samples.get(key)
+            if second is None or first.values_BN.shape != second.values_BN.shape:
+                why[key] = REFUSED if moved is None else BY_VALUES
             else:
-                why = _why_not_moved(self.samples[key], moved.samples.get(key), placed_B)
-            if not why and key in self.folded and self.samples[key].are_alike:
-                why = ALIKE
-            self.uses[i] = replace(use, unassigned=why)
+                shown.append((key, _has_moved_and_differs(first, second, placed_B)))
+        on_one = [both.to(shown[0][1].device) for _, both in shown]
+        found = torch.stack(on_one).tolist() if shown else []  # a GPU is waited for only here
+        for (key, _), (has_moved, differs) in zip(shown, found):
+            why[key] = "" if has_moved and (differs or key not in self.folded) else ALIKE if has_moved else NOT_MOVED
+        self.uses = [replace(use, unassigned=why.get((use.weight, use.nth), use.unassigned)) for use in self.uses]
 
 
 def _sampled(windows: Tensor) -> Tensor:
@@ -407,16 +407,12 @@ def _sampled(windows: Tensor) -> Tensor:
     return values_BN.clone()
 
 
-def _why_not_moved(first: _Sample, second: _Sample | None, placed_B: Tensor) -> str:
-    """Why patches did not move with their inputs, which have these places in the second run; "" if they did."""
-    if second is None or first.values_BN.shape != second.values_BN.shape:
-        return BY_VALUES
+def _has_moved_and_differs(first: _Sample, second: _Sample, placed_B: Tensor) -> Tensor:
+    """Whether the patches moved with the inputs, which have these places in the second run, and whether they differ."""
     wanted_BN, found_BN = first.values_BN[placed_B.to(first.values_BN.device)], second.values_BN
     size = torch.maximum(first.values_BN.abs().amax(), found_BN.abs().amax())
-    distance = (wanted_BN - found_BN).abs().amax()
-    if bool(distance <= first.tolerance * size):  # not if anything is NaN
-        return ""
-    return NOT_MOVED
+    has_moved = (wanted_BN - found_BN).abs().amax() <= first.tolerance * size  # not if anything is NaN
+    return torch.stack((has_moved, (first.values_BN != first.values_BN[:1]).any()))
 
 
 # --- The table of contents --------------------------------------------------------------------------------------------

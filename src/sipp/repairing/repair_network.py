@@ -174,7 +174,8 @@ def repair_network(
 def _layer_task(options: RepairOptions, weights: Mapping[str, Weight], masks: Masks) -> LayerTask:
     """How each layer is fitted."""
     is_large = is_like_a_language_model(list(weights.values()), masks)
-    a, ridges = LARGE_ERROR_FEEDBACK if is_large else ERROR_FEEDBACK, (RIDGE,)
+    a = LARGE_ERROR_FEEDBACK if is_large else ERROR_FEEDBACK
+    ridges: tuple[float, ...] = (RIDGE,)
     if options.method in PEERS:
         a = 0.0
     elif options.error_feedback is not None:

@@ -155,7 +155,7 @@ def _add(
     known: tuple[Tensor, Moments] | None,
     *,
     shares: bool,
-) -> tuple[Tensor, Moments]:
+) -> tuple[Tensor, Moments] | None:
     """Adds one use to the sums of a weight; returns its windows with the sums over them, which others may share.
 
     `known` are those of the last use. Products are in float32, or in float64 like the inputs; sums are float64.
@@ -197,7 +197,7 @@ def _add(
     if here is not moments:
         moments.add_inputs(here.xx_GKK, here.x_GK)
     moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
-    return use.windows, here
+    return (use.windows, here) if shares else None
 
 
 def _patches(

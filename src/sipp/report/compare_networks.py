@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sipp.report.contents import Article, Finding, Section, Table, TableCell
-from sipp.report.numbers import number
+from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel, shared_holdout
-from sipp.report.run_article import WORST, tone_of
 from sipp.report.series import Curve, point_of
 from sipp.results.certificate import USELESS, Certificate, limit_words
 from sipp.results.display import percent_up

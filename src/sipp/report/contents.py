@@ -89,15 +89,6 @@ class Article:
     tables: list[tuple[str, list[tuple[str, str]]]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class StudySummary:
-    """The study that a page is about: its title, what it shows, and rows for a table."""
-
-    title: str
-    finding: Finding
-    rows: list[tuple[str, str]]
-
-
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Flattens nested values to (dotted key, value)."""
     for key, value in values.items():

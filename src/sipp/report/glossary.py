@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from sipp.report.palette import REPAIRED
+from sipp.report.palette import REPAIRED, SEPARATOR
 from sipp.scoring.methods import METHODS
-from sipp_lab.arms import SEPARATOR
 
 MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's norm"
 WORDS = {
     "keep": "share of the prunable weights that are kept: keep 10 % means 90 % zeros",
     "dense": "the network before pruning",
-    "dense top-1": "accuracy of the network before pruning",
-    "top-1": "accuracy: share of test inputs whose largest output is the right class",
-    "just pruned": "accuracy before any retraining",
     "dead rows": "rows (outputs of a layer) that lost all their weights and output only a bias",
     "output moves by": MOVED,
     "output moved": MOVED,
     "guarantee": "measured on inputs that neither network has seen; holds for new inputs from the same source",
     "certified within": "guaranteed for new inputs from the source of the holdout, with the certificate's confidence",
-    "smallest keep": "the smallest share of weights that this run pruned to",
     "prunable weights": "weights of linear, convolutional, recurrent and attention layers; biases and norms stay",
 }
-OF_RUNS = ("dense top-1", "top-1", "just pruned", "smallest keep")  # of training runs, not of single networks
 _ABOUT = {row.name: row.about for row in METHODS}
 
 

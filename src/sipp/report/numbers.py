@@ -10,6 +10,14 @@ Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": per
 
 TOLERANCE = 0.005  # loss of accuracy that counts as none
 MINUTE, HOUR = 60.0, 3600.0
+# Loss of accuracy against the dense network (as a share), up to which a cell has this CSS class: green, paler, orange
+TONES = ((TOLERANCE, "t0"), (0.01, "t1"), (0.03, "t2"), (0.1, "t3"))
+WORST = "t4"
+
+
+def tone_of(change: float) -> str:
+    """The CSS class for a change in accuracy."""
+    return next((tone for limit, tone in TONES if change >= -limit), WORST)
 
 
 def number(value: float | None, unit: Unit = "number") -> str:

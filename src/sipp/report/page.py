@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sipp.errors import OptionError
 from sipp.files import check_file
-from sipp.report.rendering import write_page
+from sipp.report.rendering import network_articles, render, write_page
 from sipp.report.results import PrunedModel
 from sipp.results.certificate import AnyCertificate, check_certificate
 from sipp.results.checking import check_flag, check_path
@@ -52,7 +52,9 @@ def page(
     known = {model.identity.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
-    write_page(target, results, force=force)
+    heading = f"{len(results)} pruning results" if len(results) > 1 else ""
+    text = render(network_articles(results), (model.arm for model in results), heading=heading)
+    write_page(target, text, force=force)
     return target
 
 

@@ -1,4 +1,4 @@
-"""The colour, marker and dash of each method, on the page and in figures.
+"""The colour, marker and dash of each method.
 
 The colours remain distinct with protanopia, deuteranopia and tritanopia, and contrast with the background;
 `tests/report/test_palette.py` measures both. Markers and dashes distinguish methods without colour.
@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import cycle, product
 from typing import Literal
 
-from sipp_lab.arms import SEPARATOR
-
 Marker = Literal["circle", "square", "diamond", "up", "down", "plus", "cross"]
 
 
 @dataclass(frozen=True)
 class Style:
-    """The style of one method on the page and in figures."""
+    """The style of one method on the page."""
 
     light: str  # colour on a light background, and in print
     dark: str
@@ -46,7 +44,6 @@ STYLES: dict[str, Style] = {
 # For methods without a row above: each as far as possible from all previous colours. The ninth such method on a page
 # reuses the colours of the first, with another marker and dash.
 FREE_COLOURS = (
-    ("#9b914b", "#cc9900"),
     ("#19342d", "#99ffd9"),
     ("#330066", "#b4646e"),
     ("#0f572a", "#ff6666"),
@@ -54,6 +51,7 @@ FREE_COLOURS = (
     ("#6600cc", "#ff99cc"),
     ("#ff1a8c", "#4dff79"),
     ("#42783a", "#b2bcff"),
+    ("#9b914b", "#cc9900"),  # last: the colour of magnitude is near
 )
 FREE_MARKERS: tuple[Marker, ...] = ("up", "diamond", "square", "down", "circle", "cross", "plus")
 FREE_DASHES = tuple((line, gap) for gap in (4, 5, 6, 7) for line in (10, 7, 4, 2))  # gaps that no row above has
@@ -70,15 +68,14 @@ PARTS: dict[str, tuple[str, str]] = {
     "just pruned": QUIET,
     "repaired": LOUD,
     "train": QUIET,
-    "score": LOUD,
-    "prune": ("#bc3700", "#ff8a54"),
+    "prune": LOUD,
     "certify": ("#00875f", "#2bd19b"),
     "other": ("#7e2281", "#cb7cca"),
     "total": ("#4a5361", "#c3cad4"),
 }
 
-MARKERS = {"circle": "o", "square": "s", "diamond": "D", "up": "^", "down": "v", "plus": "P", "cross": "X"}  # in print
 ARM_DASH = (2, 2)  # for an arm that names its reduction; solid if its method is dashed
+SEPARATOR = " "  # between a method and its form, in the label of an arm
 REPAIRED = "repaired"  # suffix of an arm; drawn hollow
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sipp.report import series
 from sipp.report.contents import Article, Finding, Section, key_value_rows
 from sipp.report.numbers import number
 from sipp.report.palette import THIS
 from sipp.report.plots import LAYER_VALUES, bars, cards_plot, certificate_card, layer_view, statement_cards
 from sipp.report.results import PrunedModel, shared_holdout
+from sipp.report.series import rows_of_layers
 from sipp.report.sheets import card_of, sentence, sheet_section
 from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, tiles_of
 from sipp.results.display import counted
@@ -64,7 +64,7 @@ def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
 def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     """What each layer keeps."""
     layers = pruned.pruned.layers
-    views = {field: layer_view(field, {THIS: series.rows_of_layers([layers])}) for field in LAYER_VALUES}
+    views = {field: layer_view(field, {THIS: rows_of_layers([layers])}) for field in LAYER_VALUES}
     known = {field: view for field, view in views.items() if view["series"]}
     choices = [{"label": "Show", "options": [LAYER_VALUES[field][0] for field in known]}]
     names = [layer.name for layer in layers]

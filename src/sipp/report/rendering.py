@@ -1,11 +1,11 @@
-"""Renders results as one self-contained HTML file, with styles, script and data inside."""
+"""Renders articles as one self-contained HTML file, with styles, script and data inside."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -14,57 +14,52 @@ from typing import Any
 from sipp import __version__
 from sipp.extras import needed_for
 from sipp.files import check_file, make_folder, write_atomic
-from sipp.report import palette, series
+from sipp.report import palette
 from sipp.report.compare_networks import networks_article
-from sipp.report.compare_runs import runs_article
-from sipp.report.contents import Article, StudySummary
-from sipp.report.glossary import OF_RUNS, WORDS, about_method
+from sipp.report.contents import Article
+from sipp.report.glossary import WORDS, about_method
 from sipp.report.palette import Style
 from sipp.report.pruned_article import pruned_article
-from sipp.report.results import PrunedModel, Result
-from sipp.report.run_article import run_article, run_titles
-from sipp_lab.runs.reading import Run, UnreadableFolder
+from sipp.report.results import PrunedModel
 
 TEMPLATE = "template.html.j2"
 HOW_TO_READ = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
 
 
-def write_page(
-    path: Path,
-    results: Sequence[Result],
-    *,
-    force: bool,
-    broken: Sequence[UnreadableFolder] = (),
-    study: StudySummary | None = None,
-    title: str = "",
-) -> None:
-    """Writes the page of these results; an existing file is replaced only with `force`."""
-    text = render(results, broken=broken, study=study, title=title)
+def write_page(path: Path, text: str, *, force: bool) -> None:
+    """Writes a rendered page; an existing file is replaced only with `force`."""
     make_folder(path.parent)
     check_file(path, force=force)
     write_atomic(path, text.encode(errors="replace"))  # a folder name may not be valid text
 
 
-def render(
-    results: Sequence[Result],
-    *,
-    broken: Sequence[UnreadableFolder] = (),
-    study: StudySummary | None = None,
-    title: str = "",
-) -> str:
-    """Renders these results in order, and lists those that could not be read.
+def network_articles(models: Sequence[PrunedModel]) -> list[Article]:
+    """The articles about pruned networks: the comparison of several first."""
+    compared = [networks_article(models)] if len(models) > 1 else []
+    single = [pruned_article(model, f"part{index}") for index, model in enumerate(models)]
+    return compared + [replace(article, is_closed=bool(compared)) for article in single]
 
-    With several runs, or for a study (`study`), the page starts with a panel for each network; the single results are
-    collapsed below. `title` is used for a page with several results.
+
+def render(
+    articles: Sequence[Article],
+    methods: Iterable[str],
+    *,
+    heading: str = "",
+    broken: Sequence[str] = (),
+    words: Mapping[str, str] = WORDS,
+) -> str:
+    """Renders these articles in order; `methods` are all arms that they show, each with a style of its own.
+
+    Without a `heading` it is the title of the first article. `broken` are sentences about what cannot be shown, `words`
+    are explained where they occur and at the end.
     """
     with needed_for("drawing the page"):
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
 
-    articles = _articles(results, study)
     plots = {plot["id"]: plot for article in articles for section in article.sections for plot in section.plots}
-    methods = _methods(results)
-    heading = articles[0].title if len(articles) == 1 else title or f"{len(results)} pruning results"
+    arms = tuple(dict.fromkeys(methods))
+    drawn = {name: palette.style_of(name, arms) for name in arms}
     styles = {
         name: {
             "cls": f"m{i}",
@@ -73,18 +68,18 @@ def render(
             "hollow": style.hollow,
             "about": about_method(name),
         }
-        for i, (name, style) in enumerate(methods.items())
+        for i, (name, style) in enumerate(drawn.items())
     }
     classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
-    css = _asset("page.css") + _colours(methods)
+    css = _asset("page.css") + _colours(drawn)
     script = _asset("draw.js") + _asset("names.js") + _asset("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_asset(TEMPLATE)).render(
-        heading=heading if study is None else study.title,
-        explained=_glossary(results, methods),
+        heading=heading or articles[0].title,
+        explained={**{name: about_method(name) for name in arms}, **words},
         how_to_read=HOW_TO_READ,
-        articles=articles,
-        broken=[f"Not shown: {result.folder.name} is broken. {result.what}" for result in broken],
+        articles=list(articles),
+        broken=broken,
         version=f"sipp {__version__}",
         policy=_policy(css, script),
         # Only text from this package is inserted unescaped; everything from files is escaped.
@@ -92,24 +87,6 @@ def render(
         script=Markup(script),
         data=Markup(embedded({"plots": plots, "styles": styles, "parts": classes})),
     )
-
-
-def _articles(results: Sequence[Result], study: StudySummary | None) -> list[Article]:
-    """The articles of the page: comparisons first, then single results."""
-    runs = [result for result in results if isinstance(result, Run)]
-    models = [result for result in results if isinstance(result, PrunedModel)]
-    articles = [runs_article(runs, study)] if len(runs) > 1 or study is not None else []
-    articles += [networks_article(models)] if len(models) > 1 else []
-    titles = iter(run_titles(runs))
-    together = bool(articles)
-    for index, result in enumerate(results):
-        ident = f"part{index}"
-        if isinstance(result, Run):
-            article = run_article(result, ident, next(titles))
-        else:
-            article = pruned_article(result, ident)
-        articles.append(replace(article, is_closed=together))
-    return articles
 
 
 def embedded(values: Any) -> str:
@@ -134,14 +111,6 @@ def _policy(css: str, script: str) -> str:
     )
 
 
-def _methods(results: Sequence[Result]) -> dict[str, Style]:
-    """The style of every method on the page."""
-    names: dict[str, None] = {}
-    for result in results:
-        names |= dict.fromkeys(series.methods_of(result) if isinstance(result, Run) else (result.arm,))
-    return {name: palette.style_of(name, tuple(names)) for name in names}
-
-
 def _colours(methods: dict[str, Style]) -> str:
     """CSS colour classes of methods and parts, for light and dark mode."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
@@ -149,10 +118,3 @@ def _colours(methods: dict[str, Style]) -> str:
     light = "".join(f".{name}{{color:{pair[0]}}}" for name, pair in pairs.items())
     dark = "".join(f".{name}{{color:{pair[1]}}}" for name, pair in pairs.items())
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
-
-
-def _glossary(results: Sequence[Result], methods: dict[str, Style]) -> dict[str, str]:
-    """The glossary of the page: shown as tooltips, and as a list at the end."""
-    explained = {name: about_method(name) for name in methods}
-    only_runs = all(isinstance(result, Run) for result in results)
-    return {**explained, **{name: words for name, words in WORDS.items() if only_runs or name not in OF_RUNS}}

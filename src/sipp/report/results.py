@@ -1,20 +1,19 @@
-"""Reads results from folders: runs of `sipp run`, and pruned networks of `sipp prune`.
+"""What a page knows about a pruned network, and how it is read from the folder of `sipp prune`.
 
-`sipp_lab.runs.reading` reads runs, `sipp.storage.pruned_folder` pruned networks. Errors name the file and
-line; missing values are never guessed.
+Errors name the file and line; missing values are never guessed.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sipp.errors import DataError
 from sipp.files import RECORD_NAME, read_file, read_json
+from sipp.report.palette import REPAIRED, SEPARATOR
 from sipp.results import bench, certificate, evaluation
 from sipp.results.bench import Bench
 from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, claims_on_one_holdout
@@ -24,12 +23,8 @@ from sipp.results.pruned import PrunedFacts
 from sipp.results.stored import Identity
 from sipp.results.text_scores import TextScores
 from sipp.storage import pruned_folder
-from sipp_lab.arms import SEPARATOR
-from sipp_lab.runs.reading import Run, UnreadableFolder, read_run
-from sipp_lab.runs.store import MANIFEST
 
 MOST_BYTES = 1 << 24  # of a file beside a network
-DEPTH = 2  # of nested folders: results/STUDY/RUN
 Measurement = AnyCertificate | Measured | Bench  # of a network; a file in its folder
 KINDS: dict[str, tuple[str, Any]] = {
     certificate.KIND: ("a certificate", AnyCertificate),
@@ -56,7 +51,7 @@ class PrunedModel:
     def arm(self) -> str:
         """Its label in comparisons: the method, and whether it was repaired."""
         method = self.pruned.method
-        return method if self.pruned.repair is None else f"{method}{SEPARATOR}repaired"
+        return method if self.pruned.repair is None else f"{method}{SEPARATOR}{REPAIRED}"
 
     @property
     def output_change(self) -> float | None:
@@ -116,66 +111,9 @@ def shared_holdout(models: Iterable[PrunedModel]) -> str:
     return claims_on_one_holdout(claim for model in models for claim in model.all_certificates)
 
 
-Result = Run | PrunedModel
-
-
-def read_results(paths: Sequence[Path]) -> list[Result]:
-    """Reads these folders: runs, pruned networks, or folders of them. DataError if one is broken."""
-    results, broken = read_intact_results(paths)
-    if broken:
-        raise DataError(broken[0].what)
-    return results
-
-
-def read_intact_results(paths: Sequence[Path]) -> tuple[list[Result], list[UnreadableFolder]]:
-    """The results in these folders, and the folders inside them that are broken; those in `paths` must be intact."""
-    results: dict[Path, Result] = {}
-    broken: dict[Path, UnreadableFolder] = {}
-    for path in paths:
-        folders = _result_folders(path)
-        if not folders:
-            raise DataError(
-                f"no results in this folder: neither a run ({MANIFEST}) nor a pruned network ({RECORD_NAME})",
-                where=path,
-                fix="give a folder written by sipp prune --out FOLDER, sipp.save_folder or sipp run",
-            )
-        for folder in folders:
-            resolved = folder.resolve()
-            if resolved in results:
-                continue
-            try:
-                results[resolved] = (read_run if (folder / MANIFEST).exists() else read_pruned_result)(folder)
-            except (DataError, OSError) as error:
-                if folder == path:  # named by the caller
-                    raise
-                broken[resolved] = UnreadableFolder(folder, str(error))
-    return list(results.values()), list(broken.values())
-
-
-def _is_result(folder: Path) -> bool:
-    """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
-    try:
-        return (folder / MANIFEST).exists() or pruned_folder.is_pruned_folder(folder)
-    except OSError:
-        return True
-
-
-def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
-    """The folder itself if it is a result, else the results in it or in its subfolders."""
-    if _is_result(path):
-        return [path]
-    try:
-        folders = sorted(inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink())
-        direct = [inner for inner in folders if _is_result(inner)]
-        if direct or depth == 0:
-            return direct
-        return [folder for inner in folders for folder in _result_folders(inner, depth - 1)]
-    except FileNotFoundError as error:
-        raise DataError(
-            "there is no such folder", where=path, fix="check the name, and the folder you are in"
-        ) from error
-    except OSError as error:
-        raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
+def is_pruned_result(folder: Path) -> bool:
+    """Whether this is a folder of a pruned network, intact or not."""
+    return pruned_folder.is_pruned_folder(folder)
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:

@@ -1,26 +1,17 @@
-"""The data behind the plots of a run: mean, smallest and largest value over seeds."""
+"""What plots draw: points with a spread over keep, and the layers of a network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
 
-from sipp.report.numbers import Unit
-from sipp.results.certificate import Certificate
 from sipp.results.pruned import PrunedLayer
-from sipp.results.run_records import NetworkRecord
-from sipp_lab.runs.reading import Run
-
-PARTS = ("score", "prune", "certify", "train", "other")  # of a stage's time; "other" is the rest
-COMPILE = "compile"  # a part that plots leave out
-DENSE = "dense"
-Value = Callable[[NetworkRecord, NetworkRecord | None], float | None]  # from a network and the dense one of its seed
 
 
 @dataclass(frozen=True)
 class Point:
-    """One level of one method: mean, smallest and largest value over n seeds."""
+    """One keep of one method: mean, smallest and largest of n values."""
 
     keep: float
     mean: float
@@ -37,155 +28,15 @@ class Curve:
     points: tuple[Point, ...]
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A quantity measured for each network; `value` returns None if a record lacks it."""
-
-    label: str
-    unit: Unit
-    value: Value
-
-
-def _change(value: Callable[[NetworkRecord], float]) -> Value:
-    # Rounded far below one test point, so that equal shares have difference 0.
-    return lambda record, dense: None if dense is None else round(value(record) - value(dense), 12)
-
-
-METRICS: dict[str, Metric] = {
-    "delta_top1": Metric("change of top-1 accuracy", "points", _change(lambda record: record.after.top1)),
-    "delta_top5": Metric("change of top-5 accuracy", "points", _change(lambda record: record.after.top5 or 0.0)),
-    "top1": Metric("top-1 accuracy", "share", lambda record, dense: record.after.top1),
-    "top5": Metric("top-5 accuracy", "share", lambda record, dense: record.after.top5),
-    "before_top1": Metric(
-        "top-1 accuracy before training",
-        "share",
-        lambda record, dense: None if record.before is None else record.before.top1,
-    ),
-    "multiply_adds": Metric(
-        "multiply-adds left",
-        "share",
-        lambda record, dense: (
-            None
-            if dense is None or not dense.multiply_adds or record.multiply_adds is None
-            else record.multiply_adds / dense.multiply_adds
-        ),
-    ),
-    "dead_rows": Metric("dead rows", "count", lambda record, dense: float(record.dead_rows)),
-}
-
-COUNTS = ("multiply_adds", "dead_rows")  # metrics that say what a network is, not how well it does
-
-
-def default_metric(run: Run) -> str:
-    """The metric of the paper's figure for this pipeline: accuracy, or its change."""
-    return "top1" if run.pipeline is None else run.pipeline.metric
-
-
-def metrics_of(run: Run) -> list[str]:
-    """The metrics of this run, the paper's first."""
-    first = default_metric(run)
-    return [first, *(key for key in METRICS if key != first and key not in COUNTS)]
-
-
-def methods_of(run: Run) -> tuple[str, ...]:
-    """The methods with at least one finished level, in the order of the recipe."""
-    done = {record.method for record in run.records if record.method is not None}
-    listed = [name for name in run.config["prune"]["methods"] if name in done]
-    return (*listed, *sorted(done - set(listed)))
-
-
-def seeds_of(run: Run) -> tuple[int, ...]:
-    """The seeds with at least one finished network."""
-    return tuple(sorted({record.seed for record in run.records}))
-
-
-def levels_of(run: Run) -> dict[int, float]:
-    """{level: mean keep of its networks}."""
-    keeps: dict[int, list[float]] = {}
-    for record in run.records:
-        if record.method is not None:
-            keeps.setdefault(record.level, []).append(record.keep)
-    return {level: _mean(keeps[level]) for level in sorted(keeps)}
-
-
-def dense_of(run: Run) -> dict[int, NetworkRecord]:
-    """{seed: its dense network}."""
-    return {record.seed: record for record in run.records if record.method is None}
-
-
-def records_at(run: Run, method: str, level: int) -> list[NetworkRecord]:
-    """The networks of one method and level, by seed."""
-    records = [record for record in run.records if record.method == method and record.level == level]
-    return sorted(records, key=lambda record: record.seed)
-
-
-def metric_curves(run: Run, metric: str) -> tuple[Curve, ...]:
-    """The metric against keep, one curve per method; differences are taken per seed, then averaged."""
-    return _curves(by_level(run, metric))
-
-
-def by_level(run: Run, metric: str) -> dict[tuple[str, int], Point]:
-    """{(method, level): the metric over seeds}, if every seed has it."""
-    dense, value = dense_of(run), METRICS[metric].value
-    return _points(run, lambda record: value(record, dense.get(record.seed)))
-
-
-def dense_mean(run: Run, metric: str) -> float | None:
-    """The mean metric of the dense networks; None if there are none or it does not apply."""
-    point = _point(1.0, [METRICS[metric].value(record, record) for record in dense_of(run).values()])
-    return None if point is None or metric == "before_top1" else point.mean
-
-
-def certified_curves(run: Run) -> tuple[Curve, ...]:
-    """Certified epsilon against keep; no point for a level where some seed has no finite one."""
-    return _curves(_points(run, _certified))
-
-
-def theory_curves(run: Run) -> tuple[Curve, ...]:
-    """Epsilon of the theoretical bound against keep, whether or not its conditions hold."""
-    return _curves(_points(run, lambda record: None if record.pruned is None else record.pruned.bound.finite))
-
-
-def _certified(record: NetworkRecord) -> float | None:
-    claim = record.certificate
-    return claim.limit if isinstance(claim, Certificate) and claim.measure == "output" else None
-
-
-def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tuple[str, int], Point]:
-    points = {}
-    for method in methods_of(run):
-        for level in levels_of(run):
-            records = records_at(run, method, level)
-            point = _point(_mean([record.keep for record in records]), [value(record) for record in records])
-            if point is not None:
-                points[method, level] = point
-    return points
-
-
-def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
-    by_method: dict[str, list[Point]] = {}
-    for (method, _), point in points.items():
-        by_method.setdefault(method, []).append(point)
-    return tuple(Curve(method, tuple(of_method)) for method, of_method in by_method.items())
-
-
-def _point(keep: float, values: list[float | None]) -> Point | None:
-    """The point of these values; None if one is missing, since a mean must not leave out bad values."""
-    known = [value for value in values if value is not None]
-    return point_of(keep, known) if known and len(known) == len(values) else None
-
-
 def point_of(keep: float, values: Sequence[float]) -> Point:
     """The point that summarises these values."""
-    return Point(keep, _mean(values), min(values), max(values), len(values))
+    return Point(keep, mean_of(values), min(values), max(values), len(values))
 
 
-def _mean(values: Iterable[float]) -> float:
+def mean_of(values: Iterable[float]) -> float:
+    """The mean; 0 of no values."""
     known = list(values)
     return fsum(known) / len(known) if known else 0.0
-
-
-# --- layers ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -198,18 +49,6 @@ class LayerRow:
     dead_rows: float
 
 
-def layers_of(run: Run) -> dict[str, int]:
-    """{layer: its number of weights}, in the order of the network."""
-    first = next((record.pruned for record in run.records if record.pruned is not None), None)
-    return {} if first is None else {layer.name: layer.n_weights for layer in first.layers}
-
-
-def layer_rows(run: Run, method: str, level: int) -> list[LayerRow]:
-    """One row per layer; empty if this level is not done."""
-    networks = [record.pruned for record in records_at(run, method, level)]
-    return rows_of_layers([pruned.layers for pruned in networks if pruned is not None])
-
-
 def rows_of_layers(networks: Sequence[Sequence[PrunedLayer]]) -> list[LayerRow]:
     """One row per layer, for networks with the same layers."""
     totals = [sum(layer.kept for layer in layers) for layers in networks]
@@ -219,41 +58,10 @@ def rows_of_layers(networks: Sequence[Sequence[PrunedLayer]]) -> list[LayerRow]:
         known = [value for value in eps if value is not None and isfinite(value)]
         rows.append(
             LayerRow(
-                keep=_mean(layer.kept / layer.n_weights if layer.n_weights else 0.0 for layer in same),
-                share=_mean(layer.kept / total if total else 0.0 for layer, total in zip(same, totals)),
+                keep=mean_of(layer.kept / layer.n_weights if layer.n_weights else 0.0 for layer in same),
+                share=mean_of(layer.kept / total if total else 0.0 for layer, total in zip(same, totals)),
                 eps=max(known) if len(known) == len(eps) else None,
-                dead_rows=_mean(layer.dead_rows for layer in same),
+                dead_rows=mean_of(layer.dead_rows for layer in same),
             )
         )
     return rows
-
-
-# --- time -----------------------------------------------------------------------------------------------------------
-
-
-def times(run: Run) -> dict[str, Mapping[str, float]]:
-    """{method or "dense": {part: seconds}} over all levels and seeds; the sum is the total without compilation."""
-    by_method: dict[str, Mapping[str, float]] = {}
-    for method in (None, *methods_of(run)):
-        records = [record for record in run.records if record.method == method]
-        if not records:
-            continue
-        sums = {part: fsum(record.part_seconds.get(part, 0.0) for record in records) for part in PARTS[:-1]}
-        rest = fsum(_seconds_without_compiling(record) for record in records) - fsum(sums.values())
-        by_method[method or DENSE] = {**sums, "other": max(0.0, rest)}
-    return by_method
-
-
-def seconds_of(run: Run) -> float:
-    """Total seconds of all finished networks, without compilation."""
-    return fsum(_seconds_without_compiling(record) for record in run.records)
-
-
-def compiling_of(run: Run) -> float | None:
-    """Seconds of compilation (on first use after an install); None if not recorded."""
-    known = [record.part_seconds[COMPILE] for record in run.records if COMPILE in record.part_seconds]
-    return fsum(known) if known else None
-
-
-def _seconds_without_compiling(record: NetworkRecord) -> float:
-    return record.seconds - record.part_seconds.get(COMPILE, 0.0)

@@ -1,4 +1,11 @@
-"""The result of `gradual`: the network, its masks, and the share of weights left after each cut."""
+"""Gradual pruning as data: when it cuts, how much it leaves, and the result of `gradual`.
+
+The share of weights left falls along a cubic curve, fast at first, while many weights are redundant, then slowly:
+
+    keep(t) = keep + (1 - keep) (1 - t)^3,    t from 0 after BEGIN of all steps to 1 after END of them
+
+in equal steps of t. Before BEGIN the network is dense; after END the masks stay fixed and training recovers.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +15,21 @@ from torch import Tensor, nn
 
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.sheet import Sheet, Table, shown
+
+BEGIN = 0.1  # share of the steps before the schedule begins
+END = 0.6  # share of the steps after which nothing is pruned any more
+CUTS = 10  # how often the masks shrink in between
+
+
+def cut_times(n_steps: int) -> dict[int, float]:
+    """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
+    times = [k / CUTS for k in range(1, CUTS + 1)]
+    return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
+
+
+def budget_at(t: float, n_weights: int, last: int) -> int:
+    """How many of `n_weights` are left at time t of the schedule, which ends with `last`."""
+    return last + round((n_weights - last) * (1 - t) ** 3)
 
 
 @dataclass(frozen=True)

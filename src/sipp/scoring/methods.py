@@ -153,15 +153,15 @@ def register_method(
     _ROWS[name] = MethodInfo(name, about or "a score of your own", score, used, cut)
 
 
-def methods() -> dict[str, str]:
-    """Returns the methods that `prune` and `compare` know, your own included: how each chooses weights, by name.
+def methods() -> dict[str, MethodInfo]:
+    """Returns the methods that `prune` and `compare` know, your own included: what each does and needs, by name.
 
     Example:
         >>> import sipp
-        >>> sipp.methods()["magnitude"]
+        >>> sipp.methods()["magnitude"].about
         'keeps the largest magnitudes'
     """
-    return {name: row.about for name, row in _ROWS.items()}
+    return dict(_ROWS)
 
 
 def method_of(method: Any) -> MethodInfo:

@@ -20,6 +20,7 @@ from sipp.results.checking import check_choice, check_record
 from sipp.results.numerics import device_of
 from sipp.results.options import C_CONSTANT, K_CONSTANT, Mode, PruneOptions, Scoring, Selector
 from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import NetworkLike, network_of
 from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
@@ -27,7 +28,7 @@ from sipp.verbs.prune import pruned_of
 @torch.inference_mode(False)
 def assess(
     dense: nn.Module,
-    pruned: nn.Module | Mapping[str, Tensor],
+    pruned: NetworkLike | Mapping[str, Tensor],
     data: AnyData,
     *,
     include: Selector | None = None,
@@ -41,7 +42,8 @@ def assess(
 ) -> Pruned:
     """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
 
-    `pruned` is the network `dense` with other weights (a ModelError says if it is a different network), or masks
+    `pruned` is the network `dense` with other weights, or a result that holds it (a ModelError says if it is another
+    network), or masks
     {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may
     contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
 
@@ -61,7 +63,7 @@ def assess(
     if isinstance(pruned, Mapping):
         given = _with_masks(dense, pruned)
     else:
-        given = unwrap(pruned)
+        given = unwrap(network_of(pruned))
         batch, data = data_of(data, device=device_of(dense)).first_batch()
         check_same_architecture(dense, given, batch, scoring.norm_stats)
     task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring)

@@ -1,11 +1,4 @@
-"""`gradual`: prunes in small cuts during a user's own training loop.
-
-The share of weights left falls along a cubic curve, fast at first, while many weights are redundant, then slowly:
-
-    keep(t) = keep + (1 - keep) (1 - t)^3,    t from 0 after BEGIN of all steps to 1 after END of them
-
-in CUTS equal steps of t. Before BEGIN the network is dense; after END the masks stay fixed and training recovers.
-"""
+"""`gradual`: prunes in small cuts during a user's own training loop; `results/gradual.py` says when and how much."""
 
 from __future__ import annotations
 
@@ -25,28 +18,14 @@ from sipp.pruning.lora import lora_merged
 from sipp.pruning.masking import checked_optimizers, hold_masks, masks_of, release
 from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.results.checking import check_flag, check_whole, explain_unknown_options
-from sipp.results.gradual import Gradual
+from sipp.results.gradual import Gradual, budget_at, cut_times
 from sipp.results.numerics import budget_of
 from sipp.results.options import DEFAULT_METHOD, Method, PruneOptions, Scoring, Selector, method_name
 from sipp.results.ranking import Ranking
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
 
-BEGIN = 0.1  # share of the steps before the schedule begins
-END = 0.6  # share of the steps after which nothing is pruned any more
-CUTS = 10  # how often the masks shrink in between
 MOST_STEPS = 10**9  # a larger number is taken for a mistake
-
-
-def cut_times(n_steps: int) -> dict[int, float]:
-    """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
-    times = [k / CUTS for k in range(1, CUTS + 1)]
-    return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
-
-
-def budget_at(t: float, n_weights: int, last: int) -> int:
-    """How many of `n_weights` are left at time t of the schedule, which ends with `last`."""
-    return last + round((n_weights - last) * (1 - t) ** 3)
 
 
 @explain_unknown_options

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sipp.bounds.statements import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
@@ -15,7 +15,7 @@ from sipp.native.memory import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning.blending import n_candidates
 from sipp.pruning.cutting import Cut, budget_for, cut, output_change
-from sipp.pruning.ranking import hold_back_points, rank
+from sipp.pruning.ranking import hold_back_points, masks_within, only_alive, rank
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_network import repaired_cut
 from sipp.repairing.repair_options import RepairOptions
@@ -42,7 +42,7 @@ from sipp.results.options import (
     Selector,
 )
 from sipp.results.pruned import OutputChange, Pruned, Repaired
-from sipp.results.ranking import Ranking
+from sipp.results.ranking import Ranking, to_rows
 from sipp.scoring.methods import MethodInfo, checked_method, repairs_of
 from sipp.scoring.task import ScoringTask, task_of
 
@@ -66,6 +66,7 @@ def prune(
     floor: Floor = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
+    within: Mapping[str, Tensor] | None = None,
     bound: Mode = "paper",
     holdout: AnyData | None = None,
     statements: bool = True,
@@ -80,13 +81,15 @@ def prune(
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
     and the weights together, starting from the method's mask; `"refit"` keeps that mask. `allocation` and `draws` are
     for methods that sample. With a `floor` above 0, every row keeps at least one weight, and every layer that share of
-    an even cut.
+    an even cut. `within` are the masks of an earlier pruning: what they prune stays pruned, also if the budget leaves
+    room.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
     measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` that is
     used for nothing else that share is smaller, and the theory's constant is measured instead of assumed.
-    `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods that do not
-    need them. `delta` is the probability that the theory's inequality fails (T4).
+    `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False`
+    skips the sensitivities of methods that do not need them. `delta` is the probability that the theory's inequality
+    fails (T4).
 
     All options: docs/api.md, "Shared options" and "sipp.prune".
 
@@ -109,8 +112,9 @@ def prune(
     repairs = repairs_of(info, options.repair)
     _refuse_contradictions(options, task.data, repairs, has_holdout=holdout is not None)
     budget = budget_for(options, task.weights)
+    alive = _checked_within(within, task, budget)
     task, new_points = _with_new_points(task, options, holdout)
-    ranking, network_cut = _ranked_and_cut(task, options, info, budget, progress=progress)
+    ranking, network_cut = _ranked_and_cut(task, options, info, budget, alive, progress=progress)
     give_back_freed()
     repaired = None
     if repairs:
@@ -123,8 +127,38 @@ def prune(
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
     )
+    pruned = _counted_within(pruned, ranking, alive) if alive else pruned
     warn_of_dead_rows(pruned)
     return pruned
+
+
+def _checked_within(within: Mapping[str, Tensor] | None, task: ScoringTask, budget: int) -> Mapping[str, Tensor]:
+    """The masks to stay within, empty if there are none; raises if they do not fit the weights or the budget."""
+    if within is None:
+        return {}
+    parameters, n_alive = task.parameters(), 0
+    for weight in task.weights:
+        mask = within.get(weight.name) if isinstance(within, Mapping) else None
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != parameters[weight.name].shape:
+            raise OptionError(
+                f"within= holds no bool mask of the shape of {weight.name}", fix="give the masks of a pruned network"
+            )
+        n_alive += int(mask.sum())
+    if budget > n_alive:
+        raise OptionError(f"{budget:,} weights are asked for, but within= leaves {n_alive:,}", fix="keep fewer")
+    return within
+
+
+def _counted_within(pruned: Pruned, ranking: Ranking, alive: Mapping[str, Tensor]) -> Pruned:
+    """The record with masks that stay within `alive`; every row without a weight is dead, whenever it lost the last.
+
+    Of sampled rows, a weight that is alive and exactly 0 ties with pruned ones.
+    """
+    masks, layers = masks_within(pruned.masks, alive), []
+    for weight, layer in zip(ranking.weights, pruned.layers):
+        mask_FK = to_rows(weight, masks[weight.name])
+        layers.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=int((~mask_FK.any(1)).sum())))
+    return replace(pruned, masks=masks, layers=tuple(layers), kept=sum(layer.kept for layer in layers))
 
 
 def _refuse_contradictions(
@@ -160,10 +194,17 @@ def _with_new_points(
 
 
 def _ranked_and_cut(
-    task: ScoringTask, options: PruneOptions, info: MethodInfo, budget: int, *, progress: bool
+    task: ScoringTask,
+    options: PruneOptions,
+    info: MethodInfo,
+    budget: int,
+    alive: Mapping[str, Tensor],
+    *,
+    progress: bool,
 ) -> tuple[Ranking, Cut]:
     """Scores all weights and cuts the network to its budget; the ranking comes without its large scores."""
     ranking = rank(task, options, progress=progress, statements=options.statements or info.uses_sensitivities)
+    ranking = only_alive(ranking, alive)
     n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
     with progress_bar("cutting", n_cuts, shown=progress) as advance:
         return ranking.without_scores(), cut(ranking, budget, seed=options.seed, advance=advance)

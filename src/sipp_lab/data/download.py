@@ -2,14 +2,15 @@
 
 import http.client
 import tarfile
+import tempfile
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from sipp.errors import DataError
-from sipp.files import new_folder
 from sipp.progress import Advance
+from sipp_lab.files import TEMPORARY
 
 TIMEOUT_S = 30.0
 CHUNK = 2**20
@@ -37,9 +38,16 @@ def fetch_files(
         raise DataError(
             f"{what} could not be fetched ({url}: {error}). Run it again, or put {by_hand} into {target}"
         ) from error
-    with new_folder(target) as unfinished:
-        for name, data in files.items():
-            (unfinished / name).write_bytes(data)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=TEMPORARY) as folder:
+            unfinished = Path(folder) / target.name
+            unfinished.mkdir()
+            for name, data in files.items():
+                (unfinished / name).write_bytes(data)
+            unfinished.replace(target)
+    except OSError as error:
+        raise DataError(f"could not be written ({error.strerror or error})", where=target) from error
 
 
 def _download(url: str, sizes: Mapping[str, int], progress: Advance | None) -> dict[str, bytes]:

@@ -1,1 +1,1 @@
-"""Trains one network in several processes, or several networks at once on Ray."""
+"""One network in several processes, or several networks at once on Ray."""

@@ -1,13 +1,12 @@
 """Trains several networks of a run at once on Ray, with the same records and weights as one process.
 
     driver (holds the lock)        tasks, one stage each
-      starts what is ready    ->   train_network in the run folder: step-*, final
-      on a signal: stop       ->   checkpoint after the step under way, then end
+      starts what is ready    ->   train_network in the run folder: checkpoint, final
 
-Driver and tasks communicate only through files in the run folder; "stop" is one of them. With several machines, the
-folder must be on a shared disk, and the data at the same path everywhere. A task first checks that it sees the same
-run, data and code. The result of a stage depends only on the configuration and its parent, so order and place do not
-matter, and a task that briefly outlives its driver writes complete files with the same bits as any other.
+With several machines, the folder must be on a shared disk, and the data at the same path everywhere. A task first
+checks that it sees the same run, data and code. The result of a stage depends only on the configuration and its parent,
+so order and place do not matter. Files are whole at any moment, so tasks can be killed: if the driver is stopped, it
+kills them, and each stage goes on from its checkpoint when the run is resumed.
 """
 
 from __future__ import annotations
@@ -19,42 +18,38 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sipp.errors import DataError, OptionError, SippError
 from sipp.extras import needed_for
-from sipp.files import remove_leftovers
-from sipp.results.manifest import Origin
 from sipp_lab.own_code import load_scores
-from sipp_lab.parallel.processes import ALONE
-from sipp_lab.pipelines import parent_of
 from sipp_lab.recipes import Recipe, config_of
-from sipp_lab.runs import store
 from sipp_lab.runs.context import RunContext
-from sipp_lab.runs.plan import Stage, plan
-from sipp_lab.runs.train_networks import finished_network, train_network
+from sipp_lab.runs.folder import MANIFEST, read_manifest
+from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.records import Origin
+from sipp_lab.runs.stages import is_done, pipeline_of, plan, train_network
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.setup import code_version_of, device_named, load_feed, threads
-from sipp_lab.training.signals import Interrupted, StopSignal
 
 LOCAL = "local"  # Ray's address for starting a new instance here
 POLL_SECONDS = 0.25
-STOP = "stop"  # a file in the run folder: tasks that see it end after the current step
 N_TRIES = 3  # attempts per stage if its process dies
 OBJECT_STORE_BYTES = 100 * 2**20  # Ray only transports stage names; its default is a third of the memory
 
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many stages to train at once."""
+    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many networks to train at once."""
 
     address: str = LOCAL
     n_at_once: int | None = None  # None: as many as the CPUs (recipe.n_threads each) or GPUs allow
+    code: tuple[Path, ...] = ()  # files with the user's own scores, loaded by every task
 
 
 @dataclass(frozen=True)
@@ -64,59 +59,46 @@ class RunOnRay:
     recipe: Recipe
     folder: Path
     data_root: Path
-    device: Literal["cpu", "cuda"]
+    device: str  # "cpu" or "cuda"
     n_workers: int  # image-decoding processes per task
-    n_threads: int
     checkpoint_seconds: float
     origin: Origin
-    code: tuple[Path, ...] = ()  # files with the user's own scores, loaded by every task
+    code: tuple[Path, ...] = ()
+    n_threads: int = 1
 
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """What a task did: the stages it finished, its error, and its warnings. A task that was stopped finished none."""
+    """How a task ended: its error, if any, and its warnings."""
 
-    done: tuple[Stage, ...] = ()  # its own stage last, after damaged parents that were trained again
     error: SippError | None = None
     warned: tuple[str, ...] = ()
 
 
 def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
     """Runs in a Ray process: trains the stage into the run folder, and returns how that ended."""
-    outcome = StageOutcome()
+    error = None
     with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
         try:
-            feed, memory = _open_run(run)
-            remove_leftovers(run.folder / stage.name)  # left by a process that died
-            context = RunContext(
-                run.recipe,
-                run.folder,
-                feed,
-                lambda: signal.SIGTERM if (run.folder / STOP).exists() else None,
-                run.checkpoint_seconds,
-                lambda name, row: None,
-                memory=memory,
-            )
-            trained = tuple(train_network(context, stage))  # none if an earlier try finished it
-            outcome = StageOutcome(trained or (stage,))
-        except Interrupted:
-            pass
-        except SippError as error:
-            outcome = StageOutcome(error=error)
-    return replace(outcome, warned=tuple(str(warning.message) for warning in caught))
+            context = RunContext(run.recipe, run.folder, _open_run(run), run.checkpoint_seconds)
+            if not is_done(run.folder, stage):  # by an earlier try
+                train_network(context, stage)
+        except SippError as raised:
+            error = raised
+    return StageOutcome(error, tuple(str(warning.message) for warning in caught))
 
 
 @functools.lru_cache(maxsize=1)  # a Ray process trains several stages in turn
-def _open_run(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
-    """The data and the pipeline's cache, after checking that this machine has the same run folder, data and code."""
+def _open_run(run: RunOnRay) -> Feed:
+    """The data, after checking that this machine has the same run folder, data and code."""
     here = socket.gethostname()
-    if not (run.folder / store.MANIFEST).is_file() or store.read_manifest(run.folder).config != config_of(run.recipe):
+    if not (run.folder / MANIFEST).is_file() or read_manifest(run.folder).config != config_of(run.recipe):
         raise DataError(
             f"{here} does not see this run in {run.folder}", fix="choose an --out on a disk that all machines share"
         )
     for path in run.code:
         load_scores(path)
-    device = device_named(run.device)
+    device = device_named("cuda" if run.device == "cuda" else "cpu")
     feed = load_feed(run.recipe, data_root=run.data_root, device=device, n_workers=run.n_workers)
     origin = Origin(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
     if origin != run.origin:
@@ -124,20 +106,14 @@ def _open_run(run: RunOnRay) -> tuple[Feed, dict[Any, Any]]:
             f"{here} has other data or code than the machine that began the run ({origin}, not {run.origin})",
             fix="install the same version and put the same data everywhere",
         )
-    return feed, {}
+    return feed
 
 
 def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:
-    """The stage to start now; None if all wait for others.
-
-    In chains, lower levels come first, so that chains finish together. Without chains (at-init), stages follow the
-    order of the plan, where one process can reuse its scores for all levels of a method.
-    """
-    parents = {stage: parent_of(recipe.pipeline, stage) for stage in todo}
-    ready = [stage for stage in todo if parents[stage] not in unfinished]
-    if any(parent is not None for parent in parents.values()):
-        ready.sort(key=lambda stage: stage.level)
-    return ready[0] if ready else None
+    """The stage to start now; None if all wait for others. In chains, lower levels first: chains finish together."""
+    pipeline = pipeline_of(recipe)
+    ready = [stage for stage in todo if pipeline.parent_of(stage) not in unfinished]
+    return min(ready, key=lambda stage: stage.level, default=None)
 
 
 def check_ray(options: RayOptions) -> None:
@@ -147,63 +123,60 @@ def check_ray(options: RayOptions) -> None:
     _ray()
 
 
-def run_on_ray(run: RunOnRay, options: RayOptions, stop_signal: StopSignal) -> Generator[Stage, None, None]:
+def run_on_ray(run: RunOnRay, options: RayOptions) -> Iterator[Stage]:
     """Trains all stages that are not done, and yields each when it is; Ray is not started if there are none.
 
-    If a process dies, another resumes its stage from the last checkpoint. A signal, or an error in one stage, stops all
-    others after a checkpoint.
+    If a process dies, another resumes its stage from the last checkpoint. An error in one stage ends all.
     """
-    stages = [stage for stage in plan(run.recipe) if finished_network(ALONE, run.folder / stage.name) is None]
-    if not stages:
+    import torch
+
+    todo = [stage for stage in plan(run.recipe) if not is_done(run.folder, stage)]
+    if not todo:
         return
-    todo, unfinished = list(stages), set(stages)
-    running: dict[Any, Stage] = {}
-    asked: int | None = None
-    error: SippError | None = None
-    stop = run.folder / STOP
-    stop.unlink(missing_ok=True)  # left by a driver that was killed
+    run = replace(
+        run,
+        folder=run.folder.resolve(),
+        data_root=run.data_root.resolve(),
+        code=tuple(path.resolve() for path in options.code),
+        n_threads=torch.get_num_threads(),
+    )
+    unfinished, running = set(todo), dict[Any, Stage]()
     with _cluster(options.address) as ray:
         n_at_once, resources = _resources(ray.nodes(), run, options.n_at_once)
         # Ray restarts a task whose process died.
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
-            while running or (unfinished and not stop.exists()):
-                while not stop.exists() and len(running) < n_at_once:
-                    ready = next_stage(run.recipe, todo, unfinished)
-                    if ready is None:
-                        break
+            while running or todo:
+                while len(running) < n_at_once and (ready := next_stage(run.recipe, todo, unfinished)) is not None:
                     todo.remove(ready)
                     running[train.remote(run, ready)] = ready
                 for ref in ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)[0]:
-                    stage, outcome = running.pop(ref), _get_outcome(ray, ref)
+                    stage, outcome = running.pop(ref), _outcome_of(ray, ref)
                     for text in outcome.warned:
                         warnings.warn(f"{stage.name}: {text}", stacklevel=2)
-                    unfinished.difference_update(outcome.done)
-                    yield from outcome.done
-                    if outcome.error is not None and error is None:
-                        error = outcome.error.inside(stage.name)
-                        stop.touch()
-                if asked is None and (asked := stop_signal()) is not None:
-                    stop.touch()
-        finally:  # files are complete at any moment, so tasks can be killed
+                    if outcome.error is not None:
+                        raise outcome.error.inside(stage.name)
+                    unfinished.remove(stage)
+                    yield stage
+        finally:
             for ref in running:
                 ray.cancel(ref, force=True)
-            stop.unlink(missing_ok=True)
-    if asked is not None:
-        raise Interrupted(asked)
-    if error is not None:
-        raise error
 
 
-def _get_outcome(ray: Any, ref: Any) -> StageOutcome:
+def _outcome_of(ray: Any, ref: Any) -> StageOutcome:
     try:
         outcome: StageOutcome = ray.get(ref)
         return outcome
     except ray.exceptions.RayTaskError:
         raise
-    except ray.exceptions.RayError:
-        what = f"the process died {N_TRIES} times: is there too little memory? Make fewer networks at once (--at-once)"
-        return StageOutcome(error=DataError(what, fix="the same command resumes from the last checkpoints"))
+    except ray.exceptions.RayError as error:
+        what = f"the process died {N_TRIES} times ({_first_line(error)})"
+        fix = "if memory is short, make fewer networks at once (--at-once); the same command resumes"
+        return StageOutcome(DataError(what, fix=fix))
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _resources(
@@ -251,9 +224,12 @@ def _cluster(address: str) -> Iterator[Any]:
         options = {"log_to_driver": False, "logging_level": "ERROR", **own}
         try:
             thread.submit(lambda: ray.init(address=address, **options)).result()
-        except ConnectionError as error:
+        except Exception as error:  # of many classes; Ray's own words say which
+            where = "here" if address == LOCAL else f"at {address!r}"
             raise OptionError(
-                f"no Ray answers at {address!r}", fix="start one with `ray start --head`, or leave it out"
+                f"Ray {where} cannot be used: {_first_line(error)}",
+                fix="start one with `ray start --head`; if it asks for a token, set RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN to those of the cluster",
             ) from error
         try:
             if threading.current_thread() is threading.main_thread():

@@ -6,7 +6,8 @@ if a process dies, torch's own timeout error ends the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,13 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sipp.errors import ModelError, SippError
-from sipp.extras import needed_for
-from sipp.results.network_hash import state_hash
+from sipp.errors import ModelError, OptionError, SippError
+from sipp_lab.files import sha256_of
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(seconds=45)  # how long a process waits for the others before it gives up
+STARTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun and accelerate launch
+PATIENCE = timedelta(minutes=10)  # how long a process waits for the others before it gives up; pruning takes a while
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,18 @@ ALONE = Processes(0, 1)
 
 
 def join_processes(*, cpu: bool) -> Processes:
-    """Joins the processes started by accelerate launch or torchrun; ALONE if this is the only one."""
-    with needed_for("training in several processes"):
-        from accelerate import PartialState
-
-    state = PartialState(cpu=cpu, timeout=PATIENCE)
-    if state.num_processes == 1:
+    """Joins the processes that torchrun or accelerate launch started; ALONE if this is the only one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ALONE
-    return Processes(state.process_index, state.num_processes, dist.new_group(backend="gloo", timeout=PATIENCE))
+    missing = [name for name in STARTED if name not in os.environ]
+    if missing:
+        raise OptionError(f"WORLD_SIZE is set, but not {missing[0]}", fix="start it with torchrun, or unset WORLD_SIZE")
+    if cpu:
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        return Processes(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl", timeout=PATIENCE)
+    return Processes(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
 
 
 def leave_processes(processes: Processes) -> None:
@@ -95,25 +100,23 @@ def from_leader(processes: Processes, make: Callable[[], T]) -> T:
     return box[0]  # type: ignore[return-value]
 
 
-def max_over_processes(processes: Processes, values: Sequence[int]) -> list[int]:
-    """Elementwise maximum over all processes."""
-    if processes.world_size == 1:
-        return list(values)
-    numbers = torch.tensor(values, dtype=torch.int64)
-    dist.all_reduce(numbers, dist.ReduceOp.MAX, group=processes.group)
-    return numbers.tolist()
-
-
 def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str) -> None:
     """Raises ModelError in all processes if the tensors of one differ from the leader's."""
     if processes.world_size == 1:
         return
-    digests = gather(processes, state_hash(tensors))
+    digests = gather(processes, _digest(tensors))
     others = [index for index, digest in enumerate(digests) if digest != digests[0]]
     if others:
         raise ModelError(
             f"{what} of process {others[0]} differ from those of process 0", fix="use one version everywhere"
         )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    raw = (
+        tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data for name in sorted(tensors)
+    )
+    return sha256_of(repr(sorted(tensors)).encode(), *raw)
 
 
 def add_gradients(processes: Processes, model: nn.Module) -> None:

@@ -1,73 +1,55 @@
 """Pipeline gradual: train once; then, for each level, train the dense network again and prune it gradually.
 
 All methods of a seed share its trained dense network. Levels do not depend on each other: each is trained for two full
-schedules, whatever it keeps. `verbs/gradual.py` says when and how much is pruned.
+schedules, whatever it keeps. `sipp.results.gradual` says when and how much is pruned.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sipp_lab.pipelines import MaskChanges, Network, Pipeline, Prepared, RunContext
+from sipp.results.gradual import budget_at, cut_times
+from sipp_lab.parallel.processes import share_buffers
+from sipp_lab.pipelines.cutting import cut_to, level_budget, n_prunable
+from sipp_lab.pipelines.pipeline import Pipeline
+from sipp_lab.runs.context import Network, Prepared, RunContext
 from sipp_lab.runs.plan import Stage
-
-LAST_CUT = "the network just before the last of its cuts, in the middle of its training"
-
-
-def parent(stage: Stage) -> Stage:
-    """The dense stage, at every level."""
-    return Stage(stage.seed, None, 0)
+from sipp_lab.training.loop import MaskChanges, TrainState
 
 
-def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
+def prepare(context: RunContext, stage: Stage, network: Network) -> Prepared:
     """The trained dense network, unchanged: it is pruned during training."""
-    from sipp_lab.runs.context import Prepared
-
-    assert parent_network is not None
-    return Prepared(parent_network, {})
+    return Prepared(network, {})
 
 
 def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
     """The cuts during one training, each to the share of weights in the schedule."""
-    from sipp.verbs.gradual import cut_times
-    from sipp_lab.training.loop import MaskChanges
-
     times = cut_times(n_steps)
     return MaskChanges(frozenset(times), lambda step, state: _cut_once(context, stage, step, times[step], state))
 
 
 def _cut_once(
-    context: RunContext, stage: Stage, step: int, t: float, state: Any
+    context: RunContext, stage: Stage, step: int, t: float, state: TrainState
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """New masks for the current network at time t of the schedule, and the facts to record about this cut."""
-    from sipp.native.compiling import compiling_seconds
-    from sipp.verbs.gradual import budget_at
-    from sipp_lab.parallel.processes import share_buffers
-    from sipp_lab.pipelines.shared import clock, cut_to, level_budget, rank_for
-    from sipp_lab.runs.context import Network
-
-    share_buffers(context.processes, state.model)  # all processes score the leader's network
-    began, compiled = clock(), compiling_seconds()
+    share_buffers(context.processes, state.model)  # the leader's network is scored
     current = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
-    ranking = rank_for(context, stage, current, norm_stats="running")
-    budget = budget_at(t, ranking.n_weights, level_budget(context, stage, ranking.n_weights))
-    prepared = cut_to(context, stage, ranking, state.masks, budget, clock() - began)
+    budget = budget_at(t, n_prunable(context, current), level_budget(context, stage, current))
+    prepared = cut_to(context, stage, current, budget)
     state.model.load_state_dict(prepared.network.state)  # sampling rescales the weights it keeps (T8)
-    pruned = prepared.facts["pruned"]
+    pruned, before = prepared.facts["pruned"], state.facts.get("part_seconds", {})
     blend = pruned["choice"] and pruned["choice"]["taken"]
     path = [*state.facts.get("path", []), {"after_step": step, "keep": pruned["keep"], "blend": blend}]
-    before = state.facts.get("part_seconds", {})
-    spent = {**prepared.facts["part_seconds"], "compile": compiling_seconds() - compiled}
-    seconds = {part: before.get(part, 0.0) + now_spent for part, now_spent in spent.items()}
+    seconds = {part: before.get(part, 0.0) + spent for part, spent in prepared.facts["part_seconds"].items()}
     return prepared.network.masks, {**prepared.facts, "path": path, "part_seconds": seconds}
 
 
 PIPELINE = Pipeline(
     description="train, then for each level train again and prune gradually",
-    compared_with=LAST_CUT,
+    compared_with="the network just before the last of its cuts, in the middle of its training",
     metric="delta_top1",
-    parent=parent,
+    parent=lambda stage: stage.dense,
     prepare=prepare,
     mask_changes=mask_changes,
-    note_on_time="Scoring and cutting count all cuts of a network.",
+    note_on_time="Pruning counts all cuts of a network.",
 )

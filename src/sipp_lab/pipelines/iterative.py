@@ -5,27 +5,20 @@ All methods of a seed share its trained dense network.
 
 from __future__ import annotations
 
-from sipp_lab.pipelines import Network, Pipeline, Prepared, RunContext
+from sipp_lab.pipelines.cutting import cut_to, level_budget
+from sipp_lab.pipelines.pipeline import Pipeline
+from sipp_lab.runs.context import Network, Prepared, RunContext
 from sipp_lab.runs.plan import Stage
 
 
 def parent(stage: Stage) -> Stage:
     """The previous level; the dense stage for the first level."""
-    return Stage(stage.seed, stage.method if stage.level > 1 else None, stage.level - 1)
+    return Stage(stage.seed, stage.method, stage.level - 1) if stage.level > 1 else stage.dense
 
 
-def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
-    """The trained network of the previous level, pruned to alpha of its remaining weights, or to this level's keep."""
-    from sipp_lab.pipelines.shared import clock, cut_to, level_budget, next_budget, rank_for
-
-    assert parent_network is not None
-    began = clock()
-    ranking = rank_for(context, stage, parent_network, norm_stats="running")
-    scored_in = clock() - began
-    left = sum(int(mask.sum()) for mask in parent_network.masks.values()) if parent_network.masks else ranking.n_weights
-    alpha = context.recipe.prune.alpha
-    budget = next_budget(left, alpha) if alpha is not None else level_budget(context, stage, ranking.n_weights)
-    return cut_to(context, stage, ranking, parent_network.masks, min(left, budget), scored_in)
+def prepare(context: RunContext, stage: Stage, network: Network) -> Prepared:
+    """The trained network of the previous level, pruned to the budget of this one."""
+    return cut_to(context, stage, network, level_budget(context, stage, network))
 
 
 PIPELINE = Pipeline(

@@ -1,6 +1,6 @@
-"""Recipes: experiments as YAML files, checked by a schema."""
+"""Recipes: what to run. `table.py` holds the paper's, `schema.py` every key, `load.py` names, files and settings."""
 
-from sipp_lab.recipes.catalog import load_recipe, recipe_descriptions, recipe_names
-from sipp_lab.recipes.schema import Code, Recipe, check_recipe, config_of
+from sipp_lab.recipes.load import load_recipe, recipe_names, recipe_of
+from sipp_lab.recipes.schema import Code, Recipe, config_of
 
-__all__ = ["Code", "Recipe", "check_recipe", "config_of", "load_recipe", "recipe_descriptions", "recipe_names"]
+__all__ = ["Code", "Recipe", "config_of", "load_recipe", "recipe_names", "recipe_of"]

@@ -1,4 +1,4 @@
-"""The schema of a recipe: every key with its type and range. Errors suggest the nearest known key."""
+"""The schema of a recipe: every key with its type and range. Errors name whole keys and suggest the nearest one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sipp.errors import OptionError
 from sipp.results.checking import check_choice, nearest, problem_words
 from sipp.results.options import Allocation, Draws, Reduce, RepairChoice
 from sipp_lab.arms import arm_of
-from sipp_lab.pipelines import pipeline_names, pipeline_of
+from sipp_lab.nets import INPUT_SHAPES, net_spec
+from sipp_lab.recipes.merging import merge
 
-PipelineName = Annotated[str, AfterValidator(lambda name: check_choice("pipeline", name, pipeline_names()))]
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
 StepKind = Literal["auto", "eager", "graph", "compiled"]
@@ -28,8 +28,18 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
+def _known_pipeline(name: str) -> str:
+    from sipp_lab.pipelines import PIPELINES  # which read recipes
+
+    check_choice("pipeline", name, tuple(PIPELINES))
+    return name
+
+
 def _valid_label(label: str, info: ValidationInfo) -> str:
     return arm_of(label, own=info.context or ()).label
+
+
+# In messages of the checks below, @ stands for the section: "@epochs" is shown as "train.epochs".
 
 
 class _Section(BaseModel):
@@ -107,13 +117,14 @@ class Training(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> Training:
         if (self.optimizer == "sgd") != (self.momentum is not None):
-            raise ValueError("momentum belongs to optimizer sgd, and sgd needs it (0.0 for none)")
+            raise ValueError("@momentum belongs to @optimizer=sgd, which needs it (0.0 for none)")
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs a momentum above 0")
+            raise ValueError("@nesterov needs a @momentum above 0")
         if self.warmup_epochs > self.epochs:
-            raise ValueError(f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}")
-        if any(epoch >= self.epochs for epoch in self.decay.milestones or ()):
-            raise ValueError(f"a decay milestone is never reached within epochs={self.epochs}: set decay.milestones")
+            raise ValueError(f"@warmup_epochs={self.warmup_epochs} is longer than @epochs={self.epochs}")
+        late = [epoch for epoch in self.decay.milestones or () if epoch >= self.epochs]
+        if late:
+            raise ValueError(f"@decay.milestones has {late[0]}, which is never reached within @epochs={self.epochs}")
         return self
 
 
@@ -126,8 +137,19 @@ class Distill(_Section):
     """what both outputs are divided by"""
 
 
+class RetrainingDecay(_Section):
+    """What differs from `train.decay`."""
+
+    factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    """as in train"""
+    milestones: tuple[Count, ...] | None = None
+    """as in train"""
+    every: Count | None = None
+    """as in train"""
+
+
 class Retraining(_Section):
-    """What differs from `train` when training after a cut."""
+    """What differs from `train` when training after a cut; if only the epochs do, milestones keep their shares."""
 
     epochs: Count | None = None
     """epochs after a cut"""
@@ -135,7 +157,7 @@ class Retraining(_Section):
     """as in train"""
     rate: Annotated[float, Field(gt=0)] | None = None
     """as in train"""
-    decay: Decay | None = None
+    decay: RetrainingDecay | None = None
     """as in train"""
     distill: Distill | None = None
     """learn the dense parent's outputs as well"""
@@ -213,7 +235,7 @@ class Recipe(_Section):
     """the recipe's name, and the start of its runs' folders"""
     description: str = ""
     """one line"""
-    pipeline: PipelineName
+    pipeline: Annotated[str, AfterValidator(_known_pipeline)]
     """in which order networks are pruned and trained"""
     net: str
     """the network"""
@@ -238,8 +260,6 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        from sipp_lab.nets import INPUT_SHAPES, net_spec  # imports torch
-
         code = self.code or Code()
         if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
             raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
@@ -258,11 +278,17 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _retrains(self) -> Recipe:
-        if self.retrain is not None and not pipeline_of(self.pipeline).has_parent:
+        from sipp_lab.pipelines import PIPELINES
+
+        if self.retrain is not None and not PIPELINES[self.pipeline].has_parent:
             raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
         if self.prune.repair and self.pipeline != "iterative":
             raise ValueError(f"prune.repair belongs to the pipeline iterative, not to {self.pipeline}")
-        assert self.retraining.epochs  # validates it: milestones within the epochs
+        try:
+            assert self.retraining.epochs
+        except ValidationError as error:
+            words = problem_words(dict(error.errors(include_url=False)[0]))
+            raise ValueError(words.replace("@", "retrain.")) from error
         return self
 
     @property
@@ -270,8 +296,13 @@ class Recipe(_Section):
         """How a network is trained after pruning: `train` with the changes in `retrain`."""
         if self.retrain is None:
             return self.train
-        changes = self.retrain.model_dump(exclude_none=True, exclude={"distill"})
-        return Training.model_validate({**self.train.model_dump(), **changes}, strict=False)
+        train = self.train.model_dump(mode="json")
+        changes = self.retrain.model_dump(mode="json", exclude_none=True, exclude={"distill"})
+        return Training.model_validate(merge(train, changes), strict=False)
+
+    def hyper_of(self, method: str | None) -> Training:
+        """How a network is trained: the dense one (no method), or one that was cut."""
+        return self.train if method is None else self.retraining
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -297,16 +328,9 @@ def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
     return tuple(methods) if isinstance(methods, dict) else ()
 
 
-NAMELESS = ("repair", "c_constant", "k_constant")  # keys of prune that a run's name leaves out at their defaults
-
-
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """Everything that determines a run's results, as plain values (so without the description)."""
-    config = recipe.model_dump(mode="json", exclude={"description"})
-    for name in NAMELESS:
-        if config["prune"][name] == Pruning.model_fields[name].default:
-            del config["prune"][name]
-    return config
+    return recipe.model_dump(mode="json", exclude={"description"})
 
 
 @dataclass(frozen=True)
@@ -357,4 +381,4 @@ def _describe_problem(error: dict[str, Any]) -> str:
     hint = ""
     if isinstance(error["input"], str) and error["type"] in ("float_type", "int_type"):
         hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
-    return problem_words({**error, "loc": (key,)}) + hint
+    return problem_words({**error, "loc": (key,)}).replace("@", f"{key}." if path else "") + hint

@@ -1,1 +1,1 @@
-"""Runs a recipe: a folder of trained networks and their records, resumable at any point."""
+"""Runs a recipe: a folder of trained networks and their records, which can be stopped at any moment and resumed."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.files import Values, check_name
-from sipp.results.run_records import EpochRow
 from sipp_lab.nets import build
 from sipp_lab.own_code import own_network
 from sipp_lab.parallel.processes import ALONE, Processes
 from sipp_lab.recipes import Recipe
-from sipp_lab.recipes.schema import Training
 from sipp_lab.runs.plan import Stage
 from sipp_lab.training.feed import Feed
-from sipp_lab.training.signals import StopSignal
+from sipp_lab.training.loop import TrainState
 
 MODEL = "model."
 MASK = "mask."
@@ -43,7 +40,7 @@ class Prepared:
     """The network that training starts from, and the facts to record about it."""
 
     network: Network
-    facts: Values
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,27 +50,21 @@ class RunContext:
     recipe: Recipe
     folder: Path  # of the run; locked
     feed: Feed
-    stop_signal: StopSignal
     checkpoint_seconds: float
-    on_epoch: Callable[[str, EpochRow], None]
+    on_step: Callable[[Stage, TrainState], None] = lambda stage, state: None
     processes: Processes = ALONE
-    memory: dict[Any, Any] = field(default_factory=dict)  # a cache that a pipeline keeps between stages
 
-    def stage_folder(self, stage: Stage) -> Path:
+    def place(self, stage: Stage) -> Path:
         """The folder of a stage."""
-        return self.folder / check_name(stage.name)
-
-    def hyper(self, stage: Stage) -> Training:
-        """How the network of a stage is trained."""
-        return self.recipe.train if stage.method is None else self.recipe.retraining
+        return self.folder / stage.name
 
 
-def network_from_tensors(tensors: Mapping[str, Tensor]) -> Network:
+def network_of(tensors: Mapping[str, Tensor]) -> Network:
     """The inverse of `Network.tensors`."""
-    return Network(strip_prefix(tensors, MODEL), strip_prefix(tensors, MASK))
+    return Network(with_prefix(tensors, MODEL), with_prefix(tensors, MASK))
 
 
-def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with the prefix, under the rest of their names."""
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
@@ -88,16 +79,16 @@ def module_of(context: RunContext, network: Network) -> nn.Module:
     return model.to(context.feed.device)
 
 
-def _build(context: RunContext) -> nn.Module:
-    recipe = context.recipe
-    if recipe.code is not None and recipe.code.net is not None:
-        return own_network(recipe.code.net)
-    return build(recipe.net, n_classes=context.feed.data.n_classes, init=recipe.init)
-
-
 def initial_network(context: RunContext, seed: int) -> Network:
     """The initial network of a seed, the same for every method and level."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _build(context)
     return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})
+
+
+def _build(context: RunContext) -> nn.Module:
+    recipe = context.recipe
+    if recipe.code is not None and recipe.code.net is not None:
+        return own_network(recipe.code.net)
+    return build(recipe.net, n_classes=context.feed.data.n_classes, init=recipe.init)

@@ -1,14 +1,11 @@
-"""The networks of a run, in the order in which they are trained. Imports no torch."""
+"""The networks of a run, in the order in which they are trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sipp_lab.arms import SEPARATOR
-
-Recipe = Any  # importing it would be circular
 
 
 @dataclass(frozen=True)
@@ -22,8 +19,14 @@ class Stage:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        arm = None if self.method is None else self.method.replace(SEPARATOR, "-")
-        return f"seed{self.seed}.dense" if arm is None else f"seed{self.seed}.{arm}.{self.level:02d}"
+        if self.method is None:
+            return f"seed{self.seed}.dense"
+        return f"seed{self.seed}.{self.method.replace(SEPARATOR, '-')}.{self.level:02d}"
+
+    @property
+    def dense(self) -> Stage:
+        """The dense network of its seed."""
+        return Stage(self.seed, None, 0)
 
 
 def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list[Stage]:
@@ -31,11 +34,5 @@ def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list
     stages = []
     for seed in seeds:
         stages.append(Stage(seed, None, 0))
-        for method in methods:
-            stages += [Stage(seed, method, level) for level in range(1, levels + 1)]
+        stages += [Stage(seed, method, level) for method in methods for level in range(1, levels + 1)]
     return stages
-
-
-def plan(recipe: Recipe) -> list[Stage]:
-    """All networks of a recipe's run, in training order."""
-    return stages_of(recipe.seeds, recipe.prune.methods, recipe.prune.n_levels)

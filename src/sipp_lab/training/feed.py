@@ -46,19 +46,17 @@ def n_steps(feed: Feed, batch_size: int) -> int:
 
 
 def train_batches(
-    feed: Feed, *, seed: int, epoch: int, batch_size: int, start: int = 0, augmented: bool, share: Share = (0, 1)
+    feed: Feed, *, seed: int, epoch: int, batch_size: int, augmented: bool, share: Share = (0, 1)
 ) -> Iterator[tuple[int, Batch]]:
-    """Yields (step, batch) for one epoch from step `start`, in the order given by (seed, epoch).
+    """Yields (step, batch) for one epoch, in the order given by (seed, epoch).
 
     With share (i, n): every n-th item of each batch, starting at item i. If a short last batch has none for a process,
     it gets one item labelled `NO_LABEL`, which the loss ignores, so that all processes make the same number of steps.
     """
     if not len(feed.splits.train):
         raise DataError("there is nothing to train on: the training split is empty")
-    order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)[start * batch_size :]
-    if not len(order):
-        return
-    step, (rank, world_size) = start, share
+    order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)
+    step, (rank, world_size) = 0, share
     if isinstance(feed.data, FolderIndex):
         if batch_size % world_size:
             raise OptionError(f"batch_size={batch_size} cannot be divided evenly among {world_size} processes")
@@ -74,7 +72,7 @@ def train_batches(
         )
         for offset, (images, labels) in enumerate(loaded):
             is_padding = rank >= len(order) - offset * batch_size
-            yield start + offset, _to_device(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
+            yield offset, _to_device(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
         return
     # Several batches at a time: fewer, larger GPU operations, and no synchronisation at each step.
     at_once = max(1, AHEAD // batch_size) * batch_size

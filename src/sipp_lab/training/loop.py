@@ -1,13 +1,14 @@
 """The training loop: trains a network and records one row per epoch.
 
-`TrainState` holds everything: weights, masks, optimizer, progress, and the sums of the current epoch. All randomness
-derives from (seed, epoch, step), so training resumed from a state saved after any step gives the same bits.
+`TrainState` holds everything: weights, masks, optimizer and progress. All randomness derives from (seed, epoch, step),
+so training resumed from a state saved after any epoch gives the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sipp
 from sipp.errors import DataError, ModelError
-from sipp.pruning.masking import hold_masks
 from sipp.results.accuracy import Accuracy
-from sipp.results.run_records import EpochRow
+from sipp.results.gradual import Gradual
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.parallel.processes import (
     ALONE,
@@ -37,13 +38,24 @@ from sipp_lab.training.step import Forward, Step, learning_rate, logits_of, make
 TOP_K = 5
 
 
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch of training: its number from 1, the rate it ended with, loss and top-1 in training, test accuracy."""
+
+    epoch: int
+    rate: float
+    train_loss: float
+    train_top1: float
+    test: Accuracy | None  # None in epochs without an evaluation
+
+
 @dataclass
 class TrainState:
     """The state of training after `epoch` epochs and `step` steps of the next."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    sums: Tensor  # float64, of the current epoch: loss times items, correct items, items
+    sums: Tensor  # float64, of the current epoch: loss times items, correct items, items; not saved
     rows: tuple[EpochRow, ...] = ()
     epoch: int = 0
     step: int = 0
@@ -81,7 +93,12 @@ def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
 
     Masks may only shrink: bringing a weight back is an error.
     """
-    hold_masks(state.model, masks, optimizer=state.optimizer)
+    counts = {
+        "n_weights": sum(mask.numel() for mask in masks.values()),
+        "kept": sum(int(m.sum()) for m in masks.values()),
+    }
+    held = Gradual(model=state.model, masks=dict(masks), path=(), method="", seed=0, **counts)  # as hold takes masks
+    sipp.hold(state.model, held, optimizer=state.optimizer)
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 
@@ -114,11 +131,12 @@ def train(
     *,
     seed: int,
     on_step: OnStep | None = None,
+    on_epoch: OnStep | None = None,
     changes: MaskChanges | None = None,
     processes: Processes = ALONE,
     teacher: Teacher | None = None,
 ) -> TrainState:
-    """Trains to the last epoch; `on_step` is called after every step and may stop training by raising.
+    """Trains to the last epoch; `on_step` is called after every step, `on_epoch` after every epoch.
 
     With a `teacher`, the loss (also in the rows of epochs) is that of `distill.py`. Masks change (`changes`) right
     after a step, before `on_step` and before the epoch is evaluated, so a saved state has the new masks. Several
@@ -139,7 +157,6 @@ def train(
                     seed=seed,
                     epoch=state.epoch,
                     batch_size=hyper.batch_size,
-                    start=state.step,
                     augmented=hyper.augment,
                     share=(processes.rank, processes.world_size),
                 )
@@ -153,7 +170,7 @@ def train(
                         _change_masks(state, changes, n_done, processes)
                         # a recorded graph would use the old masks
                         step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
-                    if state.step < n_all and on_step is not None:
+                    if on_step is not None:
                         on_step(state)
                 share_buffers(processes, state.model)
                 sums = sum_over_processes(processes, state.sums).tolist()
@@ -161,8 +178,8 @@ def train(
                 is_tested = (state.epoch + 1) % hyper.eval_every == 0 or state.epoch + 1 == hyper.epochs
                 test = evaluate(state.model, feed, feed.splits.test, precision=hyper.precision) if is_tested else None
                 _end_epoch(state, hyper, sums, test, n_all=n_all, seed=seed)
-                if on_step is not None:
-                    on_step(state)
+                if on_epoch is not None:
+                    on_epoch(state)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}",
@@ -233,23 +250,30 @@ def _end_epoch(
     state.epoch, state.step = number, 0
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precision = "float32") -> Accuracy:
-    """Top-1, top-5 and loss on the given items in eval mode; restores the mode of every module."""
-    if not len(items):
-        raise DataError("there is nothing to evaluate on: the split is empty")
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Puts the model into eval mode inside the block, and every module back into its own mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    totals = torch.zeros(3, dtype=torch.float64, device=feed.device)
     try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, feed: Feed, items: Tensor, *, precision: Precision = "float32") -> Accuracy:
+    """Top-1, top-5 and loss on the given items in eval mode."""
+    if not len(items):
+        raise DataError("there is nothing to evaluate on: the split is empty")
+    totals = torch.zeros(3, dtype=torch.float64, device=feed.device)
+    with in_eval_mode(model):
         for images, labels in eval_batches(feed, items):
             logits = logits_of(model, images, precision)
             hits = logits.topk(min(TOP_K, logits.shape[1]), dim=1).indices == labels[:, None]
             hits &= logits.isfinite().all(1, keepdim=True)  # NaN sorts as the largest, but must not count as correct
             loss = F.cross_entropy(logits, labels, reduction="sum")
             totals += torch.stack([hits[:, 0].sum().double(), hits.sum().double(), loss.double()])
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
     n_top1, n_top5, loss_sum = totals.tolist()
     return Accuracy(n=len(items), n_top1=int(n_top1), n_top5=int(n_top5), loss=loss_sum / len(items))

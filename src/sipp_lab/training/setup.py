@@ -18,7 +18,7 @@ from sipp_lab.data.mnist import load_mnist
 from sipp_lab.data.splits import split_images
 from sipp_lab.own_code import own_images, own_network, source_digest
 from sipp_lab.recipes import Recipe
-from sipp_lab.runs import store
+from sipp_lab.runs.folder import code_version
 from sipp_lab.training.feed import Feed
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -48,7 +48,7 @@ def code_version_of(recipe: Recipe) -> str:
     if recipe.code is not None and recipe.code.net is not None:
         with torch.random.fork_rng(devices=[]):
             own_network(recipe.code.net)  # fails early if it cannot be built
-    return ", ".join([store.code_version(), *(source_digest(name) for name in names if name is not None)])
+    return ", ".join([code_version(), *(source_digest(name) for name in names if name is not None)])
 
 
 def device_named(name: Device) -> torch.device:

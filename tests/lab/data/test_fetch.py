@@ -166,17 +166,6 @@ def test_death_before_the_last_step_leaves_no_data_set(
     assert_whole(tmp_path)
 
 
-def test_files_are_synced_before_the_rename_and_the_folder_after(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    real_fsync, real_replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), real_fsync(handle)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (order.append(b.name), real_replace(a, b)))
-    fetch_cifar10(tmp_path, url=server.url)
-    assert order == ["fsync"] * 7 + [BIN_FOLDER, "fsync"]
-
-
 def test_a_place_that_cannot_be_written(tmp_path: Path, server: Server) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="file"):

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sipp_lab.pipelines import Pipeline, no_parent
+import torch
+from torch import Tensor
+
+from sipp.results.bounds import no_bound
+from sipp.results.jsonio import to_json
+from sipp.results.pruned import PrunedFacts, PrunedLayer
+from sipp_lab.pipelines import Pipeline
+from sipp_lab.runs.context import Network, Prepared, RunContext
 from sipp_lab.runs.plan import Stage
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sipp_lab.runs.context import Network, Prepared, RunContext
-    from sipp_lab.training.loop import MaskChanges, TrainState
+from sipp_lab.training.loop import MaskChanges, TrainState
 
 
-def prepare(context: RunContext, stage: Stage, parent_network: Network | None) -> Prepared:
-    from sipp_lab.runs.context import Prepared, initial_network
-
-    return Prepared(initial_network(context, stage.seed), {})
+def prepare(context: RunContext, stage: Stage, network: Network) -> Prepared:
+    return Prepared(network, {})
 
 
 def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
     """Half of what is left goes after each half of what is left of the steps, as many times as the level says."""
-    from sipp_lab.training.loop import MaskChanges
-
     return MaskChanges(frozenset(n_steps - n_steps // 2**k for k in range(1, stage.level + 1)), halved)
 
 
 def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Masks of the larger half of each weight that is left, and what is known of the network then."""
-    import torch
-
-    from sipp.results.bounds import no_bound
-    from sipp.results.jsonio import to_json
-    from sipp.results.pruned import PrunedFacts, PrunedLayer
-
     masks, layers = {}, []
     for name, weight in state.model.named_parameters():
         if weight.dim() < 2:
@@ -71,7 +63,6 @@ PIPELINE = Pipeline(
     description="train, and lose half of the weights on the way",
     compared_with="nothing",
     metric="top1",
-    parent=no_parent,
     prepare=prepare,
     mask_changes=mask_changes,
 )

@@ -13,20 +13,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import accelerate  # noqa: F401  imported here once, for all children
 import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.storage.state_files import load_state
 from sipp.verbs.prune import prune
 from sipp_lab.data.digits import load_digits
 from sipp_lab.data.splits import split_images
+from sipp_lab.files import load_state
 from sipp_lab.nets import plain
 from sipp_lab.parallel.processes import ALONE, Processes, in_every_process, join_processes
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.run_recipe import Progress, run
-from sipp_lab.runs.store import read_records
+from sipp_lab.runs.folder import read_records
+from sipp_lab.runs.running import Progress, run
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.loop import MaskChanges, TrainState, new_state, train
 
@@ -112,43 +111,34 @@ def trained(processes: Processes, *, quarrels: bool = False) -> list[torch.Tenso
     return [parameter.detach().clone() for parameter in net.parameters()] + rows + [state.masks["1.weight"]]
 
 
-def whole_run(
-    processes: Processes, out: Path, *, name: str = "digits-at-init", dies: bool = False, stops: bool = False
-) -> int:
-    """The networks made; the last process kills itself in the first stage, or the leader is asked to stop there."""
+def whole_run(processes: Processes, out: Path, *, name: str = "digits-at-init", dies_in: str = "") -> int:
+    """The networks made; the last process kills itself when it trains its first, or its second network."""
+    if dies_in:
+        import sipp_lab.runs.stages as stages
 
-    def wish_to_die() -> None:
-        if processes.rank == processes.world_size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    if dies:
-        import sipp_lab.training.loop as loop
-
-        original = loop.evaluate
+        original = stages.train
 
         def dying(*arguments: Any, **options: Any) -> Any:
-            wish_to_die()
-            return original(*arguments, **options)
+            if processes.rank == processes.world_size - 1 and (out / "begun").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            state = original(*arguments, **options)
+            (out / "begun").touch()
+            return state
 
-        loop.evaluate = dying
+        stages.train = dying
+        if dies_in == "first":
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "begun").touch()
     recipe = load_recipe(name, settings=SETTINGS)
     shown: list[Progress] = []
-
-    def show(progress: Progress) -> None:
-        shown.append(progress)
-        if stops:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    made = run(recipe, out=out, device="cpu", processes=processes, accept_changes=True, on_progress=show).n_made
+    made = run(recipe, out=out, device="cpu", processes=processes, accept_changes=True, on_progress=shown.append).n_made
     assert bool(shown) == (processes.is_leader and made > 0)
     return made
 
 
 def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
-    (folder,) = out.iterdir()
-    finals = {
-        path.parent.name: load_state(path.parent, "final")[0] for path in sorted(folder.glob("*/final.safetensors"))
-    }
+    (folder,) = (path for path in out.iterdir() if path.is_dir())
+    finals = {path.parent.name: load_state(path)[0] for path in sorted(folder.glob("*/final.safetensors"))}
     return finals, read_records(folder)
 
 
@@ -181,23 +171,18 @@ def main(folder: Path) -> None:
     found["same masks"] = all(torch.equal(one[stage][key], two[stage][key]) for stage, key in masks)
     found["same start"] = [r.get("before") for r in one_records] == [r.get("before") for r in two_records]
     gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
-    found["stopped"], _, found["gradual"] = zip(
-        *spawn(
-            2,
-            [
-                lambda processes: whole_run(processes, folder / "parts", stops=True),
-                lambda processes: whole_run(processes, folder / "parts"),
-                lambda processes: whole_run(processes, folder / "cuts", name=gradual),
-            ],
-            folder / "c",
-        )
+    (found["gradual"],) = zip(
+        *spawn(2, [lambda processes: whole_run(processes, folder / "cuts", name=gradual)], folder / "c")
     )
-    parts = results(folder / "parts")[0]
-    found["resumed the same"] = all(torch.equal(two[s][k], parts[s][k]) for s in two for k in two[s])
     found["gradual keeps"] = [record.get("keep", 1.0) for record in results(folder / "cuts")[1]]
-    died = spawn(2, [lambda processes: whole_run(processes, folder / "three", dies=True)], folder / "d")
+    died = spawn(2, [lambda processes: whole_run(processes, folder / "three", dies_in="first")], folder / "d")
     found["died"] = [last for (last,) in died]
     found["published"] = len(results(folder / "three")[0])
+    spawn(2, [lambda processes: whole_run(processes, folder / "parts", dies_in="second")], folder / "e")
+    found["left by the dead"] = len(results(folder / "parts")[0])
+    spawn(2, [lambda processes: whole_run(processes, folder / "parts")], folder / "f")
+    parts = results(folder / "parts")[0]
+    found["resumed the same"] = all(torch.equal(two[s][k], parts[s][k]) for s in two for k in two[s])
     print(json.dumps(found))
 
 

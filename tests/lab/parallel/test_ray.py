@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -20,12 +21,10 @@ import typer
 from lab.small_runs import SMALL, contents, small
 from typer.testing import CliRunner
 
-from sipp.cli import run_display
+from sipp.cli import run_work
 from sipp.cli.commands import run_command
 from sipp.cli.options import as_command
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.files import temporary_path
-from sipp.results.manifest import Origin
 from sipp_lab.parallel import on_ray
 from sipp_lab.parallel.on_ray import (
     RayOptions,
@@ -36,14 +35,13 @@ from sipp_lab.parallel.on_ray import (
     train_stage,
 )
 from sipp_lab.parallel.processes import Processes
-from sipp_lab.pipelines import parent_of
 from sipp_lab.recipes import Recipe, config_of
-from sipp_lab.runs.plan import Stage, plan
-from sipp_lab.runs.reading import list_runs
-from sipp_lab.runs.run_recipe import FinishedRun, Progress, run
-from sipp_lab.runs.store import code_version, open_run
+from sipp_lab.runs.folder import code_version, list_runs, open_run
+from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.records import Origin
+from sipp_lab.runs.running import FinishedRun, Progress, run
+from sipp_lab.runs.stages import pipeline_of, plan
 from sipp_lab.training.setup import load_feed
-from sipp_lab.training.signals import Interrupted
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
@@ -112,7 +110,7 @@ def test_two_workers_give_the_records_and_weights_of_one_process(
         most_at_once = max(most_at_once, len(workers()))
 
     monkeypatch.setattr(on_ray, "train_network", None)  # in this process only: whatever is made, other processes make
-    done = run(ITERATIVE, out=tmp_path, device="cpu", engine="ray", ray=RayOptions(n_at_once=2), on_progress=look)
+    done = run(ITERATIVE, out=tmp_path, device="cpu", ray=RayOptions(n_at_once=2), on_progress=look)
     assert contents(done.folder) == contents(whole.folder) and done.n_made == len(plan(ITERATIVE)) == 5
     assert most_at_once <= 2  # that two begin together is tested below: here it depends on how soon processes start
 
@@ -122,15 +120,23 @@ def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monke
     settings = [part for setting in (*SMALL, TWO) for part in ("--set", setting)]
     command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
 
-    def ask(console: object, progress: Progress) -> None:
-        if progress.stage.endswith("01") and signal.getsignal(signal.SIGTERM) is not handler:
+    def ask(progress: Progress) -> str:
+        if progress.is_end and progress.stage.endswith("01"):
             os.kill(os.getpid(), signal.SIGTERM)
+        return ""
 
-    handler = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(run_display, "_plain_line", ask)
-    stopped = CliRunner().invoke(app, [*command, "--at-once", "2"], catch_exceptions=False)
-    assert stopped.exit_code == 128 + signal.SIGTERM and "stopped by SIGTERM" in stopped.output
-    assert signal.getsignal(signal.SIGTERM) is handler and [one.state for one in list_runs(tmp_path)] == ["stopped"]
+    def stop(*given: Any) -> None:
+        raise SystemExit(143)
+
+    handler = signal.signal(signal.SIGTERM, stop)
+    monkeypatch.setattr(run_work, "_words", ask)
+    try:
+        stopped = CliRunner().invoke(app, [*command, "--at-once", "2"], catch_exceptions=False)
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert stopped.exit_code == 128 + signal.SIGTERM and "run the same command again" in stopped.output
+    assert [one.state for one in list_runs(tmp_path)] == ["stopped"]
     resumed = run(ITERATIVE, out=tmp_path, device="cpu", accept_changes=True)
     assert 0 < resumed.n_made < 5 and contents(resumed.folder) == contents(whole.folder)
 
@@ -143,25 +149,27 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
     def kill_once() -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not killed and time.monotonic() < deadline:
-            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/step-*")]
+            under_way = [path.parent for path in (tmp_path / "two").glob("*/*/checkpoint.safetensors")]
             found = workers() if under_way else []
             for pid in found:
                 os.kill(pid, signal.SIGSTOP)  # nothing moves while we look
             if under_way and found and not (under_way[0] / "final.safetensors").exists():
-                temporary_path(under_way[0] / "final.safetensors").write_text("half")  # as a death in a save leaves it
+                (under_way[0] / ".tmp-7-final.safetensors").write_text("half")  # as a death in a save leaves it
                 killed.extend(found)
             for pid in found:
                 os.kill(pid, signal.SIGKILL if killed else signal.SIGCONT)
             time.sleep(0.001)
 
-    few = small("digits-at-init", "prune.methods=[sipp-hybrid]")
+    few = small("digits-at-init", "prune.methods=[sipp-hybrid]", "train.epochs=6")
     alone = run(few, out=tmp_path / "one", device="cpu")
-    again = partial(run, few, out=tmp_path / "two", device="cpu", engine="ray", ray=RayOptions(n_at_once=1))
+    again = partial(run, few, out=tmp_path / "two", device="cpu", ray=RayOptions(n_at_once=1))
     killer = threading.Thread(target=kill_once)
     killer.start()
     done = again(checkpoint_seconds=0.0)
     killer.join()
-    assert len(killed) == 1 and contents(done.folder) == contents(alone.folder) and done.n_made == 3
+    assert len(killed) == 1 and done.n_made == 3
+    run(few, out=tmp_path / "two", device="cpu", accept_changes=True)  # removes what the dead left
+    assert contents(done.folder) == contents(alone.folder)
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
     assert again(accept_changes=True).n_made == 0
 
@@ -172,7 +180,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
 def test_where_ray_is_missing_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"pip install 'sipp\[ray\]'"):
-        run(ITERATIVE, out=tmp_path / "runs", device="cpu", engine="ray")
+        run(ITERATIVE, out=tmp_path / "runs", device="cpu", ray=RayOptions())
     assert not (tmp_path / "runs").exists()
 
 
@@ -181,11 +189,9 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--engine ray"):
         CliRunner().invoke(app, command, catch_exceptions=False)
     with pytest.raises(OptionError, match="n_at_once=0"):
-        run(ITERATIVE, out=tmp_path, engine="ray", ray=RayOptions(n_at_once=0))
+        run(ITERATIVE, out=tmp_path, ray=RayOptions(n_at_once=0))
     with pytest.raises(OptionError, match="accelerate"):
-        run(ITERATIVE, out=tmp_path, engine="ray", processes=Processes(0, 2))
-    with pytest.raises(OptionError, match="'cluster'"):
-        run(ITERATIVE, out=tmp_path, engine="cluster")  # type: ignore[arg-type]
+        run(ITERATIVE, out=tmp_path, ray=RayOptions(), processes=Processes(0, 2))
     assert not list(tmp_path.iterdir())
 
 
@@ -196,7 +202,7 @@ def began_order(recipe: Recipe, n_workers: int) -> list[list[str]]:
     while unfinished:
         now: list[Stage] = []
         while len(now) < n_workers and (stage := next_stage(recipe, todo, unfinished)) is not None:
-            assert parent_of(recipe.pipeline, stage) not in unfinished
+            assert pipeline_of(recipe).parent_of(stage) not in unfinished
             todo.remove(stage)
             now.append(stage)
         unfinished -= set(now)
@@ -212,7 +218,7 @@ def test_stages_start_when_their_parents_are_done() -> None:
     ]
     assert began_order(AT_INIT, 2) == [
         ["dense", "sipp-hybrid.01"],
-        ["sipp-hybrid.02", "magnitude.01"],
+        ["magnitude.01", "sipp-hybrid.02"],
         ["magnitude.02"],
     ]
     alone = [
@@ -229,7 +235,7 @@ def test_shares_of_the_machines() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
     origin = Origin(data="", code="", device="cpu")
-    job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 0, 2, 60.0, origin)
+    job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 0, 60.0, origin, n_threads=2)
     assert on_ray._resources(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
     assert on_ray._resources(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
     assert on_ray._resources(nodes, job, 3) == (3, {"num_cpus": 2})
@@ -246,7 +252,7 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
     feed = load_feed(ITERATIVE, data_root=tmp_path, device=torch.device("cpu"))
     origin = Origin(data=feed.splits.digest, code=code_version(), device="cpu")
     with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
-        yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 0, 1, 60.0, origin)
+        yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 0, 60.0, origin)
 
 
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
@@ -261,15 +267,14 @@ def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, 
     assert not list(job.folder.glob("seed*"))
 
 
-def test_a_task_stops_at_the_next_step_and_says_what_it_warned_of(job: RunOnRay) -> None:
-    dense = plan(ITERATIVE)[0]
-    (job.folder / on_ray.STOP).touch()
-    assert train_stage(job, dense) == StageOutcome()
-    (job.folder / on_ray.STOP).unlink()
-    (first,) = job.folder.glob("*/step-*.safetensors")
-    first.write_bytes(first.read_bytes()[:-1] + b"\xff")
-    done = train_stage(job, dense)
-    assert done.done == (dense,) and len(done.warned) == 1 and "SHA-256" in done.warned[0]
+def test_a_task_says_what_it_warned_of(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(context: object, stage: Stage) -> None:
+        warnings.warn("a warning", stacklevel=2)
+        raise ModelError("training diverged")
+
+    monkeypatch.setattr(on_ray, "train_network", train)
+    outcome = train_stage(job, plan(ITERATIVE)[0])
+    assert str(outcome.error) == "training diverged" and outcome.warned == ("a warning",)
 
 
 class FakeRef(NamedTuple):
@@ -301,7 +306,6 @@ class FakeRay:
         return SimpleNamespace(remote=self._begin)
 
     def _begin(self, run: RunOnRay, stage: Stage) -> FakeRef:
-        self.stop = run.folder / on_ray.STOP
         self.events.append(stage.name)
         self.left_running += 1
         self.most_running = max(self.most_running, self.left_running)
@@ -309,36 +313,33 @@ class FakeRay:
 
     def wait(self, refs: list[FakeRef], *, num_returns: int, timeout: float) -> tuple[list[FakeRef], list[FakeRef]]:
         self.left_running -= 1
-        self.events += ["stop"] * self.stop.exists()
         return refs[:1], refs[1:]
 
     def get(self, ref: Any) -> Any:
         if not isinstance(ref, FakeRef):
             return ref
-        outcome = self.script.get(ref.stage.name, StageOutcome((ref.stage,)))
+        outcome = self.script.get(ref.stage.name, StageOutcome())
         if outcome is None:
-            raise self.exceptions.RayError
+            raise self.exceptions.RayError("out of memory\nand more")
         return outcome
 
     def cancel(self, ref: FakeRef, *, force: bool) -> None:
+        self.left_running -= 1
         self.events.append(f"cancel {ref.stage.name}")
 
 
 def swept(
-    job: RunOnRay,
-    script: dict[str, StageOutcome | None],
-    monkeypatch: pytest.MonkeyPatch,
-    stop_signal: Any = lambda: None,
+    job: RunOnRay, script: dict[str, StageOutcome | None], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[str]]:
     """(stages that were done, events) of a sweep of such tasks; an error is the last event."""
     fake, made = FakeRay(script), []
     monkeypatch.setattr(on_ray, "_cluster", lambda address: nullcontext(fake))
     try:
-        for stage in run_on_ray(job, RayOptions(), stop_signal):
+        for stage in run_on_ray(job, RayOptions()):
             made.append(stage.name)
-    except (DataError, ModelError, OptionError, Interrupted) as error:
+    except (DataError, ModelError, OptionError) as error:
         fake.events.append(f"{type(error).__name__}: {error}")
-    assert fake.left_running == 0 and fake.most_running <= 2 and not fake.stop.exists()
+    assert fake.left_running == 0 and fake.most_running <= 2
     return made, fake.events
 
 
@@ -353,13 +354,13 @@ def test_as_many_stages_as_the_machine_has_room_for_are_under_way(
     for n_at_once, expected in ((None, 2), (1, 1), (2, 2)):
         fake = FakeRay({})
         monkeypatch.setattr(on_ray, "_cluster", lambda address, fake=fake: nullcontext(fake))
-        list(run_on_ray(job, RayOptions(n_at_once=n_at_once), lambda: None))
+        list(run_on_ray(job, RayOptions(n_at_once=n_at_once)))
         assert fake.most_running == expected
 
 
 def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     made, events = swept(job, {"seed0.magnitude.01": None}, monkeypatch)
-    assert events[-1].startswith("DataError: seed0.magnitude.01: the process died 3 times") and "stop" in events
+    assert events[-1].startswith("DataError: seed0.magnitude.01: the process died 3 times (out of memory)")
     assert "seed0.magnitude.01" not in made and "seed0.magnitude.02" not in events
 
 
@@ -367,31 +368,29 @@ def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
     job: RunOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, events = swept(job, {"seed0.magnitude.01": StageOutcome(error=ModelError("training diverged"))}, monkeypatch)
-    assert "stop" in events and events[-1] == "ModelError: seed0.magnitude.01: training diverged"
+    assert events[-2:] == ["cancel seed0.sipp-hybrid.02", "ModelError: seed0.magnitude.01: training diverged"]
     assert "seed0.magnitude.01" not in made and len(set(made)) == len(made)
 
 
-def test_what_ends_while_all_stop_is_not_lost(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    polls = iter([None, signal.SIGTERM])
-    made, events = swept(job, {}, monkeypatch, lambda: next(polls))
-    assert events[-1].startswith("Interrupted") and "stop" in events
-    begun = [one for one in events if one.startswith("seed0")]
-    assert made == begun == ["seed0.dense", "seed0.sipp-hybrid.01", "seed0.magnitude.01"]
-    # a signal counts more than the error of a process that it killed
-    script: dict[str, StageOutcome | None] = {"seed0.dense": None}
-    assert swept(job, script, monkeypatch, lambda: signal.SIGINT)[1][-1].startswith("Interrupted")
+def test_rays_own_reason_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> None:
+        raise RuntimeError("Authentication failed: invalid token\nsee the docs")
+
+    monkeypatch.setattr(on_ray, "_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=refuse))
+    with pytest.raises(OptionError, match="Ray at 'auto' cannot be used: Authentication failed: invalid token; start"):
+        on_ray._cluster("auto").__enter__()
 
 
 def test_a_sweep_that_is_closed_cancels_what_is_under_way(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay({})
     monkeypatch.setattr(on_ray, "_cluster", lambda address: nullcontext(fake))
-    sweep = run_on_ray(replace(job, recipe=AT_INIT), RayOptions(), lambda: None)
+    sweep = run_on_ray(replace(job, recipe=AT_INIT), RayOptions())
     assert next(sweep).name == "seed0.dense"
-    sweep.close()
+    sweep.close()  # type: ignore[attr-defined]
     assert fake.events[-1] == "cancel seed0.sipp-hybrid.01"
 
 
 def test_nothing_to_do_needs_no_ray(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "plan", lambda recipe: [])
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert list(run_on_ray(job, RayOptions(), lambda: None)) == []
+    assert list(run_on_ray(job, RayOptions())) == []

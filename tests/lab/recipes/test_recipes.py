@@ -2,21 +2,20 @@
 
 import contextlib
 import functools
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sipp.errors import OptionError
 from sipp_lab.nets import build
-from sipp_lab.recipes import check_recipe, config_of, load_recipe, recipe_descriptions, recipe_names
-from sipp_lab.recipes.yamlfile import read_yaml
-from sipp_lab.runs.store import config_hash
+from sipp_lab.recipes import config_of, load_recipe, recipe_names
+from sipp_lab.recipes.load import read_yaml
+from sipp_lab.recipes.schema import check_recipe
+from sipp_lab.recipes.table import RECIPES
 from sipp_lab.training.step import learning_rate
 
 # The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
@@ -171,7 +170,6 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "prune: {methods: [sipp-blend mean]}", ("prune.methods.0", "tries both")),
         (GOOD + "prune: {methods: [sipp-det median]}", ("prune.methods.0", "max, mean")),
         (GOOD + "init: xavier", ("init",)),
-        (GOOD + "retrain: {epochs: 3}", ("never reached within epochs=3",)),
         (GOOD + "retrain: {distill: {weight: 0.0, temperature: 4.0}}", ("retrain.distill.weight",)),
         ("base: digits-at-init\nretrain: {epochs: 8}", ("retrain belongs to", "at-init")),
         (GOOD + "train: {augment: true}", ("mirroring digits",)),
@@ -181,16 +179,14 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "prune: {methods: [magnitude, magnitude]}", ("twice",)),
         (GOOD + "prune: {methods: [sip]}", ("prune.methods.0",)),
         (GOOD + "seed: 1\nseed: 2", ("'seed' is given twice", "line 3")),
-        (GOOD + "train: !!python/object/apply:os.system [echo]", ("tag", "line 2")),
-        (GOOD + "train: !!float 3", ("tag",)),
-        (GOOD + "seed: &a 3", ("anchors",)),
-        ("a: &a [x]\nb: [*a, *a]", ("anchors",)),
         (GOOD + "seed: 2020-01-01", ("'seed' must be a whole number", "2020-01-01")),
-        (GOOD + "<<: {seed: 1}", ("not plain text",)),
-        (GOOD + "1: 2", ("not plain text",)),
-        ("[" * 600 + "]" * 600, ("nested too deeply",)),
-        ("a: " + "x" * 70_000, ("too many",)),
+        (GOOD + "train: !!python/object/apply:os.system [echo]", ("not valid YAML", "tag")),
+        (GOOD + "1: 2", ("unknown key '1'",)),
+        ("[" * 600 + "]" * 600, ("not valid YAML",)),
         ("- 1", ("mapping",)),
+        (GOOD + "train: {decay: {milestones: [9]}}", ("train.decay.milestones has 9", "within train.epochs=8")),
+        (GOOD + "retrain: {decay: {milestones: [9]}}", ("retrain.decay.milestones has 9", "retrain.epochs=8")),
+        (GOOD + "train: {nesterov: true, momentum: 0.0}", ("train.nesterov needs a train.momentum above 0",)),
         ("{", ("not valid YAML",)),
         ("base: ../secrets", ("unknown recipe",)),
         ("base: [a]", ("'base'",)),
@@ -221,24 +217,18 @@ def test_any_value_is_a_recipe_or_an_option_error(value: Any) -> None:
 
 @given(st.text(max_size=60))
 @settings(max_examples=100, deadline=None)
-def test_any_text_is_plain_or_an_option_error(text: str) -> None:
-    try:
-        value = read_yaml(text, where="fuzz")
-    except OptionError:
-        return
-    assert value == value or isinstance(value, float)
-    assert yaml.safe_load(text) == value or "nan" in text.lower()
+def test_any_text_has_a_value_or_is_an_option_error(text: str) -> None:
+    with contextlib.suppress(OptionError):
+        read_yaml(text, where="fuzz")
 
 
-def test_settings_and_hash() -> None:
+def test_settings() -> None:
     plain = load_recipe("digits-iterative")
     changed = load_recipe(
         "digits-iterative", settings=("train.epochs=7", "prune.methods=[magnitude]", "train.rate=1.0e-2")
     )
     assert (changed.train.epochs, changed.prune.methods, changed.train.rate) == (7, ("magnitude",), 0.01)
-    config = config_of(plain)
-    reordered = json.loads(json.dumps(dict(reversed(config.items()))))
-    assert config_hash(reordered) == config_hash(config) != config_hash(config_of(changed))
+    assert config_of(plain) != config_of(changed)
     for bad in ("train.epochs", "=3", "name=x", "train..epochs=3"):
         with pytest.raises(OptionError, match="--set"):
             load_recipe("digits-iterative", settings=(bad,))
@@ -246,13 +236,34 @@ def test_settings_and_hash() -> None:
         load_recipe("digits-iterative", settings=("train.epoch=7",))
 
 
-def test_bases_alone_are_not_recipes() -> None:
-    for name in ("base", "base-cifar10", "base-cifar10-short", "digits-iterative-short", "../catalog", "nope"):
+def test_a_schedule_of_another_length_keeps_its_shape() -> None:
+    """Unless it is said when the rate decays."""
+    longer = load_recipe("digits-iterative", settings=("train.epochs=16",)).train
+    assert (longer.decay.milestones, longer.decay.factor, longer.warmup_epochs) == ((12,), 0.1, 1.0)
+    again = load_recipe("digits-iterative", settings=("retrain.epochs=4",)).retraining
+    assert (again.epochs, again.decay.milestones, again.decay.factor, again.warmup_epochs) == (4, (3,), 0.1, 1.0)
+    said = load_recipe("digits-iterative", settings=("retrain.epochs=4", "retrain.decay.milestones=[2]")).retraining
+    assert (said.decay.milestones, said.decay.factor) == ((2,), 0.1)
+    either = [
+        load_recipe("digits-iterative", settings=settings).train.decay.milestones
+        for settings in (
+            ("train.epochs=16", "train.decay.milestones=[2]"),
+            ("train.decay.milestones=[2]", "train.epochs=16"),
+        )
+    ]
+    assert either == [(2,), (2,)]
+    shortest = load_recipe("digits-iterative", settings=("train.epochs=1",)).train
+    assert (shortest.decay.milestones, shortest.warmup_epochs) == ((), 1.0)
+    assert load_recipe("vgg16-cifar10-iterative").retraining.decay.every == 30  # of epochs, not of the schedule
+
+
+def test_unknown_recipes() -> None:
+    for name in ("base", "digits-iterative-short", "../table", "nope"):
         with pytest.raises(OptionError, match="unknown recipe"):
             load_recipe(name)
 
 
-def test_a_short_form_is_its_recipe_with_what_its_bases_say_of_it(tmp_path: Path) -> None:
+def test_a_short_form_is_its_recipe_with_fewer_epochs_levels_and_seeds(tmp_path: Path) -> None:
     full, short = load_recipe("vgg16-cifar10-iterative"), load_recipe("vgg16-cifar10-iterative-short")
     assert (short.train.epochs, short.retraining.epochs, short.repetitions, short.prune.levels) == (30, 15, 1, 5)
     changed = {"name", "repetitions", "train", "retrain", "prune"}
@@ -263,5 +274,5 @@ def test_a_short_form_is_its_recipe_with_what_its_bases_say_of_it(tmp_path: Path
         assert config_of(load_recipe(str(path))) == {**config_of(base), "name": "mine"}
 
 
-def test_descriptions_are_those_of_the_checked_recipes() -> None:
-    assert recipe_descriptions() == {name: load_recipe(name).description for name in recipe_names()}
+def test_every_recipe_is_described() -> None:
+    assert all(row["description"] for row in RECIPES.values())

@@ -17,21 +17,21 @@ import warnings
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import nn
 
-from sipp.storage.state_files import load_state
-from sipp.storage.tensors import tensors_to_bytes
 from sipp.verbs.prune import prune
 from sipp_lab.data.digits import load_digits
+from sipp_lab.files import load_state
 from sipp_lab.nets import plain
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.run_recipe import run
-from sipp_lab.runs.store import read_records, without_times
+from sipp_lab.runs.folder import read_records, without_times
+from sipp_lab.runs.running import run
 
 plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
 SETTINGS = (
-    "train.epochs=2",
-    "train.decay={factor: 0.5, milestones: [1]}",
+    "train.epochs=4",
+    "train.decay={factor: 0.5, milestones: [2]}",
     "train.batch_size=200",
     "prune.methods=[sipp-hybrid]",
     "prune.levels=2",
@@ -39,7 +39,7 @@ SETTINGS = (
 )
 MIN_DELAY = 0.02
 LONGEST_SHARE = 0.5  # of the time an undisturbed run takes: the longest that a child lives
-MOST_SYNCS = 60  # a checkpoint has 2, and one is made after every step: 10 a stage, 3 stages
+MOST_SYNCS = 12  # a checkpoint after each of 4 epochs but the last, a network and records: 3 stages
 
 
 def die_in_save(after: int) -> None:
@@ -58,7 +58,7 @@ def die_in_save(after: int) -> None:
 
 
 def start(out: Path, *, dies_at: int | None = None) -> int:
-    """The process id of a child that runs (or resumes) the recipe below `out`, checkpointing at every step."""
+    """The process id of a child that runs (or resumes) the recipe below `out`, checkpointing after every epoch."""
     pid = os.fork()
     if pid:
         return pid
@@ -79,8 +79,7 @@ def contents(out: Path) -> dict[str, object]:
     """All that a finished run left behind: the bytes of every tensor file, and the records without their clock."""
     (folder,) = out.iterdir()
     tensors: dict[str, object] = {
-        str(path.relative_to(folder)): tensors_to_bytes(load_state(path.parent, path.stem)[0])
-        for path in sorted(folder.rglob("*.safetensors"))
+        str(path.relative_to(folder)): save(load_state(path)[0]) for path in sorted(folder.rglob("*.safetensors"))
     }
     return {**tensors, "records": [without_times(record) for record in read_records(folder)]}
 

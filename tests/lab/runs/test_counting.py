@@ -9,10 +9,10 @@ from lab.small_runs import final, small
 from rich.console import Console
 from torch import nn
 
-from sipp.cli.run_display import records_table
+from sipp.cli.run_work import records_table
 from sipp_lab.nets import NETS, build
 from sipp_lab.runs.counting import multiply_adds
-from sipp_lab.runs.run_recipe import run
+from sipp_lab.runs.running import run
 
 
 def zeroed(weight: nn.Parameter, n_left: int) -> None:

@@ -1,14 +1,10 @@
 """Studies: every one loads in both forms, its panels are the paper's, settings reach every recipe."""
 
-from pathlib import Path
-
 import pytest
 
 from sipp.errors import OptionError
-from sipp_lab.recipes.catalog import derived_recipe
 from sipp_lab.recipes.schema import Recipe, recipe_keys
-from sipp_lab.studies import catalog as studies
-from sipp_lab.studies import load_study, study_descriptions, study_names
+from sipp_lab.studies import STUDIES, load_study, study_names
 
 NETS = ["resnet20", "resnet56", "resnet110", "vgg16", "densenet22", "wrn16-8"]
 PANELS = {
@@ -22,7 +18,7 @@ PANELS = {
 
 
 def test_the_panels_are_the_papers() -> None:
-    assert set(study_names()) == set(PANELS) == set(study_descriptions())
+    assert set(study_names()) == set(PANELS) == {name for name, row in STUDIES.items() if row.description}
     for name, (short, full) in PANELS.items():
         assert [recipe.net for recipe in load_study(name).recipes] == short
         whole = load_study(name, form="full")
@@ -41,17 +37,16 @@ def test_common_values_and_settings_reach_every_recipe() -> None:
     assert plain.retrain is None and distilled.retrain is not None and distilled.retrain.distill is not None
 
 
-def test_unknown_and_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_and_wrong() -> None:
     with pytest.raises(OptionError, match="did you mean 'paper-cnn5'"):
         load_study("paper-cnn")
     with pytest.raises(OptionError, match=r"train\.epoch"):
         load_study("paper-cnn5", settings=("train.epoch=3",))
-    with pytest.raises(OptionError, match="'base'"):
-        derived_recipe({}, where="here")
-    (tmp_path / "mine.yaml").write_text("description: x\nsource: y\nclaim: z\nshort: [digits-iterative]\nfulll: []\n")
-    monkeypatch.setattr(studies.resources, "files", lambda _: tmp_path)
-    with pytest.raises(OptionError, match="study 'mine'"):
-        load_study("mine")
+
+
+def test_a_short_form_says_that_it_reproduces_no_figure() -> None:
+    for name in study_names():
+        assert "reproduces no figure" in load_study(name).note and not load_study(name, form="full").note
 
 
 def test_every_key_of_a_recipe_has_its_meaning() -> None:

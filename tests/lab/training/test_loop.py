@@ -13,7 +13,7 @@ from torch import nn
 from sipp.errors import DataError, ModelError
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.data.splits import epoch_order, split_images
-from sipp_lab.training.feed import Feed, eval_batches, n_steps, train_batches
+from sipp_lab.training.feed import Feed, eval_batches, train_batches
 from sipp_lab.training.loop import TrainState, evaluate, new_state, train
 from sipp_lab.training.step import learning_rate
 
@@ -80,28 +80,18 @@ def test_the_update_is_the_textbook_one(nesterov: bool) -> None:
     assert [row.epoch for row in state.rows] == [1, 2]
 
 
-class Halt(Exception):
-    pass
+def test_continues_to_the_same_bits_after_any_epoch() -> None:
+    feed, kept = make_feed(uint8=True), list[TrainState]()
+    hyper = hyperparameters(3, 8, **SCHEDULE, augment=True)
 
+    def keep(state: TrainState) -> None:
+        kept.append(copy.deepcopy(state))
 
-def test_continues_to_the_same_bits_after_any_step() -> None:
-    feed = make_feed(uint8=True)
-    hyper = hyperparameters(2, 8, **SCHEDULE, augment=True)
-    whole = train(new_state(make_net(channels=3, dropout=0.3), hyper), feed, hyper, seed=3)
-    n_all = 2 * n_steps(feed, 8)
-    for stop in range(1, n_all):
-        seen: list[TrainState] = []
-
-        def halt(state: TrainState, stop: int = stop, seen: list[TrainState] = seen) -> None:
-            seen.append(state)
-            if len(seen) == stop:
-                raise Halt
-
-        state = new_state(make_net(channels=3, dropout=0.3), hyper)
-        with pytest.raises(Halt):
-            train(state, feed, hyper, seed=3, on_step=halt)
-        torch.rand(stop)  # whatever others draw in between
-        resumed = train(copy.deepcopy(state), feed, hyper, seed=3)
+    start = new_state(make_net(channels=3, dropout=0.3), hyper)
+    whole = train(start, feed, hyper, seed=3, on_epoch=keep)
+    for state in kept[:-1]:
+        torch.rand(state.epoch)  # whatever others draw in between
+        resumed = train(state, feed, hyper, seed=3)
         assert equal(bits(resumed), bits(whole)) and resumed.rows == whole.rows
     other = train(new_state(make_net(channels=3, dropout=0.3), hyper), feed, hyper, seed=4)
     assert not equal(bits(other), bits(whole))

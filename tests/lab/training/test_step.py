@@ -79,11 +79,11 @@ def test_batches_do_not_depend_on_how_many_are_made_at_once(ahead: int, monkeypa
     feed = make_feed(uint8=True)
 
     def batches() -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        options = {"seed": 5, "epoch": 1, "batch_size": 8, "start": 1, "augmented": True}
+        options = {"seed": 5, "epoch": 1, "batch_size": 8, "augmented": True}
         return [(step, images, labels) for step, (images, labels) in train_batches(feed, **options)]
 
     expected = batches()
     monkeypatch.setattr(feeds, "AHEAD", ahead)
     found = batches()
-    assert [one[0] for one in found] == [one[0] for one in expected] == [1, 2, 3]
+    assert [one[0] for one in found] == [one[0] for one in expected] == [0, 1, 2, 3]
     assert all(torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) for a, b in zip(found, expected))

@@ -54,11 +54,8 @@ def compare(
     shared.load_code(code)
     shares = _parse_keeps(keeps)
     names = None if methods is None else [name.strip() for name in methods.split(",")]
-    if names is not None and (unknown := [name for name in names if name not in sipp.methods()]):
-        raise CommandError(
-            f"{unknown[0]!r:.40} is not a method", where=f"--methods {methods:.60}",
-            fix=f"give some of {','.join(sipp.methods())}",
-        )  # fmt: skip
+    for name in names or ():
+        shared.check_method(name, f"--methods {methods:.60}")
     network = load_model(model, weights, seed=seed, device=device)
     reader = Reader(network, model, inputs, seed)
     chosen = reader.calibration(data, points, include=include, exclude=exclude)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,6 @@ from rich.table import Table
 
 from sipp.cli.options import Force
 from sipp.cli.output import Answer
-from sipp.errors import DeadRowsWarning
 from sipp.extras import needed_for
 from sipp.files import check_file
 from sipp.progress import progress_bar
@@ -50,9 +48,8 @@ def run_demo(
     Runs the recipe `digits-iterative` with these settings, from scratch each time. An existing page is
     replaced only with `force`.
     """
-    from sipp.report import read_results, write_page
+    from sipp_lab.page import read_results, write_results
     from sipp_lab.recipes import load_recipe
-    from sipp_lab.training.signals import Interrupted
 
     with needed_for("the demo"):
         import jinja2  # noqa: F401  before a minute of training
@@ -60,27 +57,19 @@ def run_demo(
     check_file(page, force=force, makes_folder=True)
     recipe = load_recipe(RECIPE, settings=settings)
     with tempfile.TemporaryDirectory() as runs:
-        try:
-            records = _records(recipe, Path(runs), progress)
-        except Interrupted as stop:
-            raise SystemExit(stop.exit_status) from None
-        write_page(page, read_results([Path(runs)]), force=force)
+        records = _records(recipe, Path(runs), progress)
+        write_results(page, read_results([Path(runs)]), force=force)
     return records, page
 
 
 def _records(recipe: Any, out: Path, progress: bool) -> Records:
     """Runs the recipe."""
-    from sipp_lab.runs.run_recipe import run
+    from sipp_lab.runs.running import run
 
     n_networks = recipe.repetitions * (1 + len(recipe.prune.methods) * recipe.prune.n_levels)
-    with (
-        progress_bar("train, prune, retrain: networks", n_networks, shown=progress) as advance,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", DeadRowsWarning)  # expected at the sparsest levels
-        return run(
-            recipe, out=out, device="cpu", on_progress=lambda update: advance(1) if update.epoch is None else None
-        ).records
+    with progress_bar("train, prune, retrain: networks", n_networks, shown=progress) as advance:
+        done = run(recipe, out=out, device="cpu", on_progress=lambda update: advance(int(update.is_end)))
+        return done.records
 
 
 def demo_table(records: Records) -> Table:

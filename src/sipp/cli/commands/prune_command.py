@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import sipp
 from sipp.cli import options as shared
@@ -13,18 +13,18 @@ from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option,
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
+from sipp.results.certificate import AnyCertificate
 from sipp.results.checking import check_drop, check_number, check_share
 from sipp.results.display import bytes_in_words, labelled_line, size_words
 from sipp.results.jsonio import to_json
 from sipp.results.options import SHARE, Precision, PruneOptions
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from sipp.cli.data_option import Points, Reader
-    from sipp.results.certificate import AnyCertificate
-    from sipp.results.pruned import Pruned
-    from sipp.results.pruned_to import PrunedTo
+# of torch, and of files that import it
+Module = Any
+Points = Any
+Reader = Any
+Pruned = Any
+PrunedTo = Any
 
 EXACT = ("fp32", "lossless")  # values that are not rounded
 SEE_BELOW = "see the certificate below."
@@ -76,8 +76,8 @@ class PruneRequest:
     on_disk: Annotated[
         bool,
         option(
-            "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. The "
-            "default method is wanda.",
+            "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. "
+            "wanda takes the place of sipp-blend.",
             shared.MACHINE_PANEL,
             "--on-disk",
         ),
@@ -147,6 +147,7 @@ def prune(request: PruneRequest) -> Answer:
             fix=f"give --out NAME{FILE_SUFFIX}, or leave it out",
         )
     shared.load_code(request.code)
+    shared.check_method(str(request.options.method), f"--method {request.options.method}")
     if request.on_disk:
         return _prune_on_disk(request)
     _check(request, chosen[0])
@@ -195,7 +196,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
     """Prunes, certifies, writes, and shows the report."""
     import time
 
-    from sipp.cli.data_option import Reader
+    from sipp.cli.data_option import Reader, summary
     from sipp.cli.model_option import load_model, norm_stats_of
     from sipp.results.network_hash import model_hash
     from sipp.results.options import Scoring
@@ -229,7 +230,8 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
         "weights": None if request.weights is None else str(request.weights),
         "dense_hash": model_hash(model),
         "norm_stats": scoring.norm_stats,
-        **_about_inputs(calibration, holdout),
+        "data": summary(calibration),
+        "holdout": summary(holdout),
         "verdict": None if walk is None else walk.verdict,
         "path": [] if walk is None else walk.path,
         "certificate": certificate,
@@ -293,7 +295,7 @@ def _read_inputs(request: PruneRequest, reader: Reader) -> tuple[Points | None, 
     return calibration, holdout
 
 
-def _certificate(request: PruneRequest, model: nn.Module, pruned: Pruned, holdout: Points) -> AnyCertificate:
+def _certificate(request: PruneRequest, model: Module, pruned: Pruned, holdout: Points) -> AnyCertificate:
     """The certificate of the network as it is stored, which rounding may change."""
     import copy
     import tempfile
@@ -341,12 +343,6 @@ def _asked(request: PruneRequest) -> dict[str, Any]:
     return own | vars(request.inputs) | options
 
 
-def _about_inputs(calibration: Points | None, holdout: Points | None) -> dict[str, Any]:
-    from sipp.cli.data_option import summary
-
-    return {"data": summary(calibration), "holdout": summary(holdout)}
-
-
 def _write(
     request: PruneRequest, pruned: Pruned, certificate: AnyCertificate | None, values: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
@@ -375,7 +371,7 @@ def _write(
 
 def _lines(
     request: PruneRequest,
-    model: nn.Module,
+    model: Module,
     pruned: Pruned | None,
     walk: PrunedTo | None,
     certificate: AnyCertificate | None,

@@ -1,18 +1,27 @@
-"""`sipp run`: runs the experiments of a recipe; can be stopped and resumed."""
+"""`sipp run`: runs the experiments of a recipe, lists recipes and runs, and explains a recipe key by key."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from sipp.cli import options as shared
-from sipp.cli.options import MODEL_PANEL, option
-from sipp.cli.output import Answer
+from sipp.cli.errors import HOW_TO_REPAIR
+from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
+from sipp.cli.output import Answer, listing
+from sipp.errors import OptionError
+from sipp.results.display import plain_table
+
+KEYS = ("pipeline", "n_done", "n_stages", "state", "n_origins")  # of a run, for --json
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sipp recipes`) or a .yaml file.")],
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's name or a .yaml file; without one, all recipes are listed.")
+    ] = None,
     settings: shared.Settings = None,
     model: Annotated[
         str | None,
@@ -25,23 +34,82 @@ def run(
             MODEL_PANEL,
         ),
     ] = None,
+    show: Annotated[bool, option("Explain every key of the recipe; run nothing.", OUTPUT_PANEL, "--show")] = False,
+    dry_run: Annotated[
+        bool, option("Say what would be trained, and for how many hours; train nothing.", OUTPUT_PANEL, "--dry-run")
+    ] = False,
+    status: Annotated[
+        bool, option("List the runs in --out and how far each has got; run nothing.", OUTPUT_PANEL, "--status")
+    ] = False,
     *,
     how: shared.RunOptions,
 ) -> Answer | None:
-    """Run a recipe, or resume one that was stopped; Ctrl-C stops it after the current step.
+    """Run a recipe, or resume one that was stopped; without a recipe, list them.
 
-    Several processes: accelerate launch --num_processes 2 -m sipp run RECIPE ...
+    Stop it at any time: finished networks are kept, and the same command goes on after the last saved epoch.
+    Change any key of a recipe with --set KEY=VALUE, or in your own .yaml file that begins with `base: NAME`.
+
+    Several processes: torchrun --nproc-per-node 2 -m sipp run RECIPE ...
     """
-    from sipp.cli.run_display import records_table, work_done
-    from sipp.cli.run_work import run_recipes
+    if status:
+        return _list_runs(how.out)
+    if recipe is None:
+        from sipp_lab.recipes.table import RECIPES
+
+        return listing("recipe", "what it does", "recipes", {name: row["description"] for name, row in RECIPES.items()})
+    from sipp.cli import run_work
     from sipp_lab.recipes import Code, load_recipe
 
     shared.load_code(how.code)
     named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
-    finished = run_recipes([load_recipe(recipe, settings=settings or (), code=named)], how)
+    chosen = load_recipe(recipe, settings=settings or (), code=named)
+    if show:
+        return _explain(chosen)
+    if dry_run:
+        return run_work.dry_run([chosen], how, {"kind": "run plan"})
+    finished = run_work.run_recipes([chosen], how)
     if finished is None:
         return None
     (done,) = finished
-    summary = f"{work_done(done.n_made)}; records: {done.folder / 'records.jsonl'}"
+    summary = f"{run_work.work_done(done.n_made)}; records: {done.folder / 'records.jsonl'}"
     values = {"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records}
-    return Answer([records_table(done.records), summary], values)
+    return Answer([run_work.records_table(done.records), summary], values)
+
+
+def _explain(recipe: Any) -> Answer:
+    """Every key of a recipe."""
+    from sipp_lab.recipes.schema import recipe_keys
+
+    rows = recipe_keys(recipe)
+    table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
+    for row in rows:
+        table.add_row(row.key, escape(_as_yaml(row.value)), escape(row.meaning))
+    return Answer([table], {"kind": "recipe", "name": recipe.name, "keys": [vars(row) for row in rows]})
+
+
+def _as_yaml(value: Any) -> str:
+    """The value in YAML notation."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _list_runs(out: Path) -> Answer:
+    """The runs in a folder."""
+    from sipp_lab.runs.folder import list_runs
+
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
+    table = plain_table("run", "pipeline", "networks", "state", texts=("pipeline", "state"))
+    broken, values = list[str](), list[dict[str, Any]]()
+    for run in list_runs(out):
+        is_broken = run.state == "broken"
+        do = (run.fix or HOW_TO_REPAIR) if is_broken else None
+        broken += [f"broken: {run.what}; {do}"] if is_broken else []
+        note = "" if run.n_origins == 1 else f", {run.n_origins} origins (resumed with changes)"
+        counts = "" if is_broken else f"{run.n_done} of {run.n_stages}"
+        table.add_row(escape(run.folder.name), run.pipeline, counts, run.state + note)
+        known = {key: None if is_broken and key != "state" else getattr(run, key) for key in KEYS}
+        values.append({"name": run.folder.name, "folder": run.folder, **known, "what": run.what or None, "do": do})
+    shown = [table if table.row_count else f"no runs in {out}", *broken]
+    return Answer(shown, {"kind": "runs", "runs": values})

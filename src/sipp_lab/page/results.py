@@ -1,0 +1,149 @@
+"""Reads runs and pruned networks from folders, and renders them as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sipp import report
+from sipp.errors import DataError
+from sipp.report import WORDS, Article, PrunedModel, is_pruned_result, read_pruned_result
+from sipp_lab.page import series
+from sipp_lab.page.compare_runs import StudySummary, runs_article
+from sipp_lab.page.run_article import run_article, run_titles
+from sipp_lab.runs.folder import MANIFEST, Run, read_run
+
+DEPTH = 2  # of nested folders: results/STUDY/RUN
+RUN_WORDS = {
+    "dense top-1": "accuracy of the network before pruning",
+    "top-1": "accuracy: share of test inputs whose largest output is the right class",
+    "just pruned": "accuracy before any retraining",
+    "smallest keep": "the smallest share of weights that this run pruned to",
+}
+
+Result = Run | PrunedModel
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A result folder that cannot be read, and why."""
+
+    folder: Path
+    what: str
+
+
+def read_results(paths: Sequence[Path]) -> list[Result]:
+    """Reads these folders: runs, pruned networks, or folders of them. DataError if one is broken."""
+    results, broken = read_intact_results(paths)
+    if broken:
+        raise DataError(broken[0].what)
+    return results
+
+
+def read_intact_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
+    """The results in these folders, and the folders inside them that are broken; those in `paths` must be intact."""
+    results: dict[Path, Result] = {}
+    broken: dict[Path, Broken] = {}
+    for path in paths:
+        folders = _result_folders(path)
+        if not folders:
+            raise DataError(
+                f"no results in this folder: neither a run ({MANIFEST}) nor a pruned network",
+                where=path,
+                fix="give a folder written by sipp prune --out FOLDER, sipp.save_folder or sipp run",
+            )
+        for folder in folders:
+            resolved = folder.resolve()
+            if resolved in results:
+                continue
+            try:
+                results[resolved] = (read_run if (folder / MANIFEST).exists() else read_pruned_result)(folder)
+            except (DataError, OSError) as error:
+                if folder == path:  # named by the caller
+                    raise
+                broken[resolved] = Broken(folder, str(error))
+    return list(results.values()), list(broken.values())
+
+
+def _is_result(folder: Path) -> bool:
+    """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
+    try:
+        return (folder / MANIFEST).exists() or is_pruned_result(folder)
+    except OSError:
+        return True
+
+
+def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
+    """The folder itself if it is a result, else the results in it or in its subfolders."""
+    if _is_result(path):
+        return [path]
+    try:
+        folders = sorted(inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink())
+        direct = [inner for inner in folders if _is_result(inner)]
+        if direct or depth == 0:
+            return direct
+        return [folder for inner in folders for folder in _result_folders(inner, depth - 1)]
+    except FileNotFoundError as error:
+        raise DataError(
+            "there is no such folder", where=path, fix="check the name, and the folder you are in"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot be read as a folder ({error.strerror or error})", where=path) from error
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def write_results(
+    path: Path,
+    results: Sequence[Result],
+    *,
+    force: bool,
+    broken: Sequence[Broken] = (),
+    study: StudySummary | None = None,
+    title: str = "",
+) -> None:
+    """Writes the page of these results; an existing file is replaced only with `force`."""
+    report.write_page(path, render(results, broken=broken, study=study, title=title), force=force)
+
+
+def render(
+    results: Sequence[Result],
+    *,
+    broken: Sequence[Broken] = (),
+    study: StudySummary | None = None,
+    title: str = "",
+) -> str:
+    """The page of these results in order, with those that could not be read.
+
+    With several runs, or for a study, it starts with a panel for each network; single results are collapsed below.
+    `title` is used for a page with several results.
+    """
+    articles = _articles(results, study)
+    heading = title or f"{len(results)} pruning results" if len(articles) != 1 else ""
+    only_runs = all(isinstance(result, Run) for result in results)
+    arms = [series.methods_of(result) if isinstance(result, Run) else (result.arm,) for result in results]
+    return report.render(
+        articles,
+        [name for names in arms for name in names],
+        heading=heading if study is None else study.title,
+        broken=[f"Not shown: {one.folder.name} is broken. {one.what}" for one in broken],
+        words={**WORDS, **RUN_WORDS} if only_runs else WORDS,
+    )
+
+
+def _articles(results: Sequence[Result], study: StudySummary | None) -> list[Article]:
+    """The articles of the page: comparisons first, then single results."""
+    runs = [result for result in results if isinstance(result, Run)]
+    models = [result for result in results if isinstance(result, PrunedModel)]
+    compared = [runs_article(runs, study)] if len(runs) > 1 or study is not None else []
+    compared += [report.networks_article(models)] if len(models) > 1 else []
+    titles, single = iter(run_titles(runs)), list[Article]()
+    for index, result in enumerate(results):
+        ident = f"part{index}"
+        if isinstance(result, Run):
+            single.append(run_article(result, ident, next(titles)))
+        else:
+            single.append(report.pruned_article(result, ident))
+    return compared + [replace(article, is_closed=bool(compared)) for article in single]

@@ -1,0 +1,318 @@
+"""The article on one run: which method to use, guarantees, dead rows, and where the time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sipp.report import (
+    TOLERANCE,
+    Article,
+    Curve,
+    Finding,
+    Plot,
+    Section,
+    SummaryTile,
+    Table,
+    TableCell,
+    key_value_rows,
+    number,
+    seconds,
+    tone_of,
+)  # fmt: skip
+from sipp.results.certificate import USELESS
+from sipp.results.display import percent_up
+from sipp.results.jsonio import to_json
+from sipp_lab.page import series
+from sipp_lab.page.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
+from sipp_lab.runs.folder import Run
+
+FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
+
+
+def run_article(run: Run, ident: str, title: str) -> Article:
+    """The article on one run."""
+    n_done, pipeline = len(run.records), series.pipeline_of(run)
+    caveats = []
+    if not run.finished:
+        caveats.append(
+            f"This run is not finished: {n_done} of {run.n_stages} networks are done. Means are over the seeds done "
+            "so far, so levels may rest on different numbers of seeds."
+        )
+    if len(run.origins) > 1:
+        caveats.append(
+            f"This run was resumed with different data, code or device: its numbers have {len(run.origins)} origins."
+        )
+    return Article(
+        ident=ident,
+        topic=f"{run.config['pipeline']}: {'another pipeline' if pipeline is None else pipeline.description}",
+        title=title,
+        state="" if run.finished else f"unfinished, {n_done} of {run.n_stages}",
+        caveats=caveats,
+        notes=run.notes,
+        tiles=_tiles(run),
+        sections=_sections(run, ident),
+        tables=[("Versions and hashes", _origin_rows(run)), ("Configuration", key_value_rows(run.config))],
+    )
+
+
+def run_titles(runs: Sequence[Run]) -> list[str]:
+    """The title of each run; runs of one recipe are distinguished by seeds, or else by folder."""
+    short = [f"{run.config['name']}: {network_and_data(run)}" for run in runs]
+    with_seeds = [f"{title}, {_seed_text(series.seeds_of(run))}" for title, run in zip(short, runs)]
+    with_folders = [f"{title}, {run.name[-12:][:6]}" for title, run in zip(with_seeds, runs)]
+    return [
+        next((titles[i] for titles in (short, with_seeds) if titles.count(titles[i]) == 1), with_folders[i])
+        for i in range(len(runs))
+    ]
+
+
+def _seed_text(seeds: Sequence[int]) -> str:
+    """'seed 3', 'seeds 0 to 11', 'seeds 0, 2, 5'."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+def network_and_data(run: Run) -> str:
+    """Which network on which data, with the names of the user's own code if used."""
+    code = run.config.get("code") or {}
+    return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
+
+
+def _tiles(run: Run) -> list[SummaryTile]:
+    dense, levels = series.dense_mean(run, "top1"), series.levels_of(run)
+    n_weights = next((record.pruned.n_weights for record in run.records if record.pruned is not None), None)
+    products = next((record.multiply_adds for record in run.records if record.method is None), None)
+    test = next((record.after.n for record in run.records), None)
+    return [
+        SummaryTile("dense top-1", "not done" if dense is None else number(dense, "share")),
+        SummaryTile("smallest keep", number(min(levels.values()), "share") if levels else "not done"),
+        SummaryTile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
+        SummaryTile("multiply-adds of an input", "unknown" if products is None else f"{products:,}"),
+        SummaryTile("methods", str(len(series.methods_of(run)))),
+        SummaryTile("seeds", str(len(series.seeds_of(run)))),
+        SummaryTile("test inputs", "unknown" if test is None else f"{test:,}"),
+        SummaryTile("total time", seconds(series.seconds_of(run))),
+    ]
+
+
+def _sections(run: Run, ident: str) -> list[Section]:
+    """The sections that have plots, in order; the first, which method to use, is always there."""
+    choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
+    accuracies = _rows(side_by_side(run, ident), [accuracy_plot(run, f"{ident}-accuracy")])
+    first = Section("Which to use", choice, accuracies, method_table(run), note=spread_words(run))
+    if not series.methods_of(run):
+        return [first]
+    epsilons, folded = epsilon_plots(run, ident), None
+    if "theory" in epsilons and not any(
+        record.pruned is not None and record.pruned.bound.holds for record in run.records
+    ):
+        folded = (FOLDED_THEORY, epsilons.pop("theory"))
+    guarantees = _rows(list(epsilons.values()), [statements_plot(run, f"{ident}-statements")])
+    others = [
+        Section("Guarantees", certificate_finding(run), guarantees, folded=folded),
+        Section("Layers", layers_finding(run), _rows([layers_plot(run, f"{ident}-layers")])),
+        Section("Time", time_finding(run), _rows([times_plot(run, f"{ident}-times")])),
+    ]
+    return [first, *(section for section in others if section.rows)]
+
+
+def _rows(*rows: list[Plot]) -> list[list[Plot]]:
+    """The rows of plots, without plots and rows that are empty."""
+    known = [[plot for plot in row if plot] for row in rows]
+    return [row for row in known if row]
+
+
+def _origin_rows(run: Run) -> list[tuple[str, str]]:
+    rows = [("run folder", run.name)]
+    for index, origin in enumerate(run.origins):
+        prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
+        rows += [(prefix + key, value) for key, value in key_value_rows(to_json(origin))]
+    hashes = [record.certificate.data_hash for record in run.records if record.certificate is not None]
+    return rows + [("holdout inputs (SHA-256)", digest) for digest in hashes[-1:]]
+
+
+# --- which method to use --------------------------------------------------------------------------------------------
+
+
+def sparsest_within_tolerance(curve: Curve) -> float | None:
+    """The smallest keep before the first level that loses more than `TOLERANCE` accuracy, or None."""
+    kept = None
+    for point in curve.points:
+        if point.mean < -TOLERANCE:
+            break
+        kept = point.keep
+    return kept
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The method to use and its keep: the smallest within the tolerance, and the highest accuracy there."""
+
+    method: str
+    keep: float
+    change: float  # of the accuracy
+    others: tuple[str, ...]  # methods that reach the same keep
+
+
+def choice_of(run: Run) -> Choice | None:
+    """Which method to use at which keep; None if none stays within the tolerance."""
+    curves = {curve.method: curve for curve in series.metric_curves(run, "delta_top1")}
+    reached = {name: kept for name, curve in curves.items() if (kept := sparsest_within_tolerance(curve)) is not None}
+    if not reached:
+        return None
+    least = min(reached.values())
+    near = [name for name, kept in reached.items() if kept <= least * (1 + 1e-3)]
+    means = {name: next(p.mean for p in curves[name].points if p.keep == reached[name]) for name in near}
+    best = max(means, key=means.__getitem__)
+    return Choice(best, least, means[best], tuple(name for name in near if name != best))
+
+
+def best_choice(run: Run) -> Finding | None:
+    """Which method to use at which keep, as a finding; None if no pruned network is finished."""
+    curves, choice = series.metric_curves(run, "delta_top1"), choice_of(run)
+    limit = f"{100 * TOLERANCE:g} percentage points"
+    if not curves:
+        return None
+    if choice is None:
+        change, keep, method = max((p.mean, -p.keep, curve.method) for curve in curves for p in curve.points)
+        return Finding(
+            f"No method stays within {limit} of the dense network",
+            f"The closest is {method} at keep {number(-keep, 'share')}: {number(change, 'points')} top-1.",
+        )
+    detail = f"The sparsest level within {limit} of the dense accuracy ({number(choice.change, 'points')})."
+    if choice.others:
+        *first, last = choice.others
+        named = f"{', '.join(first)} and {last} reach" if first else f"{last} reaches"
+        detail += f" {named} the same keep."
+    return Finding(f"Use {choice.method} at keep {number(choice.keep, 'share')}", detail)
+
+
+def method_table(run: Run) -> Table | None:
+    """Top-1 accuracy of every method at every keep, coloured by the loss."""
+    levels, methods = series.levels_of(run), series.methods_of(run)
+    if not levels or not methods:
+        return None
+    after, before, changes = (series.by_level(run, metric) for metric in ("top1", "before_top1", "delta_top1"))
+    dense, products = series.dense_mean(run, "top1"), series.by_level(run, "multiply_adds")
+    rows = []
+    for method in methods:
+        cells = [TableCell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
+        for place in ((method, level) for level in levels):
+            if place not in after:
+                cells.append(TableCell("", title="not done"))
+                continue
+            titles, tone = [], ""
+            if place in changes:
+                titles.append(f"{number(changes[place].mean, 'points')} against the dense network")
+                tone = tone_of(changes[place].mean)
+            if place in before:
+                titles.append(f"just pruned: {number(before[place].mean, 'share')}")
+            text = f"{100 * after[place].mean:.1f}"
+            if place in products:
+                text += f" ({100 * products[place].mean:.2g})"
+                titles.append(f"{number(products[place].mean, 'share')} of the multiply-adds left")
+            cells.append(TableCell(text, tone, "; ".join(titles)))
+        rows.append((method, tuple(cells)))
+    head = ("method / keep", "dense", *(number(keep, "share") for keep in levels.values()))
+    near = f"green: within {100 * TOLERANCE:g} points of dense; pale: within 1; orange and red: below."
+    mean = ", mean over seeds" if len(series.seeds_of(run)) > 1 else ""
+    words = f"Accuracy (top-1) after training in %{mean}, by share of weights kept"
+    words += " (in brackets: multiply-adds left, in % of the dense network's)" if products else ""
+    return Table(f"{words}; {near}", head, tuple(rows))
+
+
+def spread_words(run: Run) -> str:
+    """How much the methods differ at the sparsest level that all reached, and what lines and bands mean.
+
+    Empty if nothing is pruned yet.
+    """
+    curves = series.metric_curves(run, "delta_top1")
+    if not curves:
+        return ""
+    n_common = min(len(curve.points) for curve in curves)
+    last = {curve.method: curve.points[n_common - 1] for curve in curves}
+    best, worst = (max(last, key=lambda m: last[m].mean), min(last, key=lambda m: last[m].mean))
+    text = f"At keep {number(last[best].keep, 'share')}, {best} changes top-1 accuracy by "
+    text += number(last[best].mean, "points")
+    if best != worst:
+        text += f" (mean), {worst} by {number(last[worst].mean, 'points')}"
+        if last[best].n > 1 and last[worst].high >= last[best].low:
+            text += "; their bands overlap"
+    n_seeds = len(series.seeds_of(run))
+    if n_seeds == 1:
+        return f"{text}. One seed: there is no band, and small differences may be chance."
+    return f"{text}. Lines are means over {n_seeds} seeds, bands reach from the smallest to the largest value."
+
+
+# --- findings -------------------------------------------------------------------------------------------------------
+
+
+def certificate_finding(run: Run) -> Finding:
+    """What the holdout certifies at the first level, from the best to the worst method."""
+    curves = series.certified_curves(run)
+    n_tried = sum(record.certificate is not None or bool(record.why_no_certificate) for record in run.records)
+    if not curves:
+        if n_tried:
+            return Finding("No network got a certificate", "The reason for each refusal is given below.")
+        return Finding(
+            "No certificate: the run has no holdout",
+            "Set data.n_holdout in the recipe to have every pruned network certified before it is retrained.",
+        )
+    # All methods: the confidence of a certificate does not hold for the best of several.
+    first = {curve.method: curve.points[0] for curve in curves}
+    best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
+    heading = (
+        f"At keep {number(first[best].keep, 'share')}, outputs are certified within {percent_up(first[best].high)}"
+    )
+    if first[best].high >= USELESS:
+        heading = f"No certificate is useful: all allow an error of {percent_up(first[best].high)} or more"
+    elif first[best].high < first[worst].high:
+        heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
+        heading += "; a guarantee of 100 % or more is useless" if first[worst].high >= USELESS else ""
+    elif len(first) > 1:
+        heading += " for every method"
+    pipeline = series.pipeline_of(run)
+    of = "the network it was pruned from" if pipeline is None else pipeline.compared_with
+    detail = (
+        f"Epsilon is the relative change of the outputs compared with {of}, before retraining; it does not cover the "
+        f"retrained network. {n_tried} networks were certified on the same inputs: each claim holds on its own, but "
+        "the best of several does not. The heading shows the largest value over seeds."
+    )
+    return Finding(heading, detail)
+
+
+def layers_finding(run: Run) -> Finding:
+    """How many rows lost all their weights."""
+    n_layers = len(series.layers_of(run))
+    dead = {curve.method: curve.points[-1] for curve in series.metric_curves(run, "dead_rows")}
+    with_dead = {method: point for method, point in dead.items() if point.mean > 0}
+    if not dead:
+        return Finding("Layers", "No pruned network is finished yet.")
+    if not with_dead:
+        return Finding(
+            f"No row lost all its weights in any of {n_layers} layers",
+            "Every row kept at least one weight at every level.",
+        )
+    most, least = max(dead, key=lambda m: dead[m].mean), min(dead, key=lambda m: dead[m].mean)
+    heading = f"At its sparsest level {most} leaves {number(dead[most].mean, 'count')} dead rows"
+    heading += f", {least} {number(dead[least].mean, 'count')}" if most != least else ""
+    return Finding(
+        heading,
+        "A dead row has lost all its weights: its output is only a bias. Means over seeds; a layer's "
+        "epsilon is the largest over its rows and over seeds.",
+    )
+
+
+def time_finding(run: Run) -> Finding:
+    """How much of the time was spent on pruning rather than training."""
+    sums, pipeline = series.times(run), series.pipeline_of(run)
+    whole, training = series.seconds_of(run), math.fsum(parts["train"] for parts in sums.values())
+    if not whole or not training:
+        return Finding(f"All networks took {seconds(whole)}", "This run did not record where the time went.")
+    spent = math.fsum(parts[part] for parts in sums.values() for part in ("prune", "certify"))
+    heading = f"Pruning and certifying took {100 * spent / whole:.2g} % of {seconds(whole)}"
+    note = "" if pipeline is None else pipeline.note_on_time
+    return Finding(heading, f"Totals over all levels and seeds; the rest is training. {note}".rstrip())

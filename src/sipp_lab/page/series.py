@@ -1,0 +1,196 @@
+"""The data behind the plots of a run: mean, smallest and largest value over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import fsum
+
+from sipp.report import Curve, LayerRow, Point, Unit, mean_of, point_of, rows_of_layers
+from sipp.results.certificate import Certificate
+from sipp_lab.pipelines import PIPELINES, Pipeline
+from sipp_lab.runs.folder import Run
+from sipp_lab.runs.records import NetworkRecord
+
+PARTS = ("prune", "certify", "train", "other")  # of a stage's time; "other" is the rest
+DENSE = "dense"
+Value = Callable[[NetworkRecord, NetworkRecord | None], float | None]  # from a network and the dense one of its seed
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quantity measured for each network; `value` returns None if a record lacks it."""
+
+    label: str
+    unit: Unit
+    value: Value
+
+
+def _change(value: Callable[[NetworkRecord], float]) -> Value:
+    # Rounded far below one test point, so that equal shares have difference 0.
+    return lambda record, dense: None if dense is None else round(value(record) - value(dense), 12)
+
+
+METRICS: dict[str, Metric] = {
+    "delta_top1": Metric("change of top-1 accuracy", "points", _change(lambda record: record.after.top1)),
+    "delta_top5": Metric("change of top-5 accuracy", "points", _change(lambda record: record.after.top5 or 0.0)),
+    "top1": Metric("top-1 accuracy", "share", lambda record, dense: record.after.top1),
+    "top5": Metric("top-5 accuracy", "share", lambda record, dense: record.after.top5),
+    "before_top1": Metric(
+        "top-1 accuracy before training",
+        "share",
+        lambda record, dense: None if record.before is None else record.before.top1,
+    ),
+    "multiply_adds": Metric(
+        "multiply-adds left",
+        "share",
+        lambda record, dense: (
+            None
+            if dense is None or not dense.multiply_adds or record.multiply_adds is None
+            else record.multiply_adds / dense.multiply_adds
+        ),
+    ),
+    "dead_rows": Metric("dead rows", "count", lambda record, dense: float(record.dead_rows)),
+}
+
+COUNTS = ("multiply_adds", "dead_rows")  # metrics that say what a network is, not how well it does
+
+
+def pipeline_of(run: Run) -> Pipeline | None:
+    """The pipeline that made it; None if this version has no pipeline of that name."""
+    return PIPELINES.get(str(run.config["pipeline"]))
+
+
+def default_metric(run: Run) -> str:
+    """The metric of the paper's figure for this pipeline: accuracy, or its change."""
+    pipeline = pipeline_of(run)
+    return "top1" if pipeline is None else pipeline.metric
+
+
+def metrics_of(run: Run) -> list[str]:
+    """The metrics of this run, the paper's first."""
+    first = default_metric(run)
+    return [first, *(key for key in METRICS if key != first and key not in COUNTS)]
+
+
+def methods_of(run: Run) -> tuple[str, ...]:
+    """The methods with at least one finished level, in the order of the recipe."""
+    done = {record.method for record in run.records if record.method is not None}
+    listed = [name for name in run.config["prune"]["methods"] if name in done]
+    return (*listed, *sorted(done - set(listed)))
+
+
+def seeds_of(run: Run) -> tuple[int, ...]:
+    """The seeds with at least one finished network."""
+    return tuple(sorted({record.seed for record in run.records}))
+
+
+def levels_of(run: Run) -> dict[int, float]:
+    """{level: mean keep of its networks}."""
+    keeps: dict[int, list[float]] = {}
+    for record in run.records:
+        if record.method is not None:
+            keeps.setdefault(record.level, []).append(record.keep)
+    return {level: mean_of(keeps[level]) for level in sorted(keeps)}
+
+
+def dense_of(run: Run) -> dict[int, NetworkRecord]:
+    """{seed: its dense network}."""
+    return {record.seed: record for record in run.records if record.method is None}
+
+
+def records_at(run: Run, method: str, level: int) -> list[NetworkRecord]:
+    """The networks of one method and level, by seed."""
+    records = [record for record in run.records if record.method == method and record.level == level]
+    return sorted(records, key=lambda record: record.seed)
+
+
+def metric_curves(run: Run, metric: str) -> tuple[Curve, ...]:
+    """The metric against keep, one curve per method; differences are taken per seed, then averaged."""
+    return _curves(by_level(run, metric))
+
+
+def by_level(run: Run, metric: str) -> dict[tuple[str, int], Point]:
+    """{(method, level): the metric over seeds}, if every seed has it."""
+    dense, value = dense_of(run), METRICS[metric].value
+    return _points(run, lambda record: value(record, dense.get(record.seed)))
+
+
+def dense_mean(run: Run, metric: str) -> float | None:
+    """The mean metric of the dense networks; None if there are none or it does not apply."""
+    point = _point(1.0, [METRICS[metric].value(record, record) for record in dense_of(run).values()])
+    return None if point is None or metric == "before_top1" else point.mean
+
+
+def certified_curves(run: Run) -> tuple[Curve, ...]:
+    """Certified epsilon against keep; no point for a level where some seed has no finite one."""
+    return _curves(_points(run, _certified))
+
+
+def theory_curves(run: Run) -> tuple[Curve, ...]:
+    """Epsilon of the theoretical bound against keep, whether or not its conditions hold."""
+    return _curves(_points(run, lambda record: None if record.pruned is None else record.pruned.bound.finite))
+
+
+def _certified(record: NetworkRecord) -> float | None:
+    claim = record.certificate
+    return claim.limit if isinstance(claim, Certificate) and claim.measure == "output" else None
+
+
+def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tuple[str, int], Point]:
+    points = {}
+    for method in methods_of(run):
+        for level in levels_of(run):
+            records = records_at(run, method, level)
+            point = _point(mean_of([record.keep for record in records]), [value(record) for record in records])
+            if point is not None:
+                points[method, level] = point
+    return points
+
+
+def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
+    by_method: dict[str, list[Point]] = {}
+    for (method, _), point in points.items():
+        by_method.setdefault(method, []).append(point)
+    return tuple(Curve(method, tuple(of_method)) for method, of_method in by_method.items())
+
+
+def _point(keep: float, values: list[float | None]) -> Point | None:
+    """The point of these values; None if one is missing, since a mean must not leave out bad values."""
+    known = [value for value in values if value is not None]
+    return point_of(keep, known) if known and len(known) == len(values) else None
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+def layers_of(run: Run) -> dict[str, int]:
+    """{layer: its number of weights}, in the order of the network."""
+    first = next((record.pruned for record in run.records if record.pruned is not None), None)
+    return {} if first is None else {layer.name: layer.n_weights for layer in first.layers}
+
+
+def layer_rows(run: Run, method: str, level: int) -> list[LayerRow]:
+    """One row per layer; empty if this level is not done."""
+    networks = [record.pruned for record in records_at(run, method, level)]
+    return rows_of_layers([pruned.layers for pruned in networks if pruned is not None])
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def times(run: Run) -> dict[str, Mapping[str, float]]:
+    """{method or "dense": {part: seconds}} over all levels and seeds; the sum is the total."""
+    by_method: dict[str, Mapping[str, float]] = {}
+    for method in (None, *methods_of(run)):
+        records = [record for record in run.records if record.method == method]
+        if records:
+            sums = {part: fsum(record.part_seconds.get(part, 0.0) for record in records) for part in PARTS[:-1]}
+            rest = fsum(record.seconds for record in records) - fsum(sums.values())
+            by_method[method or DENSE] = {**sums, "other": max(0.0, rest)}
+    return by_method
+
+
+def seconds_of(run: Run) -> float:
+    """Total seconds of all finished networks."""
+    return fsum(record.seconds for record in run.records)

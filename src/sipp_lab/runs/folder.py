@@ -1,0 +1,254 @@
+"""The folder of a run: named by the hash of its configuration, locked while in use, and read by the page.
+
+OUT/RECIPE-HASH/
+    manifest.json    the configuration, and the data, code and device of its results
+    lock             held by the process that works here
+    records.jsonl    one line per finished network, in the order of the plan
+    STAGE/           checkpoint.safetensors during training; final.safetensors, with the record, when done
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import sipp
+from sipp.errors import DataError, OptionError, SippError
+from sipp.results.jsonio import from_json, to_json
+from sipp_lab import files
+from sipp_lab.runs.plan import stages_of
+from sipp_lab.runs.records import Manifest, NetworkRecord, Origin
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing prevents two runs in one folder there
+    fcntl = None  # type: ignore[assignment]
+
+HASH_LENGTH = 12
+MANIFEST = "manifest.json"
+LOCK = "lock"
+RECORDS = "records.jsonl"
+FINAL = "final.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
+CLOCK_FIELDS = ("seconds", "part_seconds")  # fields of a record that vary between identical runs
+
+Values = dict[str, Any]
+RunState = Literal["running", "finished", "stopped"]
+
+
+@functools.cache  # the loaded code does not change
+def code_version() -> str:
+    """The versions of the package and of torch, and a digest of the source of the library and the laboratory."""
+    roots = (Path(sipp.__file__).parent, Path(__file__).parents[1])
+    sources = (
+        f"{path.relative_to(root.parent)}\0".encode() + path.read_bytes()
+        for root in roots
+        for path in sorted(root.rglob("*.py"))
+    )
+    digest = files.sha256_of(*sources)
+    return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"
+
+
+def run_name(config: Mapping[str, Any]) -> str:
+    """The name of a run's folder: of its recipe, and a hash of the configuration, whatever the order of keys."""
+    digest = files.sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())
+    return f"{config['name']}-{digest[:HASH_LENGTH]}"
+
+
+# --- working in it ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_run(root: Path, config: Values, origin: Origin, *, accept_changes: bool = False) -> Iterator[Path]:
+    """Creates or opens the folder of this configuration and locks it; OptionError if it is in use.
+
+    Also refuses a folder with results of other data, code or device, unless `accept_changes`: then the manifest lists
+    all origins.
+    """
+    folder = root / run_name(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK).touch()
+    except OSError as error:
+        raise DataError(
+            f"cannot be written ({error.strerror or error})", where=folder, fix="give another --out"
+        ) from error
+    with open(folder / LOCK, "r+", encoding="utf-8") as file:  # the lock is released even if the process dies
+        if not _lock(file, shared=False):
+            raise OptionError(
+                f"{folder} is in use by process {file.read(64).strip() or 'unknown'}",
+                fix="wait for it, stop it, or choose another folder with --out",
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        for left in folder.rglob(f"{files.TEMPORARY}*"):  # by killed writers
+            left.unlink(missing_ok=True)
+        for final in folder.glob(f"*/{FINAL}"):
+            (final.parent / CHECKPOINT).unlink(missing_ok=True)
+        _write_manifest(folder, config, origin, accept_changes=accept_changes)
+        yield folder
+        file.truncate(0)
+
+
+def _lock(file: IO[str], *, shared: bool) -> bool:
+    """Tries to take the lock; always succeeds on Windows, which has no such locks."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is using this run folder."""
+    try:
+        with open(folder / LOCK, encoding="utf-8") as file:
+            return not _lock(file, shared=True)
+    except FileNotFoundError:
+        return False
+
+
+def _write_manifest(folder: Path, config: Values, origin: Origin, *, accept_changes: bool) -> None:
+    """Writes the manifest of a new run; refuses a run that was started with something else."""
+    path, current = folder / MANIFEST, to_json(origin)
+    if not path.exists():
+        files.write_json(path, to_json(Manifest(config, (origin,))))
+        return
+    known = read_manifest(folder)
+    last = to_json(known.origins[-1])
+    changed = [f"{key} (was: {last[key]}; now: {current[key]})" for key in current if last[key] != current[key]]
+    if changed and not accept_changes:
+        raise OptionError(
+            f"{folder} was started with different {', '.join(changed)}: its numbers would mix both. Pass "
+            "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
+        )
+    if changed:
+        files.write_json(path, to_json(Manifest(known.config, (*known.origins, origin))))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a run."""
+    path = folder / MANIFEST
+    manifest: Manifest = from_json(Manifest, files.read_json(path), path)
+    return manifest
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def stage_record(place: Path) -> Values | None:
+    """The record stored with the network of a stage; None if it is not finished."""
+    return dict(files.load_values(place / FINAL)["record"]) if (place / FINAL).is_file() else None
+
+
+def write_records(folder: Path, records: list[Values]) -> None:
+    """Rewrites `records.jsonl` if it changes."""
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    path = folder / RECORDS
+    if not path.is_file() or path.read_bytes() != text.encode():
+        files.write_atomic(path, text.encode())
+
+
+def read_records(folder: Path) -> list[Values]:
+    """The records of a run, finished or not."""
+    path, records = folder / RECORDS, list[Values]()
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            records.append(json.loads(line))
+        return records
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"is not whole (line {len(records) + 1}: {error})",
+            where=path,
+            fix="run the recipe again with the same --out: records are rebuilt from the networks",
+        ) from error
+
+
+def without_times(record: Values) -> Values:
+    """The record without times: equal for all runs of a configuration, resumed or not."""
+    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, finished or not: its configuration, where it was computed, and the records of its networks."""
+
+    name: str
+    config: Mapping[str, Any]
+    origins: tuple[Origin, ...]
+    records: tuple[NetworkRecord, ...]
+    n_stages: int
+
+    @property
+    def finished(self) -> bool:
+        return len(self.records) >= self.n_stages
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know."""
+        is_ours = f"{self.origins[-1].code}, ".startswith(f"{code_version()}, ")  # the user's own code follows
+        return () if is_ours else ("These results were produced by a different version of the code.",)
+
+
+def read_run(folder: Path) -> Run:
+    """Reads a run folder, finished or not."""
+    manifest, lines = read_manifest(folder), enumerate(read_records(folder), start=1)
+    records = tuple(from_json(NetworkRecord, record, f"{folder / RECORDS} line {number}") for number, record in lines)
+    return Run(folder.resolve().name, manifest.config, manifest.origins, records, n_stages_of(manifest, folder))
+
+
+def n_stages_of(manifest: Manifest, folder: Path) -> int:
+    """How many networks the run has when it is finished."""
+    try:
+        config = manifest.config
+        prune = config["prune"]
+        seeds = range(config["seed"], config["seed"] + config["repetitions"])
+        levels = prune["levels"] if prune.get("keeps") is None else len(prune["keeps"])
+        return len(stages_of(seeds, prune["methods"], levels))
+    except (KeyError, TypeError) as error:
+        raise DataError(f"its configuration is not that of a run ({error})", where=folder / MANIFEST) from error
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The progress of a run; what is wrong with its folder if it cannot be read."""
+
+    folder: Path
+    pipeline: str = ""
+    n_done: int = 0
+    n_stages: int = 0
+    state: RunState | Literal["broken"] = "broken"
+    n_origins: int = 1  # more than 1: resumed with different data, code or device
+    what: str = ""
+    fix: str = ""
+
+
+def list_runs(out: Path) -> list[RunStatus]:
+    """Every run in `out`, by name, including those that cannot be read."""
+    folders = sorted(path.parent for path in out.glob(f"*/{MANIFEST}"))
+    return [_status(folder) for folder in folders]
+
+
+def _status(folder: Path) -> RunStatus:
+    try:
+        manifest = read_manifest(folder)
+        n_stages, n_done = n_stages_of(manifest, folder), len(read_records(folder))
+        state: RunState = "running" if is_locked(folder) else "finished" if n_done == n_stages else "stopped"
+        return RunStatus(folder, str(manifest.config["pipeline"]), n_done, n_stages, state, len(manifest.origins))
+    except SippError as error:
+        return RunStatus(folder, what=error.fault, fix=error.fix)
+    except OSError as error:
+        return RunStatus(folder, what=f"{error.filename or folder}: {error.strerror or error}", fix="allow reading it")

@@ -1,0 +1,72 @@
+"""What a run writes: where its numbers come from, and a record of each network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sipp.results.accuracy import Accuracy
+from sipp.results.blend import BlendTrial
+from sipp.results.certificate import AnyCertificate
+from sipp.results.pruned import PrunedFacts
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What decides a run's numbers beside its configuration."""
+
+    code: str  # versions of this package and of torch, and a digest of the package's source
+    data: str  # digest of the splits, which includes the content of the data
+    device: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a run; more than one origin: it was resumed with other data, code or device."""
+
+    config: dict[str, Any]
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut of a network that is pruned while it is trained."""
+
+    after_step: int
+    keep: float
+    blend: BlendTrial | None = None  # the score that was chosen, of a blend
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRecord:
+    """One network of a run; level 0 is the dense one, which has no method."""
+
+    recipe: str
+    pipeline: str
+    net: str
+    data: str
+    seed: int
+    method: str | None
+    level: int
+    after: Accuracy  # of training, on the test inputs
+    train_loss: float
+    seconds: float
+    part_seconds: Mapping[str, float] = field(default_factory=dict)  # by part of the stage
+    multiply_adds: int | None = None  # of one input with the weights that are left; None: not counted
+    pruned: PrunedFacts | None = None  # before retraining, against the network it was pruned from; None if dense
+    before: Accuracy | None = None  # right after pruning
+    certificate: AnyCertificate | None = None  # of that network
+    why_no_certificate: str = ""  # why it was refused; empty if it was not, or if there is no holdout
+    path: tuple[Cut, ...] = ()  # of a network that was pruned gradually
+    nonzero: Mapping[str, int] = field(default_factory=dict)  # after training, by weight
+
+    ALSO_IN_JSON = ("keep", "dead_rows")
+
+    @property
+    def keep(self) -> float:
+        return 1.0 if self.pruned is None else self.pruned.keep
+
+    @property
+    def dead_rows(self) -> int:
+        return 0 if self.pruned is None else self.pruned.dead_rows

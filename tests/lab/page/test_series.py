@@ -1,0 +1,167 @@
+"""The numbers behind the plots, against values computed by hand."""
+
+from pathlib import Path
+
+import pytest
+from report.synthetic import certificate, config, dense, layer, level_record, write_run
+
+from sipp.report import Point, numbers
+from sipp.results.display import percent_up
+from sipp.results.jsonio import to_json
+from sipp_lab.page import run_article, series
+from sipp_lab.runs.folder import Run, read_run
+
+
+def small_run(folder: Path, *, pipeline: str = "iterative", n_seeds: int = 2, without: tuple[int, ...] = ()) -> Run:
+    """Two levels of sipp-det and magnitude on two seeds, with numbers that can be computed in the head."""
+    tops = {  # (seed, method): top-1 at level 1 and 2; dense networks have 0.90 and 0.80
+        (0, "sipp-det"): (0.91, 0.88),
+        (1, "sipp-det"): (0.80, 0.70),
+        (0, "magnitude"): (0.86, 0.60),
+        (1, "magnitude"): (0.79, 0.40),
+    }
+    records = []
+    for seed in range(n_seeds):
+        records.append(dense(seed, 0.90 - 0.10 * seed))
+        for method in ("sipp-det", "magnitude"):
+            for level, keep in ((1, 0.5), (2, 0.25)):
+                eps = (2.0 + seed + level) if method == "sipp-det" else None
+                parts = [
+                    layer("a.weight", 100, int(100 * keep) + 10, eps=eps, dead=seed),
+                    layer("b.weight", 300, int(300 * keep) - 10, eps=eps and 2 * eps, dead=2 * level),
+                ]
+                top1 = tops[seed, method][level - 1]
+                one = level_record(
+                    seed=seed, method=method, level=level, keep=keep, top1=top1, layers=parts, epsilon=0.1 * level
+                )
+                records.append(one)
+    records = [record for index, record in enumerate(records) if index not in without]
+    settings = config(name="small", pipeline=pipeline, methods=("sipp-det", "magnitude"), n_levels=2, n_seeds=n_seeds)
+    return read_run(write_run(folder / "small", settings, records))
+
+
+def close(point: Point, keep: float, mean: float, low: float, high: float, n: int) -> bool:
+    return (point.keep, point.mean, point.low, point.high, point.n) == pytest.approx((keep, mean, low, high, n))
+
+
+def test_changes_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    det, magnitude = series.metric_curves(small_run(tmp_path), "delta_top1")
+    assert (det.method, magnitude.method) == ("sipp-det", "magnitude")
+    assert close(det.points[0], 0.5, 0.005, 0.0, 0.01, 2)  # +0.01 and 0.00
+    assert close(det.points[1], 0.25, -0.06, -0.10, -0.02, 2)
+    assert close(magnitude.points[1], 0.25, -0.35, -0.40, -0.30, 2)
+
+
+def test_accuracies_and_the_dense_reference(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    det, _ = series.metric_curves(run, "top1")
+    assert close(det.points[0], 0.5, 0.855, 0.80, 0.91, 2)
+    before, _ = series.metric_curves(run, "before_top1")
+    assert close(before.points[0], 0.5, 0.4275, 0.40, 0.455, 2)
+    assert series.dense_mean(run, "top1") == pytest.approx(0.85) and series.dense_mean(run, "delta_top1") == 0.0
+    assert series.dense_mean(run, "before_top1") is None
+
+
+def test_the_paper_figure_comes_first(tmp_path: Path) -> None:
+    assert series.metrics_of(small_run(tmp_path))[0] == "delta_top1"
+    assert series.metrics_of(small_run(tmp_path, pipeline="at-init"))[0] == "top1"
+
+
+def test_a_change_without_its_dense_network_is_unknown(tmp_path: Path) -> None:
+    run = small_run(tmp_path, without=(5,))  # the dense network of seed 1
+    assert series.metric_curves(run, "delta_top1") == ()
+    assert len(series.metric_curves(run, "top1")) == 2
+
+
+def test_layer_rows_combine_seeds(tmp_path: Path) -> None:
+    a, b = series.layer_rows(small_run(tmp_path), "sipp-det", 2)
+    assert (a.keep, b.keep) == pytest.approx((0.35, 65 / 300))
+    assert (a.share, b.share) == pytest.approx((0.35, 0.65))
+    assert (a.eps, b.eps) == (5.0, 10.0)  # the largest over seeds: 2 + seed + level
+    assert (a.dead_rows, b.dead_rows) == (0.5, 4.0)
+    assert series.layer_rows(small_run(tmp_path), "magnitude", 2)[0].eps is None
+
+
+def test_times_add_up(tmp_path: Path) -> None:
+    found = series.times(small_run(tmp_path))
+    assert found["magnitude"] == pytest.approx({"prune": 20.0, "certify": 8.0, "train": 410.0, "other": 2.0})
+    assert found["dense"]["train"] == 199.0 and sum(found["dense"].values()) == pytest.approx(200.0)
+
+
+def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) -> None:
+    part = layer("a", 10, 5, eps=1.0, dead=0)
+    records = []
+    for seed, epsilon in ((0, 0.1), (1, float("inf"))):
+        for level in (1, 2):
+            value = epsilon if level == 2 else 0.1
+            one = level_record(
+                seed=seed, method="magnitude", level=level, keep=0.5, top1=0.5, layers=[part], epsilon=0.1
+            )
+            verdict = "certified" if value == 0.1 else "not certified"
+            records.append({**one, "certificate": to_json(certificate(value, verdict=verdict))})
+    settings = config(name="s", pipeline="iterative", methods=("magnitude",), n_levels=2, n_seeds=2)
+    (curve,) = series.certified_curves(read_run(write_run(tmp_path / "r", settings, records)))
+    assert [point.n for point in curve.points] == [2]  # a mean over the finite ones would look better than it is
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def test_headings_state_the_numbers_of_the_run(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    spread = run_article.spread_words(run)
+    assert "sipp-det changes top-1 accuracy by -6.00 points (mean), magnitude by -35.00 points" in spread
+    assert "2 seeds" in spread and "overlap" not in spread
+    assert run_article.certificate_finding(run).heading == (
+        "At keep 50 %, outputs are certified within 10 % for every method"
+    )
+    assert "best of several does not" in run_article.certificate_finding(run).detail
+    assert "4.5 dead rows" in run_article.layers_finding(run).heading
+    assert run_article.time_finding(run).heading == "Pruning and certifying took 5.2 % of 18 min 0 s"
+
+
+def test_reach_ends_at_the_first_level_that_loses_more() -> None:
+    points = [Point(keep, mean, mean, mean, 1) for keep, mean in ((0.5, 0.0), (0.25, -0.02), (0.1, 0.0))]
+    assert run_article.sparsest_within_tolerance(series.Curve("magnitude", tuple(points))) == 0.5
+    assert run_article.sparsest_within_tolerance(series.Curve("magnitude", tuple(points[1:]))) is None
+
+
+def test_a_single_seed_is_mentioned(tmp_path: Path) -> None:
+    assert "One seed" in run_article.spread_words(small_run(tmp_path, n_seeds=1))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.03125, "share", "3.1 %"),
+        (0.064, "share", "6.4 %"),
+        (0.0025123, "share", "0.25 %"),
+        (0.2, "share", "20 %"),
+        (1.9083, "share", "191 %"),
+        (-0.0123, "points", "-1.23 points"),
+        (0.5, "seconds", "0.5 s"),
+        (75.0, "seconds", "1 min 15 s"),
+        (7325.0, "seconds", "2 h 2 min"),
+        (12345.0, "count", "12,345"),
+        (0.0, "number", "0"),
+        (1e-16, "number", "1.00e-16"),
+        (float("inf"), "number", "none"),
+        (None, "share", "none"),
+    ],
+)
+def test_numbers_in_words(value: float | None, unit: series.Unit, text: str) -> None:
+    assert numbers.number(value, unit) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.12341, "12.4 %"), (0.1, "10 %"), (0.9991, "100 %"), (1.0001, "101 %")])
+def test_certified_shares_are_rounded_up(share: float, text: str) -> None:
+    assert percent_up(share) == text
+
+
+def test_proved_limits_are_rounded_up() -> None:
+    assert [numbers.rounded_up(value) for value in (0.967111, 0.5, 28607.2, 1e-7)] == [
+        "0.9672",
+        "0.5",
+        "28,610",
+        "1.00e-07",
+    ]

@@ -1,0 +1,101 @@
+"""Run folders: whole files or none, the lock, origins, names."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import _TYPES
+
+from sipp.errors import DataError, OptionError
+from sipp_lab.files import TEMPORARY, load_state, load_values, read_json, save_state, write_atomic
+from sipp_lab.runs.folder import is_locked, open_run, run_name
+from sipp_lab.runs.records import Origin
+
+CONFIG: dict[str, Any] = {"name": "toy", "seed": 1}
+ORIGIN = Origin(data="d", code="c", device="cpu")
+TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.tensor([True, False])}
+
+
+def test_saved_tensors_and_values_are_read_back(tmp_path: Path) -> None:
+    shared, path = torch.rand(4), tmp_path / "s" / "final.safetensors"
+    others = {str(dtype): torch.tensor([0.5, -1.0]).to(dtype) for dtype in _TYPES.values()}
+    given = {"x": shared, "y": shared, **TENSORS, **others}
+    save_state(path, given, {"k": 0.1})
+    tensors, values = load_state(path)
+    assert values == load_values(path) == {"k": 0.1} and tensors.keys() == given.keys()
+    for name, tensor in tensors.items():
+        assert tensor.dtype == given[name].dtype and bool((tensor == given[name]).all())
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["final.safetensors"]
+
+
+def test_a_file_that_is_cut_or_of_another_kind_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "final.safetensors"
+    save_state(path, TENSORS, {})
+    whole = path.read_bytes()
+    for broken in (b"", whole[:4], whole[: len(whole) // 2], whole[:-1], b"{}"):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match="is damaged"):
+            load_state(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    write_atomic(path, b"old")
+
+    def full(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(DataError, match="No space left"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/x"):
+        write_atomic(tmp_path / "file" / "x", b"")
+    with pytest.raises(DataError, match="file"), open_run(tmp_path / "file" / "runs", CONFIG, ORIGIN):
+        pass
+
+
+def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
+    with open_run(tmp_path, CONFIG, ORIGIN) as first:
+        (first / "stage").mkdir()
+        (first / "stage" / f"{TEMPORARY}7-x").write_text("half")
+    with open_run(tmp_path, CONFIG, ORIGIN) as second:
+        assert not list((second / "stage").iterdir())
+
+
+def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
+    with open_run(tmp_path, CONFIG, ORIGIN) as held:
+        code = f"import fcntl; f = open({str(held / 'lock')!r}); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", code], capture_output=True).stderr
+        with pytest.raises(OptionError, match=f"process {os.getpid()}"), open_run(tmp_path, CONFIG, ORIGIN):
+            pass
+        assert is_locked(held)
+    assert not is_locked(held)
+    with open_run(tmp_path, CONFIG, ORIGIN):
+        pass
+
+
+@pytest.mark.parametrize("changed", ["data", "code", "device"])
+def test_another_origin_is_refused_without_the_flag(tmp_path: Path, changed: str) -> None:
+    with open_run(tmp_path, CONFIG, ORIGIN) as first:
+        pass
+    other = replace(ORIGIN, **{changed: "other"})
+    with pytest.raises(OptionError, match=f"different {changed}.*--accept-changes"), open_run(tmp_path, CONFIG, other):
+        pass
+    with open_run(tmp_path, CONFIG, other, accept_changes=True):
+        pass
+    assert len(read_json(first / "manifest.json")["origins"]) == 2
+
+
+def test_another_configuration_has_another_folder() -> None:
+    assert run_name(CONFIG) != run_name({**CONFIG, "seed": 2})
+    assert run_name(CONFIG) == run_name(dict(reversed(CONFIG.items())))
