@@ -208,7 +208,7 @@ def without_channels(
         effects = _effects(model, batches, look)
         errors = [effect * look.errors[i] for i, effect in enumerate(effects)]
         widths = cheapest_widths(full_widths, errors, sizes, budget.share, budget.multiple_of)
-    left = [torch.ones(width, dtype=torch.bool) for width in full_widths]
+    left = [torch.ones(width, dtype=torch.bool, device="cpu") for width in full_widths]
     for i, width in enumerate(widths):
         left[i][look.orders[i][: full_widths[i] - width].cpu()] = False
     counts = {name: rows_left(channels, structure, name, left) for name in readers}
