@@ -10,9 +10,9 @@
 1,000 training images without labels calibrate, all 10,000 test images judge. `l1` takes the filters with the smallest
 sums of magnitudes, the same share in every residual block; `not refitted` is sipp's choice with the dense weights; both
 and Torch-Pruning (its group magnitudes of the inner filters: it does not know these networks' shortcuts, which pad with
-zeros) have the statistics of their norms taken again on the same images. Seconds are those of plain torch, batches of
-64, the best of several, taken in turns (--busy: CPU time of one thread). Rows go to benchmarks/figures/channels.json,
-beside those of earlier calls.
+zeros) have the statistics of their norms taken again on the same images. With --timed, plain torch
+runs both networks in turns, 64 inputs at a time, and the best of each counts. Rows go to
+benchmarks/figures/channels.json, beside those of earlier calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import alternate, clock_for, table, write_figures
+from common import alternate, table, write_figures
 from published import BATCH, accuracy, images_of, resnet
 from torch import Tensor, nn
 
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--mirrored", action="store_true")
     parser.add_argument("--only", nargs="+", default=["sipp", "not refitted", "l1"])
     parser.add_argument("--peer", type=Path)
-    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--timed", action="store_true", help="time both networks; for a quiet machine")
     parser.add_argument("--seed", type=int, default=0, help="of the training images")
     parser.add_argument("--networks", type=int, help="only compare so many random networks")
     given = parser.parse_args()
@@ -139,7 +139,7 @@ def main() -> None:
     images, net = images_of(given.cifar10, given.seed), resnet(given.weights)
     points = images.points(0, N_POINTS)
     used = torch.stack((points, points.flip(3)), 1).flatten(0, 1) if given.mirrored else points
-    options, clock = {"progress": False}, clock_for(given.busy)
+    options = {"progress": False}
 
     def small(fewer: float, **more: object) -> Shrunk:
         return sipp.shrink(net, used, multiply_adds=1 / fewer, **options, **more)
@@ -162,9 +162,11 @@ def main() -> None:
             start = time.perf_counter()
             made = make(fewer)
             taken = time.perf_counter() - start
-            seconds = alternate(*(lambda one=one: run(one, points[:TIMED]) for one in (net, made)), clock=clock)
-            values = {"accuracy": round(accuracy(made, images), 2), "faster": round(seconds[0] / seconds[1], 2)}
-            rows.append([name, way, f"{fewer:g}", *values.values(), f"{taken:.0f} s"])
+            values = {"accuracy": round(accuracy(made, images), 2)}
+            if given.timed:
+                seconds = alternate(*(lambda one=one: run(one, points[:TIMED]) for one in (net, made)))
+                values["faster"] = round(seconds[0] / seconds[1], 2)
+            rows.append([name, way, f"{fewer:g}", values["accuracy"], values.get("faster", ""), f"{taken:.0f} s"])
             print(*rows[-1], flush=True)
             before = json.loads(FIGURES.read_text())["values"] if FIGURES.exists() else {}
             before.setdefault(name, {}).setdefault(way, {})[f"{fewer:g}"] = values
