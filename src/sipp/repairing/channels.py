@@ -12,6 +12,7 @@ The cheapest group goes first, then the cheapest of what is left: one nested ord
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,12 +103,13 @@ def eliminate(
 
     `counts_F` is how much the error of each output counts when groups are compared; None: 1.
     """
-    groups_GS = torch.cat(list(groups))
-    list_G = torch.cat([torch.full((len(some),), i, device=some.device) for i, some in enumerate(groups)])
-    left, start = list(n_removed), torch.tensor([0, *(len(some) for some in groups)]).cumsum(0).tolist()
+    groups_GS, device = torch.cat(list(groups)), system_KK.device
+    of_list = [i for i, some in enumerate(groups) for _ in some]
+    list_G = torch.tensor(of_list, dtype=torch.int64, device=device)
+    left, start = list(n_removed), list(itertools.accumulate((len(some) for some in groups), initial=0))
     inverse_KK = torch.cholesky_inverse(torch.linalg.cholesky(system_KK))
     weight_KF = inverse_KK @ right_KF
-    can_go_G = torch.tensor(left, device=groups_GS.device)[list_G] > 0
+    can_go_G = torch.tensor(left, dtype=torch.int64, device=device)[list_G] > 0
     orders: list[list[int]] = [[] for _ in groups]
     errors = [0.0]
     for _ in range(sum(left)):
@@ -124,12 +126,12 @@ def eliminate(
         inverse_KK[at_S] = 0.0
         inverse_KK[:, at_S] = 0.0
         inverse_KK[at_S, at_S] = 1.0  # what is gone changes nothing, and its block can still be inverted
-        of = int(list_G[group])
+        of = of_list[group]
         orders[of].append(group - start[of])
         left[of] -= 1
         can_go_G[group] = False
         if left[of] == 0:
             can_go_G &= list_G != of
         errors.append(errors[-1] + max(0.0, float(cost_G[group])))
-    found = [torch.tensor(order, dtype=torch.int64, device=groups_GS.device) for order in orders]
+    found = [torch.tensor(order, dtype=torch.int64, device=device) for order in orders]
     return Elimination(found, torch.tensor(errors, dtype=BOUND_DTYPE, device="cpu"), weight_KF)

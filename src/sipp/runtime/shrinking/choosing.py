@@ -80,23 +80,13 @@ def channel_options(
     progress: bool,
 ) -> ChannelOptions | None:
     """The options, checked; None without a budget, which the others need."""
-    if multiply_adds is None and weights is None:
-        given = {"uniform": uniform, "multiple_of": multiple_of != 1, "repair": not repair, "steps": steps != 0}
-        given["exclude"] = exclude is not None
-        if odd := [name for name, is_given in given.items() if is_given]:
-            raise OptionError(
-                f"{odd[0]}= needs a budget: without one, only dead channels go",
-                option=odd[0],
-                fix="give multiply_adds= or weights=",
-            )
-        return None
     if multiply_adds is not None and weights is not None:
         raise OptionError("multiply_adds= and weights= are two budgets", fix="give one of them")
     name, of, share = "multiply_adds", COUNTED[0], multiply_adds
     if multiply_adds is None:
         name, of, share = "weights", COUNTED[1], weights
-    return ChannelOptions(
-        share=check_share(name, share),
+    options = ChannelOptions(
+        share=1.0 if share is None else check_share(name, share),
         of=of,
         uniform=check_flag("uniform", uniform),
         multiple_of=check_whole("multiple_of", multiple_of, least=1),
@@ -106,6 +96,17 @@ def channel_options(
         seed=check_seed(seed),
         progress=check_flag("progress", progress),
     )
+    if share is not None:
+        return options
+    given = {"uniform": uniform, "multiple_of": multiple_of != 1, "repair": not repair, "steps": steps != 0}
+    given["exclude"] = exclude is not None
+    if odd := [name for name, is_given in given.items() if is_given]:
+        raise OptionError(
+            f"{odd[0]}= needs a budget: without one, only dead channels go",
+            option=odd[0],
+            fix="give multiply_adds= or weights=",
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def without_channels(
         effects = _effects(model, batches, look)
         errors = [effect * look.errors[i] for i, effect in enumerate(effects)]
         widths = cheapest_widths(full_widths, errors, sizes, budget.share, budget.multiple_of)
-    left = [torch.ones(width, dtype=torch.bool) for width in full_widths]
+    left = [torch.ones(width, dtype=torch.bool, device="cpu") for width in full_widths]
     for i, width in enumerate(widths):
         left[i][look.orders[i][: full_widths[i] - width].cpu()] = False
     counts = {name: rows_left(channels, structure, name, left) for name in readers}

@@ -76,7 +76,8 @@ class Cut:
         elif not own:
             new_KF = torch.linalg.solve(*problem.system)
         else:
-            found = eliminate(*problem.system, groups, n_removed, self.counts.get(use.weight))
+            counts_F = self.counts[use.weight].to(problem.old_KF.device)
+            found = eliminate(*problem.system, groups, n_removed, counts_F)
             self.orders.update(zip(own, found.orders))
             new_KF = found.weight_KF
         values.small_tensors.update(problem.solution(new_KF, refits=self.refits))

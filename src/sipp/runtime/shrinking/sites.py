@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sipp.results.numerics import BOUND_DTYPE
 from sipp.runtime.shrinking.channels import ALWAYS, Channels
 from sipp.runtime.shrinking.removing import classes_of
 
@@ -127,7 +128,9 @@ def rows_left(channels: Channels, structure: Structure, weight: str, left: Seque
     """Which outputs of a weight stay if these channels of each site do (float64: 0 or 1)."""
     ids = structure.class_of[channels.side(weight, 0)].tolist()
     places = [structure.site_of.get(one) for one in ids]
-    return torch.tensor([1.0 if at is None else float(left[at[0]][at[1]]) for at in places], dtype=torch.float64)
+    return torch.tensor(
+        [1.0 if at is None else float(left[at[0]][at[1]]) for at in places], dtype=BOUND_DTYPE, device="cpu"
+    )
 
 
 def sizes_of(channels: Channels, structure: Structure, full: Mapping[str, int]) -> list[Size]:
