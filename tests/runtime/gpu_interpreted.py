@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from functools import partial
 
 import faster_interpreter  # noqa: F401
 import pytest
@@ -156,7 +157,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiled(model: nn.Module, args: tuple[object, ...]) -> Sparse:
-    return Sparse(network.GpuNetwork, model, args, {})
+    return Sparse(partial(network.GpuNetwork, always=False), model, args, {})
 
 
 class Net(nn.Module):
