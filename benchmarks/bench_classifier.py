@@ -9,11 +9,11 @@ image the same answer, which is 10 %, however it is trained. Writes its table to
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from pathlib import Path
 
 import torch
+from common import write_figures
 
 import sipp
 from sipp.errors import DeadRowsWarning
@@ -32,7 +32,6 @@ ARMS = (
 )
 KEEPS = (0.1, 0.05, 0.02)
 N_POINTS, N_SEEDS, BATCH = 256, 3, 128
-FIGURES = Path(__file__).parent / "figures" / "classifier.json"
 
 
 def main() -> None:
@@ -67,8 +66,7 @@ def main() -> None:
         cells = [", ".join(map(str, row["classifier"])) for row in rows[start : start + len(KEEPS)]]
         print(f"| {rows[start]['init']} | {rows[start]['method']} | {' | '.join(cells)} |")
     shape = f"ResNet20 untrained, {N_POINTS} images to score, {n_weights} weights in the classifier, {N_SEEDS} seeds"
-    FIGURES.parent.mkdir(exist_ok=True)
-    FIGURES.write_text(json.dumps({"shape": shape, "sipp": sipp.__version__, "rows": rows}, indent=1) + "\n")
+    write_figures("classifier", shape, {"rows": rows})
 
 
 if __name__ == "__main__":

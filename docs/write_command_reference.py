@@ -26,7 +26,7 @@ def _section(name: str) -> str:
     arguments = [one for one in parameters if one.param_type_name == "argument"]
     options = [one for one in parameters if one.param_type_name == "option" and not one.hidden]
     usage = " ".join([f"sipp {name}", *(_argument(one) for one in arguments), *(["[OPTIONS]"] if options else [])])
-    lines = [f"## sipp {name}\n", f"{_flat(COMMANDS[name])}\n", f"```\n{usage}\n```\n"]
+    lines = [f"## sipp {name}\n", f"{_flat(COMMANDS[name])}\n", f"`{usage}`\n"]
     rows = [(f"`{_argument(one)}`", "", _flat(one.help or "")) for one in arguments]
     rows += [(_names(one), _default(one), _flat(one.help or "")) for one in options]
     if rows:

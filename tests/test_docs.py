@@ -37,6 +37,8 @@ from sipp.scoring.methods import METHODS, NAMES
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOR_READERS = [ROOT / "README.md", *(page for page in PAGES if page.parent.name in ("tutorials", "how-to"))]
+API = [ROOT / "docs" / "api.md", *sorted((ROOT / "docs" / "api").glob("*.md"))]
+REFERENCE = "\n".join(page.read_text() for page in API)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 
 
@@ -222,8 +224,8 @@ def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sections_of(page: str) -> dict[str, str]:
-    """The text below each heading of the second level."""
-    return dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.S | re.M))
+    """The text below each heading of the second level, up to the next heading of the first two."""
+    return dict(re.findall(r"^## (.*?)\n(.*?)(?=^##? |\Z)", page, re.S | re.M))
 
 
 def gaps(name: str, page: str) -> list[str]:
@@ -232,7 +234,7 @@ def gaps(name: str, page: str) -> list[str]:
     found = [] if ">>> " in (inspect.getdoc(thing) or "") else ["no example in the docstring"]
     sections = sections_of(page)
     if f"sipp.{name}" not in sections:
-        return [*found, "no section in docs/api.md"]
+        return [*found, "no section in docs/api"]
     text = sections[f"sipp.{name}"] + sections["Shared options"]
     if inspect.isclass(thing):
         options = [*thing.__dataclass_fields__]
@@ -254,23 +256,29 @@ def signature_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", [name for name in sipp.__all__ if name != "Pruned"])
 def test_signatures_are_those_of_the_code(name: str) -> None:
-    assert f"## sipp.{name}\n\n```\n{signature_of(name)}\n```\n" in (ROOT / "docs" / "api.md").read_text()
+    assert f"## sipp.{name}\n\n```\n{signature_of(name)}\n```\n" in REFERENCE
 
 
 @pytest.mark.parametrize("name", sipp.__all__)
 def test_public_names_are_documented(name: str) -> None:
-    assert gaps(name, (ROOT / "docs" / "api.md").read_text()) == []
+    assert gaps(name, REFERENCE) == []
     assert len(sipp.__all__) <= 31
 
 
+def test_the_index_links_to_every_section() -> None:
+    for page in API[1:]:
+        for name in re.findall(r"^## sipp\.(\w+)$", page.read_text(), re.M):
+            link = f"[{name}](api/{page.name}#sipp{name.lower()})"
+            assert link in API[0].read_text(), link
+
+
 def test_a_missing_description_is_caught() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    assert gaps("hold", page.replace("## sipp.hold\n", "## other\n")) == ["no section in docs/api.md"]
-    assert gaps("perplexity", page.replace("`dense`", "`other`")) == ["dense is not described"]
+    assert gaps("hold", REFERENCE.replace("## sipp.hold\n", "## other\n")) == ["no section in docs/api"]
+    assert gaps("perplexity", REFERENCE.replace("`dense`", "`other`")) == ["dense is not described"]
 
 
 def test_documented_fields_of_a_pruned_network_exist() -> None:
-    section = sections_of((ROOT / "docs" / "api.md").read_text())["sipp.Pruned"]
+    section = sections_of(REFERENCE)["sipp.Pruned"]
     names = [name for cell in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)`", cell)]
     assert len(names) > 15
     known = {*sipp.Pruned.__dataclass_fields__, *dir(sipp.Pruned)}
@@ -289,8 +297,7 @@ def test_the_package_is_typed() -> None:
 
 
 def test_the_table_of_methods_is_the_list_of_methods() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    rows = re.findall(r"^\| `([a-z0-9._-]+)`(?: \(default\))? \| ([^|]*) \| ([^|]*) \|", page, re.M)
+    rows = re.findall(r"^\| `([a-z0-9._-]+)`(?: \(default\))? \| ([^|]*) \| ([^|]*) \|", REFERENCE, re.M)
     known = [row for row in rows if row[0] in NAMES]
     expected = [(row.name, row.about, ", ".join(sorted(row.needs)) or "nothing") for row in METHODS]
     assert known == expected

@@ -1,8 +1,9 @@
-"""The published ResNet20 of `docs/how-to/prune-a-resnet.md`, for `sipp run --model given:resnet20`."""
+"""A ResNet20 with published weights, for `sipp run --model given:resnet20`."""
 
 from safetensors.torch import load_file
-from sipp.experiments.nets import build
 from torch import nn
+
+from sipp_lab.nets import build
 
 
 def resnet20() -> nn.Module:

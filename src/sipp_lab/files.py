@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,51 +12,28 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sipp.errors import DataError
+from sipp.files import make_folder, read_file, write_atomic
 
-TEMPORARY = ".tmp-"  # start of the name of what is being written; left behind by a killed process only
 KEY = "values"  # of the JSON text in the metadata of a state
 
 Values = dict[str, Any]
 
 
-def sha256_of(*parts: bytes | memoryview) -> str:
-    """SHA-256 of the concatenated parts, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def write_atomic(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Writes a file, and the folders around it."""
-    unfinished = path.parent / f"{TEMPORARY}{os.getpid()}-{path.name}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(unfinished, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"could not be written ({error.strerror or error})", where=path, fix="free space, or allow writing"
-        ) from error
+    make_folder(path.parent)
+    write_atomic(path, data)
 
 
 def write_json(path: Path, values: Values) -> None:
     """Writes values that JSON can hold."""
-    write_atomic(path, json.dumps(values, sort_keys=True, allow_nan=False, indent=1).encode())
+    write_whole(path, json.dumps(values, sort_keys=True, allow_nan=False, indent=1).encode())
 
 
 def read_json(path: Path) -> Any:
     """The values in a JSON file."""
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror or error})", where=path) from error
+        return json.loads(read_file(path))
     except ValueError as error:
         raise DataError(f"is not JSON ({error})", where=path) from error
 
@@ -66,7 +41,7 @@ def read_json(path: Path) -> Any:
 def save_state(path: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
     """Saves tensors, and values that JSON can hold, as one safetensors file."""
     own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, save(own, {KEY: json.dumps(values, allow_nan=False)}))
+    write_whole(path, save(own, {KEY: json.dumps(values, allow_nan=False)}))
 
 
 def load_state(path: Path) -> tuple[dict[str, Tensor], Values]:

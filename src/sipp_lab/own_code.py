@@ -19,8 +19,8 @@ from torch import nn
 
 import sipp
 from sipp.errors import OptionError
+from sipp.files import sha256_of
 from sipp_lab.data.imageset import ImageSet
-from sipp_lab.files import sha256_of
 
 DIGEST_LENGTH = 12
 CALLABLE = "give package.module:callable, which is called without arguments"

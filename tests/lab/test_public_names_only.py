@@ -10,7 +10,7 @@ import sipp
 SOURCE = Path(__file__).parents[2] / "src"
 FILES = sorted((SOURCE / "sipp_lab").rglob("*.py"))
 # What results, options and errors are, and what pages are made of; nothing that computes.
-DOORS = ("sipp.results", "sipp.report", "sipp.errors", "sipp.progress", "sipp.extras")
+DOORS = ("sipp.results", "sipp.report", "sipp.errors", "sipp.progress", "sipp.extras", "sipp.files")
 
 
 def wrong(text: str) -> list[str]:

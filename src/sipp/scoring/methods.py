@@ -118,7 +118,7 @@ OWN_METHODS = "for a score of your own see sipp.register_method"
 def register_method(
     name: str, score: Score, *, needs: Need | Collection[Need] = (), cut: OwnCut = "global", about: str = ""
 ) -> None:
-    """Adds your own score to the methods: `prune`, `compare`, recipes and the page then know it by its name.
+    """Adds your own score to the methods of `prune`, `prune_to`, `compare`, `gradual` and recipes, under a name.
 
     `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
     `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:

@@ -42,10 +42,9 @@ def assess(
 ) -> Pruned:
     """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
 
-    `pruned` is the network `dense` with other weights, or a result that holds it (a ModelError says if it is another
-    network), or masks
-    {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept. `data` may
-    contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
+    `pruned` is the network `dense` with other weights (a different network is a ModelError), a result that holds it, or
+    masks {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept.
+    `data` may contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
 
     Example:
         >>> import sipp, torch

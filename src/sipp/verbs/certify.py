@@ -47,11 +47,11 @@ def certify(
 
     `share` is the share of inputs that may be further off. Without `epsilon`, it finds the smallest one that can be
     proved; with it, it says whether the claim holds, and which share can be proved (`proved_share`). `pruned` is a
-    network, or what `prune` or `prune_to` returned. Such a record knows which inputs it was made with: the holdout must
-    contain none of these, and none of `calibration`. `output` picks from tuple or dict outputs: an index, a key, or a
-    function of the output. For a language model an input is a sequence, and `measure` may be another distance: "kl",
-    the KL divergence KL(f || f^) of the next token in nats, averaged over positions, or "next-token", the share of
-    positions where a different next token is predicted.
+    network, or what `prune` or `prune_to` returned. The holdout must contain none of the inputs that such a record was
+    made with, and none of `calibration`. `output` picks from tuple or dict outputs: an index, a key, or a function of
+    the output. For a language model an input is a sequence, and `measure` may be another distance: "kl", the KL
+    divergence KL(f || f^) of the next token in nats, averaged over positions, or "next-token", the share of positions
+    where a different next token is predicted.
 
     Example:
         >>> import sipp, torch

@@ -76,7 +76,7 @@ def prune(
     k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Pruned:
-    """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and what that costs.
+    """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and its bounds.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
     and the weights together, starting from the method's mask; `"refit"` keeps that mask. `allocation` and `draws` are
@@ -85,13 +85,12 @@ def prune(
     room.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
-    measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` that is
-    used for nothing else that share is smaller, and the theory's constant is measured instead of assumed.
-    `bound="sound"` needs one: without it, the last quarter of `data` is held back and not scored. `statements=False`
-    skips the sensitivities of methods that do not need them. `delta` is the probability that the theory's inequality
-    fails (T4).
+    measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` of new
+    inputs that share is smaller, and the theory's constant is measured instead of assumed. `bound="sound"` needs one:
+    without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of
+    methods that do not need them. `delta` is the probability that the theory's inequality fails (T4).
 
-    All options: docs/api.md, "Shared options" and "sipp.prune".
+    All options: docs/api.md ("Shared options") and docs/api/prune.md.
 
     Example:
         >>> import sipp, torch

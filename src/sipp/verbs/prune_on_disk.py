@@ -67,8 +67,8 @@ def prune_on_disk(
     `model` has no weights (they are on the meta device: `with accelerate.init_empty_weights(): ...`); `weights` is the
     folder with its model.safetensors, or several files and their index. Each block keeps the share `keep`, or the
     pattern; everything before and after the blocks stays dense. The blocks are the list of modules with the most
-    weights. `repair=True` finds the mask and the weights together and
-    makes up for what earlier blocks lost. Call it again with the same arguments to resume a stopped run.
+    weights. `repair=True` finds the mask and the weights together and makes up for the error of earlier blocks. Call it
+    again with the same arguments to resume a stopped run.
 
     Example:
         >>> import sipp, tempfile, torch

@@ -42,16 +42,16 @@ def repair(
 ) -> Pruned:
     """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
 
-    With `moves_mask`, masks and values are searched together. The network keeps as many weights, but a layer may keep
+    With `moves_mask`, masks and values are found together. The network keeps as many weights, but a layer may keep
     more or fewer.
 
     Layers are fitted in the order of execution. Least squares fits each row's kept weights and its intercept to the
     dense layer's outputs, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the
-    outputs of the whole network closer to the dense ones (the polish). One input in ten is held back from the fit for
-    validation: a layer that does not improve on these inputs is left alone, and the polish stops when it no longer
+    outputs of the whole network closer to the dense ones. One input in ten is held back from the fit for
+    validation: a layer that does not improve on these inputs is left alone, and training stops when it no longer
     helps. With 80 inputs or more, half of the held-back inputs only measure the result; with fewer, the record has no
-    error estimate. The record's `repair` says what was done. All inputs are used, and held in
-    memory. Neither model is changed.
+    error estimate. The record's `repair` lists what was done. All inputs are held in memory. Neither
+    model is changed.
 
     Example:
         >>> import sipp, torch

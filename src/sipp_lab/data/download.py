@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from sipp.errors import DataError
+from sipp.files import TEMPORARY
 from sipp.progress import Advance
-from sipp_lab.files import TEMPORARY
 
 TIMEOUT_S = 30.0
 CHUNK = 2**20

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sipp.errors import DataError
 from sipp.extras import needed_for
-from sipp_lab.files import sha256_of
+from sipp.files import sha256_of
 from sipp_lab.seeds import generator_for
 
 Picture = Any  # PIL.Image, imported only when needed

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError
-from sipp_lab.files import sha256_of
+from sipp.files import sha256_of
 
 
 @dataclass(frozen=True, eq=False)

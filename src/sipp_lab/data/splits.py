@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
+from sipp.files import sha256_of
 from sipp_lab.data.imagefolder import FolderIndex
 from sipp_lab.data.imageset import ImageSet
-from sipp_lab.files import sha256_of
 from sipp_lab.seeds import generator_for
 
 PARTS = ("train", "calibration", "holdout", "test")

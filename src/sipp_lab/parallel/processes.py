@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError, SippError
-from sipp_lab.files import sha256_of
+from sipp.files import sha256_of
 
 T = TypeVar("T")
 

@@ -21,6 +21,7 @@ from typing import IO, Any, Literal
 
 import sipp
 from sipp.errors import DataError, OptionError, SippError
+from sipp.files import TEMPORARY, sha256_of
 from sipp.results.jsonio import from_json, to_json
 from sipp_lab import files
 from sipp_lab.runs.plan import stages_of
@@ -52,13 +53,13 @@ def code_version() -> str:
         for root in roots
         for path in sorted(root.rglob("*.py"))
     )
-    digest = files.sha256_of(*sources)
+    digest = sha256_of(*sources)
     return f"sipp {sipp.__version__}, torch {version('torch')}, source {digest[:HASH_LENGTH]}"
 
 
 def run_name(config: Mapping[str, Any]) -> str:
     """The name of a run's folder: of its recipe, and a hash of the configuration, whatever the order of keys."""
-    digest = files.sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())
+    digest = sha256_of(json.dumps(config, sort_keys=True, allow_nan=False).encode())
     return f"{config['name']}-{digest[:HASH_LENGTH]}"
 
 
@@ -89,7 +90,7 @@ def open_run(root: Path, config: Values, origin: Origin, *, accept_changes: bool
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        for left in folder.rglob(f"{files.TEMPORARY}*"):  # by killed writers
+        for left in folder.rglob(f"{TEMPORARY}*"):  # by killed writers
             left.unlink(missing_ok=True)
         for final in folder.glob(f"*/{FINAL}"):
             (final.parent / CHECKPOINT).unlink(missing_ok=True)
@@ -156,7 +157,7 @@ def write_records(folder: Path, records: list[Values]) -> None:
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
     path = folder / RECORDS
     if not path.is_file() or path.read_bytes() != text.encode():
-        files.write_atomic(path, text.encode())
+        files.write_whole(path, text.encode())
 
 
 def read_records(folder: Path) -> list[Values]:

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import _TYPES
 
 from sipp.errors import DataError, OptionError
-from sipp_lab.files import TEMPORARY, load_state, load_values, read_json, save_state, write_atomic
+from sipp.files import TEMPORARY
+from sipp_lab.files import load_state, load_values, read_json, save_state, write_whole
 from sipp_lab.runs.folder import is_locked, open_run, run_name
 from sipp_lab.runs.records import Origin
 
@@ -45,21 +46,21 @@ def test_a_file_that_is_cut_or_of_another_kind_is_an_error(tmp_path: Path) -> No
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
-    write_atomic(path, b"old")
+    write_whole(path, b"old")
 
     def full(*paths: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(DataError, match="No space left"):
-        write_atomic(path, b"new")
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file/x"):
-        write_atomic(tmp_path / "file" / "x", b"")
+    with pytest.raises(DataError, match="file: the folder could not be made"):
+        write_whole(tmp_path / "file" / "x", b"")
     with pytest.raises(DataError, match="file"), open_run(tmp_path / "file" / "runs", CONFIG, ORIGIN):
         pass
 
