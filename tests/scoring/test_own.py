@@ -72,7 +72,7 @@ def test_gradients_and_labels(net: nn.Module) -> None:
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     with pytest.raises(OptionError, match="'mine' needs data"):
         sipp.prune(net, None, keep=0.4, method="mine")
-    with pytest.raises(DataError, match="no data"):
+    with pytest.raises(DataError, match="needs data, and there is none"):
         sipp.prune(net, None, keep=0.4, method=mine)
 
 

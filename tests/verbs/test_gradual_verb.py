@@ -12,7 +12,7 @@ from sipp.errors import ModelError, OptionError
 from sipp.pruning.masking import hold_masks, masks_of
 from sipp.results.options import Method
 from sipp.scoring.methods import METHODS
-from sipp.verbs.gradual import BEGIN, END, budget_at, cut_times
+from sipp.results.gradual import BEGIN, END, budget_at, cut_times
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Any]:

@@ -248,7 +248,7 @@ class RunningSensitivities:
 
     def _by_maxima(self, part: _Part) -> Tensor:
         """Raises the largest ratios, chunk by chunk; those in float64 become sensitivities at once, to save memory."""
-        max_chunk, key, squares_QB = self._kernel(part).max_chunk, self._key(part), _no_squares(part)
+        max_chunk, key, squares = self._kernel(part).max_chunk, self._key(part), list[tuple[slice, Tensor]]()
         assert max_chunk is not None
         weight_GRK, factors_GR = self._operands(part)
         for points, patches_GKP, occurs in self._chunks(part):
@@ -260,12 +260,12 @@ class RunningSensitivities:
                 self._raise_ratios(part.rows, best_GRK, weight_GRK)
             else:
                 self.ratios[key] = best_GRK
-            squares_QB[:, points] += found_QB
-        return squares_QB
+            squares.append((points, found_QB))
+        return _all_squares(squares, part)
 
     def _by_sums(self, part: _Part) -> Tensor:
         """Sums the ratios of points over their patches; they wait for other uses, or raise the sensitivities."""
-        sum_chunk, squares_QB = self._kernel(part).sum_chunk, _no_squares(part)
+        sum_chunk, squares = self._kernel(part).sum_chunk, list[tuple[slice, Tensor]]()
         weight_GRK, factors_GR = self._operands(part)
         shape = 2, part.n_points, *weight_GRK.flatten(0, 1).shape
         sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
@@ -273,7 +273,8 @@ class RunningSensitivities:
             n_points = points.stop - points.start
             ratios, found_QB = sum_chunk(patches_GKP, n_points, weight_GRK, factors_GR, occurs)
             sums_TBFK[:, points] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
-            squares_QB[:, points] += found_QB
+            squares.append((points, found_QB))
+        squares_QB = _all_squares(squares, part)
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, part.points, part.rows] += sums_TBFK
         else:
@@ -383,9 +384,14 @@ class RunningSensitivities:
         return FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
 
 
-def _no_squares(part: _Part) -> Tensor:
-    """Where the squares of norms of these points are added, Q x B."""
-    return torch.zeros(N_SQUARES, part.n_points, dtype=BOUND_DTYPE, device=part.use.windows.device)
+def _all_squares(squares: list[tuple[slice, Tensor]], part: _Part) -> Tensor:
+    """The squares of norms that the chunks of a part gave, Q x B: of a point in several chunks their sum."""
+    if len(squares) == 1:
+        return squares[0][1]
+    squares_QB = torch.zeros(N_SQUARES, part.n_points, dtype=BOUND_DTYPE, device=part.use.windows.device)
+    for points, found_QB in squares:
+        squares_QB[:, points] += found_QB
+    return squares_QB
 
 
 def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:
