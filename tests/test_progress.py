@@ -37,6 +37,8 @@ LONG = (
     "sensitivity",
     "gradual",
     "perplexity",
+    "evaluate",
+    "shrink",
 )
 
 
@@ -84,9 +86,11 @@ def work(name: str, **options: bool) -> None:
         "assess": lambda: sipp.assess(net(), pruned.model, points(), **options),
         "certify": lambda: sipp.certify(net(), pruned, points(80), **options),
         "certify_accuracy": lambda: sipp.certify_accuracy(net(), pruned, holdout, **options),
-        "check_assumption": lambda: sipp.check_assumption(net(), points(6), points(5), n_holdout=3, **options),
+        "check_assumption": lambda: sipp.check_assumption(net(), points(6), points(3), **options),
         "sensitivity": lambda: sipp.sensitivity(net(), points(), **options),
         "perplexity": lambda: sipp.perplexity(talker(), torch.arange(24).reshape(4, 6) % 5, **options),
+        "evaluate": lambda: sipp.evaluate(net(), pruned, holdout, **options),
+        "shrink": lambda: sipp.shrink(net(), points(), weights=0.5, **options),
         "gradual": lambda: sipp.gradual(net(), lambda step: None, points(), keep=0.5, steps=20, **options),
     }
     calls[name]()
@@ -104,7 +108,9 @@ WORDS = {
     "check_assumption": ("looking at the assumption", "9/9"),
     "sensitivity": ("scoring",),
     "perplexity": ("measuring", "4/4"),
-    "gradual": ("gradual: step 7 of 20", "gradual: step 12 of 20, 50.00% of the weights left (cut 2 of 2)"),
+    "evaluate": ("measuring",),
+    "shrink": ("comparing channels", "removing channels"),
+    "gradual": ("gradual: step 7 of 20", "gradual: step 12 of 20, 50.00% of the weights left (cut 10 of 10)"),
 }
 
 

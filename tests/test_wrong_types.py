@@ -135,9 +135,9 @@ def numbers(text: str) -> dict[str, list[int]]:
 RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "save": lambda: {"pruned": pruned(), "path": file().with_name("other"), "values": "bf16"},
     "save_folder": lambda: {"pruned": pruned(), "folder": file().with_name("folder")},
-    "page": lambda: {"pruned": pruned(), "path": file().with_name("page.html")},
+    "page": lambda: {"pruned": pruned(), "path": Path(tempfile.mkdtemp(dir=FOLDER.name)) / "page.html"},
     "load": lambda: {"path": file(), "into": net()},
-    "export": lambda: {"pruned": pruned(), "path": Path(FOLDER.name) / "net.onnx", "data": points(4)},
+    "export": lambda: {"pruned": pruned(), "path": Path(FOLDER.name) / "net.onnx", "example": points(4)},
     "inspect": lambda: {"path": file()},
     "sensitivity": lambda: {"model": net(), "data": points()},
     "prune": lambda: {"model": net(), "data": labelled(), "keep": 0.5},
@@ -161,7 +161,7 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "hold": lambda: {"model": net(), "pruned": pruned()},
     "release": lambda: {"model": net()},
     "shrink": lambda: {"model": net(), "data": points(4)},
-    "sparse": lambda: {"model": net(), "data": points(4)},
+    "sparse": lambda: {"model": net(), "example": points(4)},
     "gradual": lambda: {"model": net(), "train_step": lambda step: None, "data": labelled(), "keep": 0.5, "steps": 2},
     "text": lambda: {"files": words(), "tokenizer": numbers, "length": 4},
     "perplexity": lambda: {"model": talker(), "data": torch.arange(24).reshape(4, 6) % 5, "dense": talker()},
@@ -199,7 +199,8 @@ def test_a_wrong_type_is_an_error_of_ours(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("weights", "values"), itertools.permutations([torch.float16, torch.bfloat16, torch.float32, torch.float64], 2)
+    ("weights", "values"),
+    list(itertools.permutations([torch.float16, torch.bfloat16, torch.float32, torch.float64], 2)),
 )
 def test_points_in_another_precision_than_the_weights(weights: torch.dtype, values: torch.dtype) -> None:
     with pytest.raises(DataError, match=str(values).removeprefix("torch.")):

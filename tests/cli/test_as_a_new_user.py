@@ -13,7 +13,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import OptionError, UnknownOption
-from sipp.report.results import PrunedModel, read_pruned_result, read_results
+from sipp.report.results import read_pruned_result
 from sipp.report.summary import lead, next_steps, tiles_of
 from sipp.results.blend import BlendChoice, BlendTrial
 from sipp.results.certificate import AccuracyCertificate, Certificate
@@ -85,8 +85,7 @@ def test_the_commands_that_the_page_suggests_run_when_pasted(here: Path) -> None
     assert prune("--out", "deeper/sparse").returncode == 0
     tried = []
     for _ in range(3):  # each command adds what its page then no longer asks for
-        (model,) = read_results([Path("deeper/sparse")])
-        assert isinstance(model, PrunedModel)
+        model = read_pruned_result(Path("deeper/sparse"))
         for step in next_steps(model):
             if step.command.startswith("sipp ") and "..." not in step.command and step.command not in tried:
                 tried.append(step.command)
@@ -101,8 +100,7 @@ def test_the_commands_that_the_page_suggests_run_when_pasted(here: Path) -> None
 def test_a_program_is_told_what_python_does(here: Path) -> None:
     pruned = sipp.prune(nn.Linear(6, 3), None, keep=0.5, method="magnitude")
     sipp.save_folder(pruned, "mine")
-    (model,) = read_results([Path("mine")])
-    assert isinstance(model, PrunedModel)
+    model = read_pruned_result(Path("mine"))
     assert [step.command for step in next_steps(model) if "sipp " in step.command] == []
 
 

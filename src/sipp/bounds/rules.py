@@ -113,7 +113,7 @@ def _product(call: Call) -> Tensor:
         raise NoBound("it combines two network values, or divides by one")
     if call.options.get("rounding_mode") is not None:
         raise NoBound("it rounds")
-    factor = torch.as_tensor(other, dtype=torch.float64)
+    factor = torch.as_tensor(other, dtype=torch.float64, device=value.tensor.device)
     factor = 1.0 / factor if call.name == "div" else factor
     return value.error_B * float(factor.abs().max()) * _spread(value.tensor, call.out) * ROUND_UP
 

@@ -30,7 +30,7 @@ COMMANDS = {
     "eval": "Compare a pruned network with the dense one: accuracy (or perplexity), and how far outputs move.",
     "inspect": "Show what is in a file from sipp.save or a folder from `sipp prune`: sizes, method, certificate.",
     "export": "Export a pruned network for other programs, or as one small file; the result is compared.",
-    "shrink": "Remove dead channels for good: a smaller dense network with the same outputs.",
+    "shrink": "Make a smaller dense network: without dead channels (the same outputs), or within a budget.",
     "run": "Run a recipe, or resume one that was stopped; without a recipe, list them.",
     "study": "Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.",
     "report": "Write a page about runs or pruned networks that works offline.",

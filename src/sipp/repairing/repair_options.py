@@ -17,6 +17,7 @@ LARGE_ERROR_FEEDBACK = 0.25
 RIDGE = 1e-3  # a share of the mean diagonal, towards the dense weights
 REFIT_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # the mask of a score may need a larger one if there are few points
 LEARNING_RATE = 2e-3  # of the polish
+MOST_STEPS = 10_000_000  # of the polish; a larger number is taken for a mistake
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword argument
 
 def call_of(example: Any) -> Call:
     """The positional and keyword arguments of a call with this example."""
+    _check_dense(example, "the example")
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
@@ -38,6 +39,11 @@ def call_of(example: Any) -> Call:
     raise DataError(
         f"the example is a {type(example).__name__}", fix="give a tensor, a tuple of arguments or a dict of named ones"
     )
+
+
+def _check_dense(values: Any, where: str) -> None:
+    if any(isinstance(value, Tensor) and value.layout is not torch.strided for value in pytree.tree_leaves(values)):
+        raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
 
 
 def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -101,9 +107,8 @@ def try_example(
 
     Returns what the pass wrote to, in words: parameters, buffers and inputs.
     """
+    _check_dense((args, kwargs), where)
     for value in pytree.tree_leaves((args, kwargs)):
-        if isinstance(value, Tensor) and value.layout is not torch.strided:
-            raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
         if isinstance(value, Tensor) and value.device.type != device:
             here = "the CPU" if device == "cpu" else "the GPU"
             raise DataError(f"{where} holds a tensor on {value.device}", fix=f"give it on {here}, where this runs")

@@ -33,6 +33,7 @@ from sipp.runtime.sparse_network import Sparse, sparse
 from sipp.verbs.save import content_of
 
 REPEATS, LEAST_REPEATS = 15, 5  # with fewer there is no spread
+MOST_REPEATS = 100_000  # a larger number is taken for a mistake
 AGREEMENT = 1e-4  # relative to the largest output
 LEAST_SECONDS = 0.01  # shorter calls are repeated to take at least this long
 TRIALS = 2  # of each memory format
@@ -53,7 +54,7 @@ def bench(pruned: NetworkLike, example: Any, *, repeats: int = REPEATS) -> Bench
         >>> measured.bytes.file < measured.bytes.dense / 5, [run.n_inputs for run in measured.runs]
         (True, [1, 16])
     """
-    check_whole("repeats", repeats, least=LEAST_REPEATS)
+    check_whole("repeats", repeats, least=LEAST_REPEATS, most=MOST_REPEATS)
     model = plain_copy(network_of(pruned))
     turn_off_caches(model.modules())  # `sparse` does the same; a cache is not an output
     args, kwargs = call_of(example)

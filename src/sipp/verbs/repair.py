@@ -14,7 +14,7 @@ from sipp.inputs.layers import unwrap
 from sipp.pruning.cutting import dead_rows
 from sipp.repairing.data_split import split_data
 from sipp.repairing.repair_network import is_dense_under_masks, repair_network
-from sipp.repairing.repair_options import LEARNING_RATE, RepairOptions
+from sipp.repairing.repair_options import LEARNING_RATE, MOST_STEPS, RepairOptions
 from sipp.repairing.walk import masked_layers
 from sipp.results.checking import check_flag, check_number, check_seed, check_whole
 from sipp.results.network_hash import tensors_hash, tensors_of
@@ -24,7 +24,6 @@ from sipp.results.pruned import Pruned, PrunedLayer, regrown_weight, without_sta
 from sipp.results.pruned_to import points_seen
 from sipp.results.ranking import to_rows
 
-MOST_STEPS = 10_000_000
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import torch
 
+from sipp.errors import OptionError
 from sipp.results.certificate import AnyCertificate
 from sipp.results.checking import check_path
+from sipp.results.jsonio import to_json
 from sipp.results.pruned import Pruned
 from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
 from sipp.results.stored import report_values
@@ -39,7 +42,24 @@ def save_folder(
         >>> sorted(path.name for path in folder.iterdir())
         ['model.safetensors', 'report.json']
     """
+    more = _checked_about(about)
     network, certificate = record_of(pruned), certificate_of(pruned, certificate)
     target, record = check_path("folder", folder, "pruned"), report_values(network, certificate)
-    write_pruned(target, network.model.state_dict(), record | dict(about or {}))
+    write_pruned(target, network.model.state_dict(), record | more)
     return target
+
+
+def _checked_about(about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What else the report says, in JSON types."""
+    if about is None:
+        return {}
+    if not isinstance(about, Mapping) or not all(isinstance(key, str) for key in about):
+        raise OptionError("about= is not a mapping with text as keys", fix="give a dict", option="about")
+    values: dict[str, Any] = to_json(about)
+    try:
+        json.dumps(values)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"about= holds what JSON cannot ({error})", fix="give text and numbers", option="about"
+        ) from error
+    return values

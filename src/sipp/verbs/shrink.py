@@ -180,8 +180,8 @@ def _set_cache(model: nn.Module, uses_cache: bool) -> None:
 def _on_device(model: nn.Module, call: Call) -> Call:
     device = device_of(model) if any(True for _ in model.parameters()) else torch.device("cpu")
     for value in pytree.tree_leaves(call):
-        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_meta):
-            raise DataError("the example holds a tensor that is sparse or without values", fix="give a dense one")
+        if isinstance(value, Tensor) and value.is_meta:
+            raise DataError("the example holds a tensor without values", fix="give one that is not on meta")
     moved: Call = pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, call)
     return moved
 

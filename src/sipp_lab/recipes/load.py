@@ -33,6 +33,8 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
         values, where = {**_built_in(name_or_path), "name": name_or_path}, f"recipe {name_or_path!r}"
         return _checked(values, settings, where, code)
     path = Path(name_or_path)
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise OptionError("cannot be read as a recipe: it is not a file", where=path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

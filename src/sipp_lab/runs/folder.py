@@ -167,7 +167,7 @@ def read_records(folder: Path) -> list[Values]:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             records.append(json.loads(line))
         return records
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"is not whole (line {len(records) + 1}: {error})",
             where=path,

@@ -27,7 +27,7 @@ from sipp.inputs.restore import ONE_AT_A_TIME, copy_of
 from sipp.progress import progress_bar
 from sipp.repairing.data_split import DataSplit, error_on_test_points, merged_batches, split_data
 from sipp.repairing.polishing import polish
-from sipp.repairing.repair_options import LEARNING_RATE
+from sipp.repairing.repair_options import LEARNING_RATE, MOST_STEPS
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_seed, check_share, check_whole
 from sipp.results.display import listed
@@ -91,7 +91,7 @@ def channel_options(
         uniform=check_flag("uniform", uniform),
         multiple_of=check_whole("multiple_of", multiple_of, least=1),
         repair=check_flag("repair", repair),
-        steps=check_whole("steps", steps, least=0),
+        steps=check_whole("steps", steps, least=0, most=MOST_STEPS),
         exclude=exclude,
         seed=check_seed(seed),
         progress=check_flag("progress", progress),
