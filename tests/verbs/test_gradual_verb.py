@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.masking import hold_masks, masks_of
+from sipp.results.gradual import BEGIN, END, budget_at, cut_times
 from sipp.results.options import Method
 from sipp.scoring.methods import METHODS
-from sipp.results.gradual import BEGIN, END, budget_at, cut_times
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Any]:
