@@ -10,9 +10,16 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError
+from sipp.scoring import methods
 
 WRITES = ("gradual", "hold", "load")  # to the model that it is given
 MODES = {"inference": torch.inference_mode, "no_grad": torch.no_grad}
+
+
+@pytest.fixture(autouse=True)
+def methods_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered here is unknown to later tests of the process."""
+    monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))
 
 
 def tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:

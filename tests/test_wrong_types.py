@@ -16,6 +16,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.scoring import methods
 
 TYPED = (ModelError, DataError, OptionError)
 JUNK = {
@@ -57,6 +58,12 @@ JUNK = {
     "batches of mixed parts": [(torch.ones(6, 4), "labels", 3)],
     "batches of odd labels": [(torch.ones(6, 4), "labels")],
 }
+
+
+@pytest.fixture(autouse=True)
+def methods_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered here is unknown to later tests of the process."""
+    monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))
 
 
 def net() -> nn.Module:

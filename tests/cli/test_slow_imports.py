@@ -86,11 +86,6 @@ def test_every_file_of_a_command_is_in_the_list() -> None:
     assert files == {f"{name.replace('-', '_')}_command" for name in COMMANDS}
 
 
-def test_lists_of_recipes_and_studies_need_no_torch() -> None:
-    for found in called(["recipes"], ["study"]):
-        assert found & SLOW == set()
-
-
 def test_the_list_of_methods_needs_no_torch() -> None:
     assert (
         "sipp.scoring.methods" in (found := loaded("from sipp.scoring.methods import NAMES")) and found & SLOW == set()
