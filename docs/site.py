@@ -22,6 +22,7 @@ SHOWN = (
     "docs/**/*.png",
     "results/**/*.md",
     "results/**/*.png",
+    "benchmarks/LOG.md",
 )
 STUDY = "results/iterative-13-epochs"
 FRAME = "width: 100%; height: 85vh; border: 1px solid #8884"

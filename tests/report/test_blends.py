@@ -12,7 +12,7 @@ from shorter import narrow
 from torch import nn
 
 import sipp
-from sipp.verbs import gradual as little_by_little
+from sipp.results import gradual as little_by_little
 from sipp_lab.page import read_results, render
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import read_run

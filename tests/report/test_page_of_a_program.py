@@ -54,7 +54,7 @@ def test_several_networks_and_certificates(
     text = sipp.page(networks, claims[::-1], path=str(tmp_path / "page.html")).read_text()
     assert "Networks side by side" in text and "Sequential 1" in text and "Sequential 2" in text
     assert all(claim.sentence in text for claim in claims)
-    text = sipp.page({"mild": networks[0], "<b>bold": networks[1]}, path=tmp_path / "page.html").read_text()
+    text = sipp.page({"mild": networks[0], "<b>bold": networks[1]}, path=tmp_path / "named.html").read_text()
     assert "mild" in text and "&lt;b&gt;bold" in text and claims[0].sentence not in text
 
 
@@ -78,7 +78,7 @@ def test_what_is_refused(
 def test_networks_of_other_layers_are_not_drawn_as_one(networks: list[sipp.Pruned], tmp_path: Path) -> None:
     """A program does not say which network its networks come from, so those with the same layers are compared."""
     other = sipp.prune(nn.Sequential(nn.Linear(8, 5)), None, keep=0.5, method="magnitude")
-    alike = sipp.page({"a": networks[0], "b": networks[1]}, path=tmp_path / "page.html").read_text()
+    alike = sipp.page({"a": networks[0], "b": networks[1]}, path=tmp_path / "alike.html").read_text()
     apart = sipp.page({"a": networks[0], "b": other}, path=tmp_path / "page.html").read_text()
     said = "Not all networks were pruned from the same dense network"
     assert said not in alike and said in apart

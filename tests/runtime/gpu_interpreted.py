@@ -156,8 +156,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
 
 
-def compiled(model: nn.Module, args: tuple[object, ...]) -> Sparse:
-    return Sparse(partial(network.GpuNetwork, always=False), model, args, {})
+def compiled(model: nn.Module, args: tuple[object, ...], *, always: bool = False) -> Sparse:
+    return Sparse(partial(network.GpuNetwork, always=always), model, args, {})
 
 
 class Net(nn.Module):
@@ -284,6 +284,9 @@ def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = compiled(model, (x,))
     assert fast.latest.how.startswith(network.RECORDED) and not any(step.held for step in fast.steps)
     assert torch.equal(fast(x)["a"], model(x)["a"])
+    anyway = compiled(model, (x,), always=True)
+    assert anyway.latest.how.startswith(network.BY_STEPS) and not anyway.latest.is_dense
+    torch.testing.assert_close(anyway(x)["a"], model(x)["a"], rtol=1e-5, atol=1e-6)
     for room in (linear, plan):
         monkeypatch.setattr(room, "time_kernel", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
     slow = compiled(model, (x,))

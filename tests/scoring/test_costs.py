@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,16 +267,29 @@ def n_operations(n_batches: int) -> int:
     return operations.n
 
 
-def test_small_operations_do_not_grow_unseen() -> None:
-    """Each takes microseconds, and so many of them longer than the kernels. Nine are the network's own."""
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_small_operations_do_not_grow_unseen(set_threads: Callable[[int], None]) -> None:
+    """Each takes microseconds, and so many of them longer than the kernels. Nine are the network's own.
+
+    On one thread: each further one has ratios of its own, which are copied and joined.
+    """
+    set_threads(1)
     n_operations(1)  # places that are looked at are kept
     first, second = n_operations(1), n_operations(2)
     assert second - first == 64  # of a further batch, for two weights
     assert first == 290  # with the map, and all that is done once
 
 
-def test_a_score_leaves_nothing_to_the_garbage_collector() -> None:
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_a_score_leaves_nothing_to_the_garbage_collector(n_threads: int, set_threads: Callable[[int], None]) -> None:
     """Hooks that refer to each other would stay, with what they saw, until it runs; and it would run more often."""
+    set_threads(n_threads)
     model, batches = network(), list(images().split(BATCH))
     sipp.sensitivity(model, batches, progress=False)
     gc.collect()

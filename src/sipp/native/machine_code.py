@@ -11,6 +11,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -119,7 +120,13 @@ def argument_list(code: MachineCode, numbers: Mapping[str, int]) -> Any:
     """Packs the arguments for `run`; TypeError if the names do not match."""
     if tuple(numbers) != code.names:
         raise TypeError(f"this code takes {code.names}, not {tuple(numbers)}")
-    return (ctypes.c_int64 * (_HEAD + len(numbers)))(0, 0, *numbers.values())
+    return _array_of(_HEAD + len(numbers))(0, 0, *numbers.values())
+
+
+@lru_cache(maxsize=64)
+def _array_of(n_numbers: int) -> Any:
+    """The type of arrays of so many numbers. ctypes drops one that is not in use, and leaves cycles behind."""
+    return ctypes.c_int64 * n_numbers
 
 
 def bits_of(value: float) -> int:

@@ -33,7 +33,7 @@ from sipp.results.batches import Batch, WeightUse
 from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
 from sipp.results.options import Reduce
 from sipp.results.ranking import LayerSensitivities, Weight, to_rows
-from sipp.scoring.kernels.protocol import KernelFunctions, Signs
+from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 from sipp.scoring.running_norms import RunningNorms
 
 FLOAT_BYTES = 4
@@ -248,7 +248,7 @@ class RunningSensitivities:
 
     def _by_maxima(self, part: _Part) -> Tensor:
         """Raises the largest ratios, chunk by chunk; those in float64 become sensitivities at once, to save memory."""
-        max_chunk, key, squares = self._kernel(part).max_chunk, self._key(part), dict[int, Tensor]()
+        max_chunk, key, squares = self._kernel(part).max_chunk, self._key(part), list[tuple[slice, Tensor]]()
         assert max_chunk is not None
         weight_GRK, factors_GR = self._operands(part)
         for points, patches_GKP, occurs in self._chunks(part):
@@ -260,12 +260,12 @@ class RunningSensitivities:
                 self._raise_ratios(part.rows, best_GRK, weight_GRK)
             else:
                 self.ratios[key] = best_GRK
-            _add_squares(squares, points, found_QB)
-        return _of_all_points(squares)
+            squares.append((points, found_QB))
+        return _all_squares(squares, part)
 
     def _by_sums(self, part: _Part) -> Tensor:
         """Sums the ratios of points over their patches; they wait for other uses, or raise the sensitivities."""
-        sum_chunk, squares = self._kernel(part).sum_chunk, dict[int, Tensor]()
+        sum_chunk, squares = self._kernel(part).sum_chunk, list[tuple[slice, Tensor]]()
         weight_GRK, factors_GR = self._operands(part)
         shape = 2, part.n_points, *weight_GRK.flatten(0, 1).shape
         sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
@@ -273,12 +273,13 @@ class RunningSensitivities:
             n_points = points.stop - points.start
             ratios, found_QB = sum_chunk(patches_GKP, n_points, weight_GRK, factors_GR, occurs)
             sums_TBFK[:, points] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
-            _add_squares(squares, points, found_QB)
+            squares.append((points, found_QB))
+        squares_QB = _all_squares(squares, part)
         if self.sums_TBFK is not None:
             self.sums_TBFK[:, part.points, part.rows] += sums_TBFK
         else:
             self._raise_to_means(sums_TBFK, part.counts_B[:, None].to(sums_TBFK.device), part.rows)
-        return _of_all_points(squares)
+        return squares_QB
 
     def _chunks(self, part: _Part) -> Iterator[tuple[slice, Tensor, Signs]]:
         """The points of a part in pieces of bounded size: which of its points, their patches, the signs of these."""
@@ -383,16 +384,14 @@ class RunningSensitivities:
         return FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
 
 
-def _add_squares(squares: dict[int, Tensor], points: slice, found_QB: Tensor) -> None:
-    """Adds the squares of norms of some points, by the first of them; a large point comes in several pieces."""
-    known_QB = squares.get(points.start)
-    squares[points.start] = found_QB if known_QB is None else known_QB + found_QB
-
-
-def _of_all_points(squares: dict[int, Tensor]) -> Tensor:
-    """The squares of norms, Q x B, without an operation if one piece holds all points."""
-    first, *others = squares.values()
-    return torch.cat((first, *others), dim=1) if others else first
+def _all_squares(squares: list[tuple[slice, Tensor]], part: _Part) -> Tensor:
+    """The squares of norms that the chunks of a part gave, Q x B: of a point in several chunks their sum."""
+    if len(squares) == 1:
+        return squares[0][1]
+    squares_QB = torch.zeros(N_SQUARES, part.n_points, dtype=BOUND_DTYPE, device=part.use.windows.device)
+    for points, found_QB in squares:
+        squares_QB[:, points] += found_QB
+    return squares_QB
 
 
 def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ A certificate needs no assumption on the networks, only that the holdout points 
 future inputs and were used neither for training nor for calibration. A hash of every point checks part of this; the
 record says what was not checked. Copies of a point are no evidence, so only distinct points count. A point is one index
 along dimension 0 of every input tensor. Its output must not depend on the other points of the batch, which is checked
-on the first, the largest and the last batch.
+on the first batch, and on the first with several points.
 
 Data (holdout, calibration): one tensor of points, a torch Dataset, or an iterable of batches; a batch is a tensor,
 (inputs, labels), or a dict of tensors passed as keywords, and inputs may itself be a tuple or a dict of tensors. The
