@@ -122,15 +122,19 @@ def folder_batches(
         num_workers=n_workers,
         pin_memory=torch.cuda.is_available(),
     )
-    n_done = 0
+    n_done, named = 0, None
     try:
         for images, labels in loader:
             yield images, labels
             n_done += len(labels)
         return
+    except DataError as error:
+        named = error.with_traceback(None)  # whose frames hold the loader's workers
     except (RuntimeError, OSError, EOFError) as error:  # which one depends on when the worker died
         failure = f"{type(error).__name__}: {error}"
     # Raised here, where nothing references the loader any more, so that torch cleans up the worker now.
+    if named is not None:
+        raise named
     raise DataError(
         f"a worker process failed while items {n_done} .. {min(n_done + batch_size, len(items)) - 1} of {len(items)} "
         f"were awaited: {failure}",
