@@ -11,6 +11,8 @@ from typing import Any
 
 from sipp.errors import DataError, ModelError
 
+TRIES = 3  # to read a file that others replace meanwhile
+
 
 def tensors_to_bytes(tensors: Mapping[str, object], metadata: dict[str, str] | None = None) -> bytes:
     """The bytes of a safetensors file with these tensors, tied ones under each name."""
@@ -41,8 +43,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors of a safetensors file, on the CPU, and its metadata."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"is not a whole safetensors file ({error})", where=path) from error
+    why: Exception | None = None
+    for _ in range(TRIES):
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except RuntimeError as error:  # it was replaced by a smaller file after its header was read
+            why = error
+        except (OSError, SafetensorError, ValueError) as error:
+            raise DataError(f"is not a whole safetensors file ({error})", where=path) from error
+    raise DataError(f"is not a whole safetensors file ({why})", where=path) from why
