@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 from common import table
-from safetensors.torch import load_file
-from safetensors.torch import save as dense_file
+from safetensors.torch import load_file, save as dense_file
 from torch import nn
 
 import sipp

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.certificates.measures import point_ratios
-from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.cutting import cut, cut_rows, prepare_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.results.binomial import upper_limit
 from sipp.results.options import PruneOptions
@@ -156,7 +156,7 @@ def cost_of_a_walk(net, calibration) -> None:  # type: ignore[no-untyped-def]
             uncut = prepare_rows(ranking, many_budgets=True)
             for level in range(1, N_LEVELS + 1):
                 budget = ranking.n_weights * level // (N_LEVELS + 1)
-                write_rows(sparse, ranking, sparse_rows(ranking, uncut, budget, seed=0)[0])
+                write_rows(sparse, ranking, cut_rows(ranking, uncut, budget, seed=0)[0])
 
         scored[method], once[method], walked[method] = score, prune_once, walk
     rankings: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from repair_split import splitting
 import sipp
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_network import repair_network
+from sipp.repairing.network import repair_network
 from sipp.repairing.repair_options import PEERS, RepairOptions
 from sipp.results.pruned import Repaired
 

@@ -34,7 +34,7 @@ import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_network import repair_network
+from sipp.repairing.network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.results.numerics import device_of
 from sipp.results.options import RepairMethod, pattern_of

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from sipp.repairing import data_split, layer_fit, parts, repair_network, sums, walk
+from sipp.repairing import data_split, layer_fit, network as repair_network, parts, sums, walk
 from sipp.verbs import prune
 
 OTHER = "the rest"

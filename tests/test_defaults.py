@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.native import memory
-from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu import plain_loops
+from sipp.scoring.kernels.cpu import kernel as cpu, plain_loops
 from sipp.scoring.kernels.cpu.layout import MOST_WEIGHTS
 
 SOURCES = Path(sipp.__file__).parent

@@ -1,4 +1,7 @@
-"""Imports point only to the left: the one line of rooms in CONTRIBUTING.md, checked by an AST walk."""
+"""Imports point only to the left, and only to the doors of rooms: checked by an AST walk over src.
+
+The order is the one line of rooms in CONTRIBUTING.md. A door is what `sipp.doors` reads in a room's `__init__.py`.
+"""
 
 import ast
 import re
@@ -9,15 +12,20 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "sipp"
 
-DOORS = {"__init__.py", "__main__.py"}  # of the package and of the command line: they name what lies behind them
+OUTERMOST = {"__init__.py", "__main__.py"}  # of the package and of the command line: they name what lies behind them
 MOST_FILES_BESIDE = 8
 
 FILES = sorted(SOURCE.rglob("*.py"))
+LABORATORY = sorted((SOURCE.parent / "sipp_lab").rglob("*.py"))  # it uses doors as well
+ROOMS = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists())
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def rooms() -> list[str]:
     """The rooms from left to right, as CONTRIBUTING.md lists them."""
-    found = re.search(r"<!-- rooms -->\n\n    (.*)\n", (ROOT / "CONTRIBUTING.md").read_text())
+    found = re.search(r"<!-- rooms -->\n\n    (.*)\n", CONTRIBUTING)
     assert found is not None
     return found.group(1).split(" <- ")
 
@@ -44,7 +52,9 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_import_is_for_type_checkers_only(path: Path) -> None:
-    assert "TYPE_CHECKING" not in path.read_text()
+    """But those of a door, which are made when they are asked for."""
+    text = path.read_text()
+    assert "import TYPE_CHECKING" not in text or "else:\n    __getattr__, __dir__, __all__ = door(" in text
 
 
 def test_a_guarded_import_is_counted(tmp_path: Path) -> None:
@@ -70,7 +80,7 @@ def violations(order: list[str], room: str, imported: set[str]) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_to_the_left(path: Path) -> None:
     name = path.relative_to(SOURCE).as_posix()
-    if name not in DOORS:
+    if name not in OUTERMOST:
         assert not violations(rooms(), room_of(module_of(path)), imports(path))
 
 
@@ -88,6 +98,7 @@ def test_every_folder_is_a_room_and_every_room_a_folder() -> None:
 def test_no_module_imports_itself_by_a_detour() -> None:
     """At import time: what a function imports when it is called may point anywhere its room may look."""
     graph = {name: at_import(path) & MODULES.keys() for name, path in MODULES.items()}
+    assert "sipp.inputs.data" in graph["sipp.scoring.task"]
     done: set[str] = set()
 
     def walk(name: str, above: tuple[str, ...]) -> None:
@@ -108,11 +119,74 @@ def at_import(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(top):
         if isinstance(node, ast.ImportFrom) and node.module:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            behind = DOORS.get(node.module.removeprefix("sipp."), {})
+            inner = {behind.get(alias.name, f"{node.module}.{alias.name}") for alias in node.names}
             found |= inner & MODULES.keys() or {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found
+
+
+# --- doors ----------------------------------------------------------------------------------------------------------
+
+
+def door_of(path: Path) -> dict[str, str]:
+    """The names at the door in this `__init__.py`, each with the module it comes from."""
+    guarded = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
+    imports = [node for one in guarded for node in one.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+DOORS = {room: door_of(SOURCE / room / "__init__.py") for room in ROOMS}
+
+
+def taken(path: Path, own: str) -> set[tuple[str, str]]:
+    """Modules of other rooms and the names that a file imports from them."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    found = {(str(node.module), alias.name) for node in nodes for alias in node.names}
+    return {(module, name) for module, name in found if room_of(module) in ROOMS and room_of(module) != own}
+
+
+TAKEN = {
+    path: taken(path, room_of(module_of(path)) if path in FILES else "")
+    for path in [*FILES, *LABORATORY]
+    if path.parent != SOURCE
+}
+
+
+def past_doors(names: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those names that are taken from elsewhere than a door, or are not at it."""
+    return {(module, name) for module, name in names if name not in DOORS.get(module.removeprefix("sipp."), {})}
+
+
+@pytest.mark.parametrize("path", TAKEN, ids=lambda path: str(path.relative_to(SOURCE.parent)))
+def test_nobody_imports_past_a_door(path: Path) -> None:
+    assert not past_doors(TAKEN[path])
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]
+    assert not [alias.name for node in nodes for alias in node.names if alias.name.startswith("sipp.")]
+
+
+def test_an_import_past_a_door_is_caught(tmp_path: Path) -> None:
+    path = tmp_path / "past.py"
+    path.write_text("from sipp.inputs import Data, no_such\ndef late():\n    from sipp.inputs.data import Data\n")
+    assert past_doors(taken(path, "scoring")) == {("sipp.inputs", "no_such"), ("sipp.inputs.data", "Data")}
+    assert taken(path, "inputs") == set()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_name_at_a_door_is_used_by_others_and_is_no_module_by_chance(room: str) -> None:
+    """A name that a module of the room has too would be that module, once the module is imported."""
+    used = {name for names in TAKEN.values() for module, name in names if module == f"sipp.{room}"}
+    assert DOORS[room].keys() - used == set()
+    modules = {name for name, module in DOORS[room].items() if f"sipp.{room}.{name}" in MODULES}
+    assert {name for name in modules if DOORS[room][name] != f"sipp.{room}"} == set()
+
+
+def test_as_few_names_cross_as_documented() -> None:
+    said = re.search(r"(\d+) names are at doors, (\d+) of them in `results/`", CONTRIBUTING)
+    assert said is not None
+    counts = {room: len(names) for room, names in DOORS.items()}
+    assert (sum(counts.values()), counts["results"]) == (int(said.group(1)), int(said.group(2))), counts
 
 
 def test_few_files_lie_beside_the_folders() -> None:

@@ -12,8 +12,7 @@ from typing import Any, get_args
 
 import sipp
 from sipp.errors import OptionError
-from sipp.results.checking import nearest
-from sipp.results.options import Reduce
+from sipp.results import Reduce, nearest
 
 SEPARATOR = " "
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sipp.errors import OptionError
-from sipp.results.checking import nearest
+from sipp.results import nearest
 from sipp_lab.recipes import Recipe, recipe_of
 from sipp_lab.recipes.table import SHORT
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from oracles import assumption as oracle
-from oracles import sensitivity as patches_oracle
+from oracles import assumption as oracle, sensitivity as patches_oracle
 from oracles.sensitivity import f64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from one_layer import draws_for, eps_det, eps_rand, sparsify
-from oracles import bounds as oracle
-from oracles import budget as budget_oracle
+from oracles import bounds as oracle, budget as budget_oracle
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence

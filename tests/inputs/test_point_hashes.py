@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 import sipp
 from sipp.errors import DataError
 from sipp.inputs.data import as_batch, data_of, points_at
-from sipp.inputs.point_hashes import DIGITS, hash_of_points, point_hashes
+from sipp.inputs.hashes import DIGITS, hash_of_points, point_hashes
 from sipp.verbs.certify import certify
 
 N = 100

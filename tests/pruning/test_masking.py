@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import Hold, masks_of, release
-from sipp.pruning.masking import hold_masks as hold
+from sipp.pruning.masking import Hold, hold_masks as hold, masks_of, release
 
 Masks = dict[str, Tensor]
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], Optimizer]] = {

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.pruning import budgets
-from sipp.pruning.sampling import draw_fixed, draw_until
-from sipp.pruning.sampling import sparsify as sparsify_groups
+from sipp.pruning.sampling import draw_fixed, draw_until, sparsify as sparsify_groups
 from sipp.pruning.sparse_rows import DET, RAND, WHOLE, SparseRows
 from sipp.results.options import Draws
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.trace import trace
-from sipp.repairing import repair_network, walk
+from sipp.repairing import network as repair_network, walk
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.parts import parts_of

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles import joint as oracle
 from oracles.refit import conv_patches
 from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
@@ -21,13 +20,18 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import output_error
 from sipp.pruning.largest_scores import even_layers, obeys_pattern
-from sipp.repairing import data_split as data_split_module
-from sipp.repairing import layer_fit, layer_search, sums, walk
-from sipp.repairing import repair_network as repair_module
+from sipp.repairing import (
+    data_split as data_split_module,
+    layer_fit,
+    layer_search,
+    network as repair_module,
+    sums,
+    walk,
+)
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
 from sipp.repairing.layer_search import GROWTHS, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments, WeightMoments
-from sipp.repairing.repair_network import repair_network
+from sipp.repairing.network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.repairing.sparsegpt import sparsegpt
 from sipp.results import ranking as weights_module

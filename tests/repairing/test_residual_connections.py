@@ -13,7 +13,7 @@ from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.trace import trace
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_network import repair_network
+from sipp.repairing.network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.repairing.streams import reading, streams_in
 

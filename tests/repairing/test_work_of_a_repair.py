@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 import sipp
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_network import repair_network
+from sipp.repairing.network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.results.pruned import Repaired
 

@@ -18,7 +18,7 @@ from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
 from sipp.results.certificate import AccuracyCertificate
 from sipp.results.display import percent_up, points_up
-from sipp.results.evaluation import Evaluation, Measured
+from sipp.results.evaluation import AnyEvaluation, Evaluation
 from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
 from sipp.results.text_scores import TextScores
@@ -30,7 +30,7 @@ REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")
 ABOUT = {"dense_hash": "0" * 64, "pruned_hash": "0" * 64, "data_hash": "a" * 64, "inputs": "some inputs"}
 
 
-def record_of(measured: Measured) -> str:
+def record_of(measured: AnyEvaluation) -> str:
     """What `sipp eval --out` writes of it."""
     return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(measured), **ABOUT}))
 

@@ -6,16 +6,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles import binomial as oracle
 from scipy import stats
 
 from sipp.certificates.claims import certified_epsilon, first_failure, n_violations
 from sipp.errors import OptionError
 from sipp.report.numbers import rounded_up
-from sipp.results import binomial, display
-from sipp.results import certificate as records
+from sipp.results import binomial, certificate as records, display
 from sipp.results.jsonio import to_json
 
 shares = st.floats(0.001, 0.999)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sipp.errors import DataError
 from sipp.results.jsonio import NOT_JSON, from_json, to_json

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from results.test_results_shown import Page
 from shorter import narrow_resnets
 from torch import Tensor, nn

@@ -9,8 +9,7 @@ from functools import partial
 import faster_interpreter  # noqa: F401
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from triton.errors import TritonError
 

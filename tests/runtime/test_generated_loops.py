@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fresh_process import run_python
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import runtime as oracle
 
 from sipp.native.instructions import address_of, each, load, store, vector

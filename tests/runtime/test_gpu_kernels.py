@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from runtime import ptx_machine
 from torch import Tensor
 

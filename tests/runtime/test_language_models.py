@@ -16,7 +16,7 @@ from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.pruning.largest_scores import breaking_pattern
 from sipp.pruning.spared_rows import FEWEST_TOKENS
-from sipp.repairing import repair_network
+from sipp.repairing import network as repair_network
 from sipp.results.options import pattern_of
 from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda

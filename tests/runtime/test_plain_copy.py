@@ -11,7 +11,7 @@ from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.errors import ModelError
-from sipp.runtime.plain_copy import plain_copy
+from sipp.runtime.copying import plain_copy
 
 
 def net() -> nn.Sequential:

@@ -10,8 +10,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.scoring import baselines
-from sipp.scoring import wanda as wanda_score
+from sipp.scoring import baselines, wanda as wanda_score
 from sipp.scoring.task import task_of
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
-from sipp.inputs import point_hashes, recording
+from sipp.inputs import hashes, recording
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
 from sipp.inputs.trace import read_uses
 from sipp.results.batches import Batch, WeightUse
@@ -67,13 +67,13 @@ class Costs:
 
 @contextmanager
 def counted(model: nn.Module, monkeypatch: pytest.MonkeyPatch, points: Tensor) -> Iterator[Costs]:
-    costs, real = Costs(), point_hashes._rows
+    costs, real = Costs(), hashes._rows
 
     def rows(part: Any) -> list[bytes]:
         costs.n_hashed += len(part)
         return real(part)
 
-    monkeypatch.setattr(point_hashes, "_rows", rows)
+    monkeypatch.setattr(hashes, "_rows", rows)
     handle = model.register_forward_pre_hook(lambda module, args: costs.passes.append(len(args[0])))
     with _Copies(points.shape[1:]) as copies:
         yield costs

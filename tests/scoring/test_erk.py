@@ -3,8 +3,7 @@
 import math
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles import scores as oracle
 from torch import nn
 

@@ -4,8 +4,7 @@ import inspect
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles import scores as oracle
 from torch import Tensor, nn
 

@@ -8,8 +8,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles import binomial as oracle
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -11,7 +11,7 @@ from torch import nn
 import sipp
 from sipp.errors import OptionError
 from sipp.repairing.data_split import error_on_test_points, split_data
-from sipp.repairing.repair_network import repair_network
+from sipp.repairing.network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.results.options import RepairChoice
 from sipp.scoring.methods import METHODS

@@ -15,7 +15,7 @@ import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_network import repair_network
+from sipp.repairing.network import repair_network
 from sipp.repairing.repair_options import RepairOptions
 from sipp.results.options import PruneOptions
 from sipp.verbs import prune_on_disk as on_disk

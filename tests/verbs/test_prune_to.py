@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sipp
 from sipp.certificates import claims
 from sipp.errors import DataError, OptionError
-from sipp.pruning.cutting import cut, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.cutting import cut, cut_rows, prepare_rows, write_rows
 from sipp.pruning.ranking import rank
 from sipp.results import certificate as record
 from sipp.results.binomial import k_allowed
@@ -93,7 +93,7 @@ def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
     ranking = rank(task_of(net(), points(100, 1)), PruneOptions(method=method))
     prepared = prepare_rows(ranking, many_budgets=True)
     for budget in (300, 40, 170, 11, 40, 384):
-        rows, _ = sparse_rows(ranking, prepared, budget, seed=5)
+        rows, _ = cut_rows(ranking, prepared, budget, seed=5)
         walked = net()
         write_rows(walked, ranking, rows)
         alone = cut(ranking, budget, seed=5)

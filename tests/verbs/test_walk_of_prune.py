@@ -21,8 +21,9 @@ DRAWN = TEXT.partition("**The walk of `prune`**")[2].partition("## How to add so
 def calls(**options: Any) -> list[tuple[str, str]]:
     """All calls within one call of `prune`, in order: the files of caller ("" outside of the package) and called."""
     torch.manual_seed(0)
+    prune = sipp.prune
     net, points = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 10)), torch.rand(64, 20)
-    sipp.prune(net, points, keep=0.5, progress=False, **options)  # what is loaded and compiled once is no part of it
+    prune(net, points, keep=0.5, progress=False, **options)  # what is loaded and compiled once is no part of it
     found: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, arg: object) -> None:
@@ -32,7 +33,7 @@ def calls(**options: Any) -> list[tuple[str, str]]:
 
     sys.setprofile(note)
     try:
-        sipp.prune(net, points, keep=0.5, progress=False, **options)
+        prune(net, points, keep=0.5, progress=False, **options)
     finally:
         sys.setprofile(None)
     return found

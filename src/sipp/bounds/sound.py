@@ -28,15 +28,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sipp.bounds.operator_norms import ROUND_UP
 from sipp.bounds.rules import MOVEMENTS, RULES, Call, NoBound, Value
 from sipp.errors import DataError
-from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import AnyData, data_of, fresh, on_device, tensors_of_inputs, with_dtype
-from sipp.inputs.point_hashes import point_hashes
-from sipp.inputs.recording import THE_MODEL, VALUELESS, Watch
-from sipp.results.batches import Batch
-from sipp.results.bounds import MOST_SHARE, NetworkBound, coverage, no_bound
-from sipp.results.network_hash import tensors_hash
-from sipp.results.numerics import device_of
-from sipp.results.ranking import Sensitivities
+from sipp.inputs import (
+    THE_MODEL,
+    VALUELESS,
+    AnyData,
+    Watch,
+    data_of,
+    fresh,
+    on_device,
+    point_hashes,
+    run_batch,
+    scoring_mode,
+    tensors_of_inputs,
+    with_dtype,
+)
+from sipp.results import MOST_SHARE, Batch, NetworkBound, Sensitivities, coverage, device_of, no_bound, tensors_hash
 
 MEASURED = 1e-13  # of the output: the error of a distance that is measured in float64
 # Rounding depends on the order of sums, which differs between batches and machines: the measured error counts twice.

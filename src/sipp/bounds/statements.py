@@ -25,17 +25,25 @@ from torch import Tensor
 
 from sipp.bounds.assumption import floored, measure_constant
 from sipp.bounds.sound import sound_network_bound
-from sipp.inputs.data import AnyData
-from sipp.pruning.cutting import Cut, dead_rows
-from sipp.pruning.sparse_rows import RAND, STRATEGIES, eps_given
-from sipp.results.bounds import MOST_SHARE, Coverage, Guarantee, Measured, NetworkBound, coverage, layer_bound, no_bound
-from sipp.results.display import listed
-from sipp.results.numerics import BOUND_DTYPE
-from sipp.results.options import Mode
-from sipp.results.pruned import PrunedLayer
-from sipp.results.ranking import Ranking, Sensitivities
-from sipp.scoring.sensitivities import measure_sensitivities
-from sipp.scoring.task import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of
+from sipp.inputs import AnyData
+from sipp.pruning import RAND, STRATEGIES, Cut, dead_rows, eps_given
+from sipp.results import (
+    BOUND_DTYPE,
+    MOST_SHARE,
+    Coverage,
+    Guarantee,
+    Measured,
+    Mode,
+    NetworkBound,
+    PrunedLayer,
+    Ranking,
+    Sensitivities,
+    coverage,
+    layer_bound,
+    listed,
+    no_bound,
+)
+from sipp.scoring import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of, measure_sensitivities
 
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 

@@ -13,12 +13,23 @@ from torch import Tensor
 from sipp.certificates.evidence import MeasuredOutputs
 from sipp.certificates.measures import Labels, Outcomes, outcome_counts, outcomes_of, point_ratios
 from sipp.errors import DataError, OptionError
-from sipp.results.batches import Batch
-from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, Measure
-from sipp.results.checking import check_drop, check_number, check_share
-from sipp.results.display import exactly, percent
-from sipp.results.options import SHARE
+from sipp.results import (
+    SHARE,
+    AccuracyCertificate,
+    AnyCertificate,
+    Batch,
+    Certificate,
+    Measure,
+    check_drop,
+    check_number,
+    check_share,
+    drop_limit,
+    exactly,
+    holdout_needed,
+    k_allowed,
+    percent,
+    share_limit,
+)
 
 
 def n_violations(ratios_n: Tensor, epsilon: float) -> Tensor:

@@ -12,14 +12,9 @@ from torch import Tensor, nn
 from sipp.certificates.measures import MeasureFunction
 from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.capture import scoring_mode
-from sipp.inputs.data import Data, data_of
-from sipp.inputs.outputs import allowed_difference, why_dependent
-from sipp.inputs.point_hashes import hash_of_points, point_hashes
+from sipp.inputs import Data, allowed_difference, data_of, hash_of_points, point_hashes, scoring_mode, why_dependent
 from sipp.progress import progress_bar
-from sipp.results.batches import Batch
-from sipp.results.network_hash import model_hash
-from sipp.results.pruned_to import NetworkLike, SeenPoints, network_of, points_seen
+from sipp.results import Batch, NetworkLike, SeenPoints, model_hash, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # prefix for the name of an `output=` function, which a record cannot store

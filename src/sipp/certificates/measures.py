@@ -15,10 +15,8 @@ from torch import Tensor
 
 from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes, tokens_of
 from sipp.errors import DataError, ModelError
-from sipp.inputs.labels import Truth, truth_of
-from sipp.results.batches import Batch
-from sipp.results.certificate import Measure
-from sipp.results.numerics import BOUND_DTYPE
+from sipp.inputs import Truth, truth_of
+from sipp.results import BOUND_DTYPE, Batch, Measure
 
 Labels = Literal["auto", "use", "ignore"]
 MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point

@@ -13,10 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.capture import run_batch
-from sipp.inputs.data import fresh, on_device, points_at
-from sipp.inputs.outputs import allowed_difference
-from sipp.results.batches import Batch
+from sipp.inputs import allowed_difference, fresh, on_device, points_at, run_batch
+from sipp.results import Batch
 
 Output = int | str | Callable[[Any], Any] | None
 

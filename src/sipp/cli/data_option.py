@@ -15,8 +15,7 @@ from sipp.cli.data_sources import INPUTS, LABELS, Role, Source, find_source
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import N_SEQUENCES
 from sipp.cli.options import KINDS, InputOptions
-from sipp.results.display import labelled_line
-from sipp.results.options import Method
+from sipp.results import Method, labelled_line
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout

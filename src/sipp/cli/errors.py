@@ -18,8 +18,7 @@ from typing import Any
 import typer
 
 from sipp.errors import SippError
-from sipp.results.checking import SHARES
-from sipp.results.options import PruneOptions
+from sipp.results import SHARES, PruneOptions
 
 UNEXPECTED = 1
 WRONG_INPUT = 2

@@ -15,7 +15,7 @@ from torch import nn
 
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
-from sipp.results.display import listed
+from sipp.results import listed
 
 PREFIX, GGUF, CONFIG = "hf:", ".gguf", "config.json"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of them holds the vocabulary

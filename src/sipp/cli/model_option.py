@@ -18,10 +18,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.files import WEIGHTS_NAME, metadata_of
-from sipp.results.display import labelled_line, listed
-from sipp.results.options import NormStats
-from sipp.results.pruned_to import SeenPoints
-from sipp.results.stored import Report
+from sipp.results import NormStats, Report, SeenPoints, labelled_line, listed
 from sipp_lab.nets import NETS, build, n_classes_in
 from sipp_lab.own_code import call_user_code, import_named
 from sipp_lab.training.setup import Device, device_named

@@ -9,8 +9,7 @@ from typing import Any
 
 from sipp.cli.errors import naming_option
 from sipp.files import check_file, check_folder, refuse_input, seal, write_atomic
-from sipp.results.display import labelled_line
-from sipp.results.jsonio import to_json
+from sipp.results import labelled_line, to_json
 
 ANOTHER = "give another place"
 

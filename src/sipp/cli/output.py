@@ -12,8 +12,7 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
-from sipp.results.display import plain_table
-from sipp.results.jsonio import to_json
+from sipp.results import plain_table, to_json
 
 UNBOUNDED = 10_000  # columns for files and pipes, so that no name is wrapped
 

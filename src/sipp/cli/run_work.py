@@ -12,8 +12,14 @@ from typing import Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import (
+    BarColumn,
+    Progress as Bars,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from sipp.cli.options import RunOptions
@@ -21,13 +27,12 @@ from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.progress import QUIET_S, write_line
 from sipp.report import seconds
-from sipp.results.display import counted, plain_table
+from sipp.results import counted, plain_table
 from sipp_lab.parallel.on_ray import LOCAL, RayOptions
 from sipp_lab.parallel.processes import Processes, join_processes, leave_processes
 from sipp_lab.recipes import Recipe
 from sipp_lab.runs.planning import planned_run, total_of
-from sipp_lab.runs.running import FinishedRun, Progress
-from sipp_lab.runs.running import run as run_recipe
+from sipp_lab.runs.running import FinishedRun, Progress, run as run_recipe
 from sipp_lab.training.setup import device_named
 
 Record = dict[str, Any]

@@ -1,1 +1,106 @@
 """Checks data and models, and captures the patches that each weight meets."""
+
+from typing import TYPE_CHECKING
+
+from sipp.doors import door
+
+if TYPE_CHECKING:
+    from sipp.inputs.blocks import Blocks as Blocks, block_names as block_names, find_blocks as find_blocks
+    from sipp.inputs.capture import (
+        OnUse as OnUse,
+        depends_on_batch as depends_on_batch,
+        run_batch as run_batch,
+        scoring_mode as scoring_mode,
+    )
+    from sipp.inputs.data import (
+        FEWEST_POINTS as FEWEST_POINTS,
+        HELD_BACK_SHARE as HELD_BACK_SHARE,
+        AnyData as AnyData,
+        Data as Data,
+        as_given as as_given,
+        concatenated as concatenated,
+        data_of as data_of,
+        fresh as fresh,
+        is_tokens as is_tokens,
+        on_device as on_device,
+        points_at as points_at,
+        points_per_batch as points_per_batch,
+        tensors_of_inputs as tensors_of_inputs,
+        with_dtype as with_dtype,
+    )
+    from sipp.inputs.hashes import (
+        hash_of_batch as hash_of_batch,
+        hash_of_points as hash_of_points,
+        point_hashes as point_hashes,
+    )
+    from sipp.inputs.labels import (
+        Truth as Truth,
+        cross_entropy as cross_entropy,
+        truth_of as truth_of,
+        why_not_measured as why_not_measured,
+    )
+    from sipp.inputs.layers import (
+        PrunableLayer as PrunableLayer,
+        unwrap as unwrap,
+        warn_of_frozen as warn_of_frozen,
+    )
+    from sipp.inputs.layers.registry import find_prunable_layers as find_prunable_layers, lora_layers as lora_layers
+    from sipp.inputs.outputs import (
+        ORDER as ORDER,
+        OUTPUT_BYTES as OUTPUT_BYTES,
+        allowed_difference as allowed_difference,
+        dense_outputs as dense_outputs,
+        error_of as error_of,
+        is_same_alone as is_same_alone,
+        output_error as output_error,
+        output_norms as output_norms,
+        split_long_batches as split_long_batches,
+        squared_distance as squared_distance,
+        tensors_in as tensors_in,
+        why_dependent as why_dependent,
+    )
+    from sipp.inputs.patches import (
+        ValueRange as ValueRange,
+        copy_windows as copy_windows,
+        fan_in_of as fan_in_of,
+        n_groups_of as n_groups_of,
+        n_patches_of as n_patches_of,
+        n_positions_of as n_positions_of,
+        n_rows_of as n_rows_of,
+        patches_of as patches_of,
+        rows_of as rows_of,
+        split_windows as split_windows,
+        start_value_range as start_value_range,
+        to_device as to_device,
+        to_score_dtype as to_score_dtype,
+        with_padding_zeroed as with_padding_zeroed,
+    )
+    from sipp.inputs.recording import (
+        THE_MODEL as THE_MODEL,
+        VALUELESS as VALUELESS,
+        Operation as Operation,
+        Recording as Recording,
+        Ref as Ref,
+        Watch as Watch,
+        refs_in as refs_in,
+    )
+    from sipp.inputs.restore import (
+        ONE_AT_A_TIME as ONE_AT_A_TIME,
+        StopForward as StopForward,
+        check_can_be_written as check_can_be_written,
+        copy_of as copy_of,
+        replaced_forwards as replaced_forwards,
+        restoring as restoring,
+        turn_off_caches as turn_off_caches,
+    )
+    from sipp.inputs.structure import NOWHERE as NOWHERE, Place as Place, output_weight as output_weight
+    from sipp.inputs.trace import (
+        Maps as Maps,
+        ModelMap as ModelMap,
+        map_for as map_for,
+        read_uses as read_uses,
+        record as record,
+        trace_layers as trace_layers,
+    )
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

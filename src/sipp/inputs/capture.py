@@ -27,10 +27,7 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches, with_padding_zeroed
 from sipp.inputs.recording import Operands, Recorder, Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, restoring, without_caches
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import is_out_of_memory
-from sipp.results.options import NormStats
-from sipp.results.ranking import Weight
+from sipp.results import Batch, NormStats, Weight, WeightUse, is_out_of_memory
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is zeroed

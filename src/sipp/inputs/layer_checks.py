@@ -19,9 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer, by_point
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_positions_of
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import exact_matmul, places_of
-from sipp.results.ranking import Weight, to_rows
+from sipp.results import Batch, Weight, WeightUse, exact_matmul, places_of, to_rows
 
 _log = logging.getLogger("sipp")
 

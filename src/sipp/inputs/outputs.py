@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh, is_tokens, points_at, tensors_of_inputs
 from sipp.inputs.layer_checks import every_tensor, finite_or_zero
-from sipp.results.batches import Batch
-from sipp.results.numerics import BOUND_DTYPE, device_of, for_device, integers
-from sipp.results.options import NormStats
+from sipp.results import BOUND_DTYPE, Batch, NormStats, device_of, for_device, integers
 
 AT_ONCE = 1 << 22  # numbers that are compared at once, in float64: logits of long sequences would fill a GPU
 

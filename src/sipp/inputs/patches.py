@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE
-from sipp.results.ranking import Weight
+from sipp.results import BOUND_DTYPE, SCORE_DTYPE, Batch, Weight, WeightUse
 
 LARGEST_EXPONENT = 1023  # of a finite float64
 SIGNS_T1 = np.array([[1.0], [-1.0]])  # t of activations

@@ -14,7 +14,7 @@ from torch import nn
 
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.recording import THE_MODEL, ModuleCall, Operation, Recording, Ref
-from sipp.results.repair import Intercept
+from sipp.results import Intercept
 
 BATCH_NORMS = frozenset(
     (

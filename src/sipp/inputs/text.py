@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp.results.checking import check_flag, check_path, check_seed, check_whole
+from sipp.results import check_flag, check_path, check_seed, check_whole
 
 LENGTH = 2048  # tokens per sequence, as usual for calibration and perplexity of language models
 PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")

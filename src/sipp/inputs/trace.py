@@ -32,10 +32,7 @@ from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import distinct_values, rows_of, together
 from sipp.inputs.recording import Operands, Recorder, Recording, refs_in
 from sipp.inputs.structure import Place, Sum, norm_behind, output_of, places_in, sums_in, why_no_chain
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import device_of, integers, same_tensor
-from sipp.results.options import NormStats, Selector
-from sipp.results.ranking import Weight
+from sipp.results import Batch, NormStats, Selector, Weight, WeightUse, device_of, integers, same_tensor
 
 N_RUN = 3  # inputs
 MOST_COMPARED = 1 << 14  # values of an input that are compared in one use, evenly spaced: they show as much as all

@@ -8,9 +8,8 @@ from typing import Any
 from sipp.extras import needed_for
 from sipp.files import write_atomic
 from sipp.integrations.masks import masks_to_hold, packed
-from sipp.pruning.given_masks import WithMasks, masks_in
-from sipp.pruning.masking import hold_masks, masks_of, release
-from sipp.storage.tensors import read_tensors, tensors_to_bytes
+from sipp.pruning import WithMasks, hold_masks, masks_in, masks_of, release
+from sipp.storage import read_tensors, tensors_to_bytes
 
 with needed_for("holding masks in the HF Trainer"):
     from transformers import TrainerCallback

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from sipp.extras import needed_for
 from sipp.integrations.masks import masks_to_hold, packed
-from sipp.pruning.given_masks import WithMasks, masks_in
-from sipp.pruning.masking import hold_masks, release
+from sipp.pruning import WithMasks, hold_masks, masks_in, release
 
 with needed_for("holding masks in Lightning"):
     if "lightning.pytorch" in sys.modules:  # the same library under its other name, whose classes are others

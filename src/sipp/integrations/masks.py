@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.pruning.given_masks import masks_in
+from sipp.pruning import masks_in
 
 Masks = Mapping[str, Tensor]  # {parameter name: bool tensor}, True = kept
 

@@ -1,6 +1,8 @@
 """Flattens and rebuilds nested lists, tuples and dicts of tensors, by torch's own (private) functions."""
 
-from torch.utils._pytree import tree_flatten as tree_flatten
-from torch.utils._pytree import tree_leaves as tree_leaves
-from torch.utils._pytree import tree_map as tree_map
-from torch.utils._pytree import tree_unflatten as tree_unflatten
+from torch.utils._pytree import (
+    tree_flatten as tree_flatten,
+    tree_leaves as tree_leaves,
+    tree_map as tree_map,
+    tree_unflatten as tree_unflatten,
+)

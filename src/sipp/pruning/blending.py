@@ -20,16 +20,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.data import Data
-from sipp.inputs.outputs import dense_outputs, error_of, split_long_batches
-from sipp.inputs.restore import copy_of
-from sipp.results.blend import LOST, MAGNITUDE_NOISE, NOISE, BlendChoice, BlendTrial
-from sipp.results.numerics import SCORE_DTYPE, device_of
-from sipp.results.options import Reduce
-from sipp.results.ranking import BlendInputs, Sensitivities, Weight, from_rows, to_rows
-from sipp.scoring.lamp import shares_of
-from sipp.scoring.task import ScoringTask
-from sipp.scoring.wanda import wanda
+from sipp.inputs import Data, copy_of, dense_outputs, error_of, split_long_batches
+from sipp.results import (
+    LOST,
+    MAGNITUDE_NOISE,
+    NOISE,
+    SCORE_DTYPE,
+    BlendChoice,
+    BlendInputs,
+    BlendTrial,
+    Reduce,
+    Sensitivities,
+    Weight,
+    device_of,
+    from_rows,
+    to_rows,
+)
+from sipp.scoring import ScoringTask, method_of, score_of, shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
 UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
@@ -49,7 +56,7 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_ba
             by_reduce["mean"] = tuple(means)
     wanda_scores: tuple[Tensor, ...] | None = None
     if task.scoring.norm_stats != "batch":
-        by_name = wanda(task)
+        by_name = score_of(method_of("wanda"))(task)
         wanda_scores = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
         if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
             wanda_scores = tuple(score_FK.to(SCORE_DTYPE) for score_FK in wanda_scores)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.pruning.sparse_rows import row_chunks
-from sipp.results.options import Allocation
+from sipp.results import Allocation
 
 UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality
 MAX_DRAWS = 1e300  # an infinite N would claim an error of 0

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs.data import points_at
-from sipp.inputs.outputs import output_error
-from sipp.inputs.restore import copy_of
+from sipp.inputs import copy_of, output_error, points_at
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose_blend
 from sipp.pruning.budgets import AllocationProblem
@@ -29,15 +27,22 @@ from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampling import problem_of, sampled_rows
 from sipp.pruning.spared_rows import with_spared
 from sipp.pruning.sparse_rows import SparseRows, given_rows, masked_rows
-from sipp.results.blend import BlendChoice
-from sipp.results.checking import check_whole
-from sipp.results.network_hash import tensors_of
-from sipp.results.numerics import SCORE_DTYPE, budget_of
-from sipp.results.options import PruneOptions, pattern_of
-from sipp.results.pruned import OutputChange
-from sipp.results.ranking import BlendInputs, Ranking, Weight, from_rows, to_rows
-from sipp.scoring.methods import CutRule, method_of
-from sipp.scoring.task import ScoringTask
+from sipp.results import (
+    SCORE_DTYPE,
+    BlendChoice,
+    BlendInputs,
+    OutputChange,
+    PruneOptions,
+    Ranking,
+    Weight,
+    budget_of,
+    check_whole,
+    from_rows,
+    pattern_of,
+    tensors_of,
+    to_rows,
+)
+from sipp.scoring import CutRule, ScoringTask, method_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
 def cut(ranking: Ranking, budget: int, *, seed: int = 0, advance: Advance = nothing) -> Cut:
     """The network pruned to `budget` weights. The same ranking, budget and seed give the same bits."""
     prepared = prepare_rows(ranking)
-    rows, choice = sparse_rows(ranking, prepared, budget, seed=seed, advance=advance)
+    rows, choice = cut_rows(ranking, prepared, budget, seed=seed, advance=advance)
     model = copy_of(ranking.model)
     write_rows(model, ranking, rows)
     return Cut(
@@ -181,7 +186,7 @@ def _sensitivities(ranking: Ranking) -> Iterator[Tensor | None]:
         yield None if ranking.sensitivities is None else ranking.sensitivities.layers[i].sensitivity_FK.cpu()
 
 
-def sparse_rows(
+def cut_rows(
     ranking: Ranking, prepared: PreparedRows, budget: int, *, seed: int, advance: Advance = nothing
 ) -> tuple[list[SparseRows], BlendChoice | None]:
     """The sparse rows of every layer at this budget (T5, T6, T8-T10), and the choice of a blend (T20).

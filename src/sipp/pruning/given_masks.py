@@ -5,12 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.layers.registry import find_prunable_layers
-from sipp.results.gradual import Gradual
-from sipp.results.pruned import Pruned
-from sipp.results.pruned_to import NetworkLike, PrunedTo, record_of
-from sipp.results.saved_file import SavedFile
-from sipp.results.shrunk import Shrunk
+from sipp.inputs import find_prunable_layers
+from sipp.results import Gradual, NetworkLike, Pruned, PrunedTo, SavedFile, Shrunk, record_of
 
 WithMasks = NetworkLike | Gradual | SavedFile  # what `hold` takes its masks from
 

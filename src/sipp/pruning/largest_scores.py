@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sipp.errors import DataError, OptionError
-from sipp.native.threads import run_parallel
+from sipp.native import run_parallel
 from sipp.pruning.sparse_rows import row_chunks
-from sipp.results.numerics import BOUND_DTYPE
-from sipp.results.options import Pattern
+from sipp.results import BOUND_DTYPE, Pattern
 
 
 def largest(scores: Sequence[Tensor], budget: int, *, ascending: np.ndarray | None = None) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sipp.errors import ModelError
-from sipp.inputs.layers.registry import lora_layers
+from sipp.inputs import lora_layers
 
 HOLD_STATE = "_sipp_hold"  # key in the __dict__ of a module whose weights are held (`masking.py`)
 WEIGHT, BIAS = "weight", "bias"

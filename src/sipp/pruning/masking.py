@@ -44,12 +44,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.restore import check_can_be_written
+from sipp.inputs import check_can_be_written
 from sipp.pruning.given_masks import WithMasks, masks_in
-from sipp.pruning.lora import HOLD_STATE as STATE
-from sipp.pruning.lora import check_lora, mask_lora, merge_lora
+from sipp.pruning.lora import HOLD_STATE as STATE, check_lora, mask_lora, merge_lora
 from sipp.pruning.torch_masks import fold_torch_masks
-from sipp.results.network_hash import WRAPPERS, canonical
+from sipp.results import WRAPPERS, canonical
 
 LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts into a name
 N_NEAREST = 3  # names suggested for an unknown one

@@ -23,9 +23,8 @@ from sipp.pruning.budgets import (
 )
 from sipp.pruning.largest_scores import best_in_each_row, largest_in_rows, minimum_of_layers
 from sipp.pruning.sparse_rows import DET, RAND, WHOLE, SparseRows, row_chunks, with_restored
-from sipp.results.options import Draws
-from sipp.results.ranking import Ranking
-from sipp.scoring.methods import method_of
+from sipp.results import Draws, Ranking
+from sipp.scoring import method_of
 
 EMPTY_GROUP_EPS = 1.0  # a group without weights gives 0 in its quadrants, and |0 - z| = z
 _DRAW_SLACK = 1e-9  # N(m) has rounding errors: a whole number (N(1) = 1) must not be floored to the one below

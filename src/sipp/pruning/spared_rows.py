@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import warn_caller
-from sipp.inputs.patches import n_patches_of, rows_of
+from sipp.inputs import n_patches_of, rows_of
 from sipp.pruning.sparse_rows import WHOLE, SparseRows, with_restored
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.ranking import Ranking, Weight, from_rows
-from sipp.scoring.task import ScoringTask, each_use
+from sipp.results import Batch, Ranking, Weight, WeightUse, from_rows
+from sipp.scoring import ScoringTask, each_use
 
 FEWEST_TOKENS = 32  # an expert that saw fewer is not pruned
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE
+from sipp.results import BOUND_DTYPE
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sipp.pruning.largest_scores import even_layers, largest, largest_above_floor
+from sipp.pruning import even_layers, largest, largest_above_floor
 from sipp.repairing.walk import Masks, NetworkTask
-from sipp.results.numerics import SCORE_DTYPE
-from sipp.results.ranking import Weight, from_rows, to_rows
-from sipp.results.repair import Budgets
+from sipp.results import SCORE_DTYPE, Budgets, Weight, from_rows, to_rows
 
 SAME_BUDGET = 0.01  # relative: closer budgets count as the same, and the first masks stay
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE
+from sipp.results import BOUND_DTYPE, SCORE_DTYPE
 
 RIDGE = 0.01  # of the mean square of an input
 

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.data import (
+from sipp.inputs import (
     AnyData,
     concatenated,
     data_of,
     fresh,
     is_tokens,
+    output_error,
+    point_hashes,
     points_at,
     points_per_batch,
     tensors_of_inputs,
 )
-from sipp.inputs.outputs import output_error
-from sipp.inputs.point_hashes import point_hashes
-from sipp.results.batches import Batch
-from sipp.results.numerics import SCORE_DTYPE, device_of, integers
+from sipp.results import SCORE_DTYPE, Batch, device_of, integers
 
 # Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
 # class in turn, must not lose one class. Half of these are for validation: they choose the ridges, leave layers alone

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.structure import NOWHERE, Place
+from sipp.inputs import NOWHERE, Place
 from sipp.repairing.layer_search import (
     ALPS_GROWTHS,
     DAMPING,
@@ -28,10 +28,17 @@ from sipp.repairing.moments import Moments, RowBlock, WeightMoments, slice_of, s
 from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
-from sipp.results.numerics import BOUND_DTYPE, exact_matmul
-from sipp.results.options import Pattern, RepairMethod
-from sipp.results.ranking import Weight, from_rows, to_rows
-from sipp.results.repair import FittedLayer, MaskOrigin
+from sipp.results import (
+    BOUND_DTYPE,
+    FittedLayer,
+    MaskOrigin,
+    Pattern,
+    RepairMethod,
+    Weight,
+    exact_matmul,
+    from_rows,
+    to_rows,
+)
 
 RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
 N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved

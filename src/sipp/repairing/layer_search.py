@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sipp.repairing.solving import cholesky_or_nan, scaled_system
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE
-from sipp.results.options import Pattern
+from sipp.results import BOUND_DTYPE, SCORE_DTYPE, Pattern
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights, because the sums come from a sample
 FIRST_RHO = 0.3

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE
+from sipp.results import BOUND_DTYPE, SCORE_DTYPE
 
 FAR = 16.0  # standard deviations: a mean closer to 0 costs float32 at most two of seven digits, and is not subtracted
 TELLING = 8  # the fewest patches that show how far from 0 the inputs lie

@@ -17,14 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from sipp.inputs.capture import OnUse
-from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.recording import Recording, refs_in
-from sipp.inputs.restore import StopForward, replaced_forwards
-from sipp.inputs.trace import ModelMap, read_uses
-from sipp.results.batches import Batch
-from sipp.results.numerics import float32_products
-from sipp.results.ranking import Weight
+from sipp.inputs import ModelMap, OnUse, PrunableLayer, Recording, StopForward, read_uses, refs_in, replaced_forwards
+from sipp.results import Batch, Weight, float32_products
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the outputs of one network stay there if they take at most this
 

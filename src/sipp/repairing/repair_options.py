@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from sipp.errors import OptionError
-from sipp.results.options import ChunkBytes, Pattern, PeerMethod, RepairMethod
+from sipp.results import ChunkBytes, Pattern, PeerMethod, RepairMethod
 
 PEERS: tuple[PeerMethod, ...] = get_args(PeerMethod)  # methods of others, by their definitions
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, for_device
+from sipp.results import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, for_device
 
 SOLVE_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the systems that are solved at a time
 SCALE_BYTES = 8 << 20  # of the part of a float64 system that is scaled at a time

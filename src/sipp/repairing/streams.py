@@ -11,12 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.patches import with_padding_zeroed
-from sipp.inputs.recording import Operation, Ref, Watch
-from sipp.inputs.structure import output_weight
-from sipp.inputs.trace import ModelMap
-from sipp.results.batches import Batch, WeightUse
+from sipp.inputs import ModelMap, Operation, PrunableLayer, Ref, Watch, output_weight, with_padding_zeroed
+from sipp.results import Batch, WeightUse
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct nothing
 _ADDS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}

@@ -15,14 +15,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.patches import n_groups_of, n_patches_of, n_rows_of, rows_of, split_windows
-from sipp.inputs.restore import StopForward
+from sipp.inputs import StopForward, n_groups_of, n_patches_of, n_rows_of, rows_of, split_windows
 from sipp.repairing.moments import Moments, WeightMoments, gains_by_split, lie_far, squared
 from sipp.repairing.parts import Part, Side
 from sipp.repairing.streams import Stream, reading, stream_as_use
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, exact_matmul
-from sipp.results.ranking import Weight, to_rows
+from sipp.results import BOUND_DTYPE, SCORE_DTYPE, Batch, Weight, WeightUse, exact_matmul, to_rows
 
 NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled

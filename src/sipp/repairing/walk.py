@@ -21,20 +21,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.blocks import find_blocks
-from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.restore import copy_of
-from sipp.inputs.trace import ModelMap, trace_layers
-from sipp.native.memory import give_back_freed
+from sipp.inputs import ModelMap, PrunableLayer, copy_of, find_blocks, find_prunable_layers, trace_layers
+from sipp.native import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, parts_of
 from sipp.repairing.streams import Stream, streams_in
 from sipp.repairing.sums import Both, sums_of
-from sipp.results.batches import Batch
-from sipp.results.numerics import device_of
-from sipp.results.ranking import MOST_WEIGHTS_OF_SMALL, Weight
-from sipp.results.repair import FittedLayer
+from sipp.results import MOST_WEIGHTS_OF_SMALL, Batch, FittedLayer, Weight, device_of
 
 Masks = Mapping[str, Tensor]
 

@@ -12,9 +12,7 @@ from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.series import Curve, point_of
-from sipp.results.certificate import USELESS, Certificate, limit_words
-from sipp.results.display import percent_up
-from sipp.results.evaluation import Evaluation
+from sipp.results import USELESS, Certificate, Evaluation, limit_words, percent_up
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (

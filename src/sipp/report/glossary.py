@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sipp.report.palette import REPAIRED, SEPARATOR
-from sipp.scoring.methods import METHODS
+from sipp.scoring import METHODS
 
 MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's norm"
 WORDS = {

@@ -10,11 +10,18 @@ from sipp.errors import OptionError
 from sipp.files import check_file
 from sipp.report.rendering import network_articles, render, write_page
 from sipp.report.results import PrunedModel
-from sipp.results.certificate import AnyCertificate, check_certificate
-from sipp.results.checking import check_flag, check_path
-from sipp.results.pruned import Pruned
-from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
-from sipp.results.stored import read_report, report_values
+from sipp.results import (
+    AnyCertificate,
+    Pruned,
+    PrunedTo,
+    certificate_of,
+    check_certificate,
+    check_flag,
+    check_path,
+    read_report,
+    record_of,
+    report_values,
+)
 
 PruneResult = Pruned | PrunedTo
 Networks = PruneResult | Sequence[PruneResult] | Mapping[str, PruneResult]

@@ -12,8 +12,7 @@ from typing import Any
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, number, rounded_up
 from sipp.report.series import Curve, LayerRow
-from sipp.results.certificate import USELESS, AnyCertificate, Certificate
-from sipp.results.pruned import PrunedFacts
+from sipp.results import USELESS, AnyCertificate, Certificate, PrunedFacts
 
 DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
 LAYER_DIGITS = 5

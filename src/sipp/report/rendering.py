@@ -18,8 +18,8 @@ from sipp.report import palette
 from sipp.report.compare_networks import networks_article
 from sipp.report.contents import Article
 from sipp.report.glossary import WORDS, about_method
+from sipp.report.one_network import pruned_article
 from sipp.report.palette import Style
-from sipp.report.pruned_article import pruned_article
 from sipp.report.results import PrunedModel
 
 TEMPLATE = "template.html.j2"

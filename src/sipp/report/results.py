@@ -14,22 +14,30 @@ from typing import Any
 
 from sipp.files import RECORD_NAME, read_file, read_json
 from sipp.report.palette import REPAIRED, SEPARATOR
-from sipp.results import bench, certificate, evaluation
-from sipp.results.bench import Bench
-from sipp.results.certificate import AccuracyCertificate, AnyCertificate, Certificate, claims_on_one_holdout
-from sipp.results.evaluation import Evaluation, Measured
-from sipp.results.jsonio import from_json
-from sipp.results.pruned import PrunedFacts
-from sipp.results.stored import Identity
-from sipp.results.text_scores import TextScores
-from sipp.storage import pruned_folder
+from sipp.results import (
+    BENCH_KIND,
+    CERTIFICATE_KIND,
+    EVALUATION_KIND,
+    AccuracyCertificate,
+    AnyCertificate,
+    AnyEvaluation,
+    Bench,
+    Certificate,
+    Evaluation,
+    Identity,
+    PrunedFacts,
+    TextScores,
+    claims_on_one_holdout,
+    from_json,
+)
+from sipp.storage import is_pruned_folder, read_pruned
 
 MOST_BYTES = 1 << 24  # of a file beside a network
-Measurement = AnyCertificate | Measured | Bench  # of a network; a file in its folder
+Measurement = AnyCertificate | AnyEvaluation | Bench  # of a network; a file in its folder
 KINDS: dict[str, tuple[str, Any]] = {
-    certificate.KIND: ("a certificate", AnyCertificate),
-    evaluation.KIND: ("an evaluation", Measured),
-    bench.KIND: ("a benchmark", Bench),
+    CERTIFICATE_KIND: ("a certificate", AnyCertificate),
+    EVALUATION_KIND: ("an evaluation", AnyEvaluation),
+    BENCH_KIND: ("a benchmark", Bench),
 }
 
 
@@ -44,7 +52,7 @@ class PrunedModel:
     notes: tuple[str, ...] = ()  # warnings: what could not be checked
     bench: Bench | None = None  # size and speed, from `sipp bench`
     certificates: Mapping[str, AnyCertificate] = field(default_factory=dict)  # from `sipp certify --out`
-    evaluations: Mapping[str, Measured] = field(default_factory=dict)  # from `sipp eval --out`
+    evaluations: Mapping[str, AnyEvaluation] = field(default_factory=dict)  # from `sipp eval --out`
     folder: Path | None = None  # as given; None: from Python
 
     @property
@@ -113,12 +121,12 @@ def shared_holdout(models: Iterable[PrunedModel]) -> str:
 
 def is_pruned_result(folder: Path) -> bool:
     """Whether this is a folder of a pruned network, intact or not."""
-    return pruned_folder.is_pruned_folder(folder)
+    return is_pruned_folder(folder)
 
 
 def read_pruned_result(folder: Path) -> PrunedModel:
     """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
-    report = pruned_folder.read_pruned(folder)
+    report = read_pruned(folder)
     notes: tuple[str, ...] = (report.note,) if report.note else ()
     found: dict[str, Measurement] = {}
     for path in sorted(folder.glob("*.json")):
@@ -127,7 +135,7 @@ def read_pruned_result(folder: Path) -> PrunedModel:
         found |= {} if measured is None else {path.name: measured}
     benches = [measured for measured in found.values() if isinstance(measured, Bench)]
     claims = {name: claim for name, claim in found.items() if isinstance(claim, Certificate | AccuracyCertificate)}
-    evaluations = {name: measured for name, measured in found.items() if isinstance(measured, Measured)}
+    evaluations = {name: measured for name, measured in found.items() if isinstance(measured, AnyEvaluation)}
     name, last = folder.resolve().name, benches[-1] if benches else None
     return PrunedModel(name, report.pruned, report.identity, report.rest, notes, last, claims, evaluations, folder)
 
@@ -143,7 +151,7 @@ def _read_measurement(path: Path, identity: Identity) -> tuple[Measurement | Non
         what, schema = KINDS.get(kind, ("a record", None))
         if schema is None:
             return None, ""
-        measured = from_json(schema, values if kind == certificate.KIND else read_json(path), path)
+        measured = from_json(schema, values if kind == CERTIFICATE_KIND else read_json(path), path)
     except (OSError, ValueError, RecursionError):
         return None, f"{path.name} cannot be read as {what}."
     dense_hash = values.get("dense_hash", identity.dense_hash)

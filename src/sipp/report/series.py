@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
 
-from sipp.results.pruned import PrunedLayer
+from sipp.results import PrunedLayer
 
 
 @dataclass(frozen=True)

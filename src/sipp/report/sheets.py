@@ -11,7 +11,7 @@ from sipp.report.contents import Finding, Plot, Section, TableCell
 from sipp.report.numbers import Unit
 from sipp.report.palette import THIS
 from sipp.report.plots import bar_view, bars, cards_plot
-from sipp.results.sheet import Sheet, Table, number_in
+from sipp.results import Sheet, Table, number_in
 
 
 def sheet_section(topic: str, sheet: Sheet, ident: str) -> Section:

@@ -11,14 +11,18 @@ from typing import Any
 from sipp.report.contents import Finding, NextStep, SummaryTile
 from sipp.report.numbers import number
 from sipp.report.results import PrunedModel
-from sipp.results.certificate import (
+from sipp.results import (
     AccuracyCertificate,
     AnyCertificate,
     Certificate,
+    bytes_in_words,
     claim_about_tokens,
+    counted,
     limit_words,
+    percent,
+    percent_up,
+    points_up,
 )
-from sipp.results.display import bytes_in_words, counted, percent, percent_up, points_up
 
 UNKNOWN = "not measured"
 MUCH_LOST = 0.01  # of the accuracy

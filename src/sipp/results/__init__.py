@@ -1,1 +1,232 @@
 """Frozen records of results and options, how they print, and helpers that every folder uses."""
+
+from typing import TYPE_CHECKING
+
+from sipp.doors import door
+
+if TYPE_CHECKING:
+    from sipp.results.accuracy import Accuracy as Accuracy
+    from sipp.results.assumption import (
+        Assumption as Assumption,
+        LayerAssumption as LayerAssumption,
+        share_needed as share_needed,
+    )
+    from sipp.results.batches import Batch as Batch, WeightUse as WeightUse
+    from sipp.results.bench import (
+        BENCH_KIND as BENCH_KIND,
+        Bench as Bench,
+        BenchBytes as BenchBytes,
+        BenchRun as BenchRun,
+        BenchStep as BenchStep,
+    )
+    from sipp.results.binomial import (
+        drop_limit as drop_limit,
+        holdout_needed as holdout_needed,
+        k_allowed as k_allowed,
+        share_limit as share_limit,
+    )
+    from sipp.results.blend import (
+        LOST as LOST,
+        MAGNITUDE_NOISE as MAGNITUDE_NOISE,
+        NOISE as NOISE,
+        BlendChoice as BlendChoice,
+        BlendTrial as BlendTrial,
+    )
+    from sipp.results.bounds import (
+        MOST_SHARE as MOST_SHARE,
+        Coverage as Coverage,
+        Guarantee as Guarantee,
+        Measured as Measured,
+        NetworkBound as NetworkBound,
+        coverage as coverage,
+        layer_bound as layer_bound,
+        no_bound as no_bound,
+    )
+    from sipp.results.certificate import (
+        CERTIFICATE_KIND as CERTIFICATE_KIND,
+        USELESS as USELESS,
+        AccuracyCertificate as AccuracyCertificate,
+        AnyCertificate as AnyCertificate,
+        Certificate as Certificate,
+        Measure as Measure,
+        check_certificate as check_certificate,
+        claim_about_tokens as claim_about_tokens,
+        claims_on_one_holdout as claims_on_one_holdout,
+        limit_words as limit_words,
+    )
+    from sipp.results.checking import (
+        SHARES as SHARES,
+        check_choice as check_choice,
+        check_drop as check_drop,
+        check_flag as check_flag,
+        check_keep as check_keep,
+        check_number as check_number,
+        check_path as check_path,
+        check_record as check_record,
+        check_seed as check_seed,
+        check_share as check_share,
+        check_size as check_size,
+        check_whole as check_whole,
+        explain_unknown_options as explain_unknown_options,
+        method_here as method_here,
+        nearest as nearest,
+        problem_words as problem_words,
+    )
+    from sipp.results.comparison import Compared as Compared, Comparison as Comparison
+    from sipp.results.display import (
+        bytes_in_words as bytes_in_words,
+        counted as counted,
+        exactly as exactly,
+        labelled_line as labelled_line,
+        listed as listed,
+        percent as percent,
+        percent_up as percent_up,
+        plain_table as plain_table,
+        points_up as points_up,
+        size_words as size_words,
+    )
+    from sipp.results.evaluation import (
+        EVALUATION_KIND as EVALUATION_KIND,
+        AnyEvaluation as AnyEvaluation,
+        Evaluation as Evaluation,
+    )
+    from sipp.results.gradual import Gradual as Gradual, budget_at as budget_at, cut_times as cut_times
+    from sipp.results.jsonio import from_json as from_json, to_json as to_json
+    from sipp.results.network_hash import (
+        WRAPPERS as WRAPPERS,
+        buffers_hash as buffers_hash,
+        canonical as canonical,
+        class_name as class_name,
+        model_hash as model_hash,
+        raw_bytes as raw_bytes,
+        state_hash as state_hash,
+        tensors_hash as tensors_hash,
+        tensors_of as tensors_of,
+        with_buffers as with_buffers,
+    )
+    from sipp.results.numerics import (
+        BOUND_DTYPE as BOUND_DTYPE,
+        SCORE_DTYPE as SCORE_DTYPE,
+        UNDERFLOW_GUARD as UNDERFLOW_GUARD,
+        budget_of as budget_of,
+        current_device as current_device,
+        device_of as device_of,
+        exact_matmul as exact_matmul,
+        float32_products as float32_products,
+        for_device as for_device,
+        integers as integers,
+        inverse_or_zero as inverse_or_zero,
+        is_out_of_memory as is_out_of_memory,
+        places_of as places_of,
+        ratio_rounding as ratio_rounding,
+        same_tensor as same_tensor,
+    )
+    from sipp.results.options import (
+        C_CONSTANT as C_CONSTANT,
+        CONFIDENCE as CONFIDENCE,
+        DEFAULT_METHOD as DEFAULT_METHOD,
+        DELTA as DELTA,
+        K_CONSTANT as K_CONSTANT,
+        SHARE as SHARE,
+        Allocation as Allocation,
+        ChunkBytes as ChunkBytes,
+        CliOption as CliOption,
+        Draws as Draws,
+        Floor as Floor,
+        Group as Group,
+        Kernel as Kernel,
+        Loss as Loss,
+        Method as Method,
+        Mode as Mode,
+        NormStats as NormStats,
+        Pattern as Pattern,
+        PeerMethod as PeerMethod,
+        Precision as Precision,
+        PruneOptions as PruneOptions,
+        Reduce as Reduce,
+        RepairChoice as RepairChoice,
+        RepairMethod as RepairMethod,
+        Score as Score,
+        Scoring as Scoring,
+        Selector as Selector,
+        check_repair as check_repair,
+        method_name as method_name,
+        pattern_of as pattern_of,
+        repairs_asked as repairs_asked,
+    )
+    from sipp.results.pruned import (
+        OutputChange as OutputChange,
+        Pruned as Pruned,
+        PrunedFacts as PrunedFacts,
+        PrunedLayer as PrunedLayer,
+        Repaired as Repaired,
+        pruned_sheet as pruned_sheet,
+        regrown_weight as regrown_weight,
+        up_to_date as up_to_date,
+        without_statements as without_statements,
+    )
+    from sipp.results.pruned_on_disk import BlockWeight as BlockWeight, PrunedOnDisk as PrunedOnDisk
+    from sipp.results.pruned_to import (
+        Level as Level,
+        NetworkLike as NetworkLike,
+        PrunedTo as PrunedTo,
+        SeenPoints as SeenPoints,
+        certificate_of as certificate_of,
+        network_of as network_of,
+        points_seen as points_seen,
+        pruned_or_module as pruned_or_module,
+        record_of as record_of,
+    )
+    from sipp.results.ranking import (
+        MOST_WEIGHTS_OF_SMALL as MOST_WEIGHTS_OF_SMALL,
+        BlendInputs as BlendInputs,
+        DrawUnit as DrawUnit,
+        LayerSensitivities as LayerSensitivities,
+        Ranking as Ranking,
+        Sensitivities as Sensitivities,
+        Weight as Weight,
+        from_rows as from_rows,
+        is_like_a_language_model as is_like_a_language_model,
+        to_rows as to_rows,
+    )
+    from sipp.results.repair import (
+        Budgets as Budgets,
+        FittedLayer as FittedLayer,
+        Intercept as Intercept,
+        MaskOrigin as MaskOrigin,
+        Polish as Polish,
+        Repair as Repair,
+    )
+    from sipp.results.saved_file import (
+        SCALE_BYTES as SCALE_BYTES,
+        About as About,
+        PositionKind as PositionKind,
+        Rounding as Rounding,
+        SavedFile as SavedFile,
+        StoredStatements as StoredStatements,
+        StoredTensor as StoredTensor,
+    )
+    from sipp.results.sheet import (
+        Sheet as Sheet,
+        Table as Table,
+        number_in as number_in,
+        sheet_text as sheet_text,
+        shown as shown,
+    )
+    from sipp.results.shrunk import (
+        ChannelsLeft as ChannelsLeft,
+        Chosen as Chosen,
+        Counted as Counted,
+        Shrunk as Shrunk,
+        ShrunkLayer as ShrunkLayer,
+    )
+    from sipp.results.speed import speed_of as speed_of, speed_words as speed_words
+    from sipp.results.stored import (
+        Identity as Identity,
+        Report as Report,
+        read_report as read_report,
+        report_values as report_values,
+    )
+    from sipp.results.text_scores import TextScores as TextScores
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -8,7 +8,7 @@ from sipp.results.display import bytes_in_words, counted, size_headline, size_wo
 from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.speed import Speed, speed_headline, speed_words
 
-KIND = "file bench"
+BENCH_KIND = "file bench"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_l
 from sipp.results.display import change_words, exactly, number_up, percent, percent_up, points_up
 from sipp.results.sheet import Sheet, Table, shown
 
-KIND = "certificate"  # of a file
+CERTIFICATE_KIND = "certificate"  # of a file
 USELESS = 1.0  # from this epsilon on, an output of zeros would be within it
 Measure = Literal["output", "kl", "next-token"]
 

@@ -9,7 +9,7 @@ from sipp.results.display import counted, percent_up
 from sipp.results.sheet import Sheet, shown
 from sipp.results.text_scores import TextScores
 
-KIND = "evaluation"
+EVALUATION_KIND = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -73,4 +73,4 @@ def _facts(measured: Evaluation) -> list[tuple[str, str]]:
     return facts
 
 
-Measured = Evaluation | TextScores  # what `sipp eval` writes
+AnyEvaluation = Evaluation | TextScores  # what `sipp eval` writes

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.native.instructions import I32, constant, fused, vector
+from sipp.native import I32, constant, fused, vector
 
 ATEN = torch.ops.aten
 NONE = "none"

@@ -15,23 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import memory
-from sipp.native.instructions import (
+from sipp.native import (
     FLOAT_BYTES,
     I64,
+    LANES,
+    Arguments,
     address_of,
+    bits_of,
     constant,
     each,
     floats_on_heap,
     fused,
+    generate,
     load,
+    memory,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments, bits_of, generate
-from sipp.native.processor import LANES
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import Op

@@ -14,7 +14,7 @@ from torch import nn
 
 from sipp.errors import DataError, ModelError, warn_caller
 from sipp.native import pytree
-from sipp.results.speed import speed_of, speed_words
+from sipp.results import speed_of, speed_words
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
 from sipp.runtime.cpu_plan import CpuPlan, flat_inputs, make_plan

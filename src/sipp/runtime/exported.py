@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sipp.results.sheet import shown
+from sipp.results import shown
 
 Target = Literal["onnx", "hf"]
 

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.files import new_folder
-from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.results.checking import check_choice, check_path, check_size
-from sipp.results.network_hash import raw_bytes
-from sipp.results.pruned_to import NetworkLike, network_of
+from sipp.inputs import ONE_AT_A_TIME, turn_off_caches
+from sipp.results import NetworkLike, check_choice, check_path, check_size, network_of, raw_bytes
+from sipp.runtime.copying import plain_copy
 from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.exported import Exported
 from sipp.runtime.onnx_file import write_onnx
-from sipp.runtime.plain_copy import plain_copy
-from sipp.storage.block_by_block.sharded_weights import companion_files
+from sipp.storage import companion_files
 
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers

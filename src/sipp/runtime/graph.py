@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.restore import restoring
-from sipp.native import pytree
-from sipp.native.exporting import quiet_export
+from sipp.inputs import restoring
+from sipp.native import pytree, quiet_export
 from sipp.runtime.activations import NONE, activation_of
 
 ATEN = torch.ops.aten

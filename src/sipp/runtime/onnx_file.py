@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.extras import needed_for
 from sipp.files import write_atomic
-from sipp.native import pytree
-from sipp.native.exporting import quiet_export
+from sipp.native import pytree, quiet_export
 from sipp.runtime.examples import Call, cloned, output_difference
 from sipp.runtime.exported import Exported
 

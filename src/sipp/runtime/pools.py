@@ -7,23 +7,25 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sipp.native import memory
-from sipp.native.instructions import (
+from sipp.native import (
     F32,
     FLOAT_BYTES,
     I32,
     I64,
+    WIDE,
+    Arguments,
     address_of,
+    bits_of,
     constant,
     each,
+    generate,
     load,
+    memory,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments, bits_of, generate
-from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
 from sipp.runtime.layers import pair

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import memory
-from sipp.native.instructions import FLOAT_BYTES
+from sipp.native import FLOAT_BYTES, memory
 from sipp.runtime.buffers import Arena, Flag, token_buffer
 from sipp.runtime.layers import Layer, dense_step, faster_step
 from sipp.runtime.operands import (

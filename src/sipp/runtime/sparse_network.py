@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from sipp.errors import ModelError
-from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.results.checking import check_flag
-from sipp.results.pruned_to import NetworkLike, network_of
-from sipp.results.sheet import Sheet, shown
+from sipp.inputs import ONE_AT_A_TIME, turn_off_caches
+from sipp.results import NetworkLike, Sheet, check_flag, network_of, shown
+from sipp.runtime.copying import plain_copy, turn_off_fused_attention
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
 from sipp.runtime.gpu.network import GpuNetwork
-from sipp.runtime.plain_copy import plain_copy, turn_off_fused_attention
 from sipp.runtime.plan_cache import Compiled, PlanCache
 from sipp.runtime.steps import Step
 from sipp.runtime.table import steps_table, summary_labels

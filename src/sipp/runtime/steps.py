@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import pytree
-from sipp.native.machine_code import MachineCode, argument_list, run
+from sipp.native import MachineCode, argument_list, pytree, run
 from sipp.runtime.activations import BY_TORCH, NONE
 from sipp.runtime.graph import ATEN, Op, Ref
 

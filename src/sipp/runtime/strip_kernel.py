@@ -16,22 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from sipp.native.instructions import (
+from sipp.native import (
     FLOAT_BYTES,
     I16,
     I64,
+    LANES,
+    WIDE,
+    Arguments,
+    MachineCode,
     address_of,
     constant,
     each,
     fused,
+    generate,
     load,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments, MachineCode, generate
-from sipp.native.processor import LANES, WIDE
 from sipp.runtime.activations import activate
 
 LONGEST = 2**16 - 1  # largest step between two weights

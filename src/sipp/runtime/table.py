@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sipp.results.sheet import Table
+from sipp.results import Table
 from sipp.runtime.plan_cache import Compiled
 from sipp.runtime.steps import MS, Step
 

@@ -11,25 +11,28 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sipp.native import memory
-from sipp.native.instructions import (
+from sipp.native import (
     FLOAT_BYTES,
+    HAS_AVX2,
     I8,
     I16,
     I32,
     I64,
+    LANES,
+    WIDE,
+    Arguments,
     address_of,
     call,
     constant,
     each,
     fused,
+    generate,
     load,
+    memory,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments, generate
-from sipp.native.processor import HAS_AVX2, LANES, WIDE
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.layers import Layer, dense_step, faster_step

@@ -1,1 +1,37 @@
 """One score for every prunable weight: sensitivities (T1-T4) and the scores of other papers."""
+
+from typing import TYPE_CHECKING
+
+from sipp.doors import door
+
+if TYPE_CHECKING:
+    from sipp.scoring.lamp import shares_of as shares_of
+    from sipp.scoring.methods import (
+        METHODS as METHODS,
+        CutRule as CutRule,
+        MethodInfo as MethodInfo,
+        checked_method as checked_method,
+        method_of as method_of,
+        refuse_fitted as refuse_fitted,
+        repairs_of as repairs_of,
+        score_of as score_of,
+    )
+    from sipp.scoring.own import own_scores as own_scores
+    from sipp.scoring.running_sensitivities import unreached_error as unreached_error
+    from sipp.scoring.sensitivities import (
+        chunk_bytes_on as chunk_bytes_on,
+        measure_sensitivities as measure_sensitivities,
+        ratios_of as ratios_of,
+    )
+    from sipp.scoring.task import (
+        NETWORK_FACTOR as NETWORK_FACTOR,
+        PRUNE_FACTOR as PRUNE_FACTOR,
+        ScoringTask as ScoringTask,
+        calibration_needed as calibration_needed,
+        each_use as each_use,
+        factor_of as factor_of,
+        resolve_points as resolve_points,
+        task_of as task_of,
+    )
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

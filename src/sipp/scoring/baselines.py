@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.results.numerics import SCORE_DTYPE
+from sipp.results import SCORE_DTYPE
 from sipp.scoring.gradients import batch_loss, with_gradients
 from sipp.scoring.task import ScoringTask
 

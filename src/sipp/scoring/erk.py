@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE, integers
+from sipp.results import BOUND_DTYPE, integers
 from sipp.scoring.task import ScoringTask
 
 

@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sipp.errors import DataError
-from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import fresh
-from sipp.inputs.labels import cross_entropy
-from sipp.inputs.restore import check_can_be_written
-from sipp.results.batches import Batch
-from sipp.results.options import Loss
+from sipp.inputs import check_can_be_written, cross_entropy, fresh, run_batch, scoring_mode
+from sipp.results import Batch, Loss
 from sipp.scoring.task import ScoringTask
 
 

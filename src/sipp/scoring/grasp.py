@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.results.batches import Batch
-from sipp.results.numerics import BOUND_DTYPE
+from sipp.results import BOUND_DTYPE, Batch
 from sipp.scoring.gradients import batch_loss, twice_differentiable, with_gradients
 from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask

@@ -14,14 +14,15 @@ from importlib import import_module
 from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
-from sipp.results.checking import check_choice, method_here
-from sipp.results.options import (
+from sipp.results import (
     PeerMethod,
     PruneOptions,
     Reduce,
     RepairChoice,
     RepairMethod,
     Score,
+    check_choice,
+    method_here,
     method_name,
     repairs_asked,
 )

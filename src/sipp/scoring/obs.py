@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs.patches import fan_in_of, n_groups_of, n_rows_of, patches_of, split_windows
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import BOUND_DTYPE
-from sipp.results.ranking import Weight, from_rows, to_rows
+from sipp.inputs import fan_in_of, n_groups_of, n_rows_of, patches_of, split_windows
+from sipp.results import BOUND_DTYPE, Batch, Weight, WeightUse, from_rows, to_rows
 from sipp.scoring.task import ScoringTask, each_use
 
 CHUNK_BYTES = 32 << 20

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE
+from sipp.results import BOUND_DTYPE
 
 
 def ordinals(layers: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError, OptionError, SippError
-from sipp.results.numerics import BOUND_DTYPE
+from sipp.results import BOUND_DTYPE
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.methods import MethodInfo
 from sipp.scoring.ordinals import ordinals

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.patches import (
+from sipp.inputs import (
     ValueRange,
     n_groups_of,
     n_positions_of,
@@ -29,10 +29,19 @@ from sipp.inputs.patches import (
     to_device,
     to_score_dtype,
 )
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, UNDERFLOW_GUARD, exact_matmul, is_out_of_memory
-from sipp.results.options import Reduce
-from sipp.results.ranking import LayerSensitivities, Weight, to_rows
+from sipp.results import (
+    BOUND_DTYPE,
+    SCORE_DTYPE,
+    UNDERFLOW_GUARD,
+    Batch,
+    LayerSensitivities,
+    Reduce,
+    Weight,
+    WeightUse,
+    exact_matmul,
+    is_out_of_memory,
+    to_rows,
+)
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 from sipp.scoring.running_norms import RunningNorms
 

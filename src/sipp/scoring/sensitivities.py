@@ -17,18 +17,50 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.capture import OnUse, depends_on_batch, run_batch, scoring_mode
-from sipp.inputs.data import FEWEST_POINTS, AnyData, fresh, points_at
-from sipp.inputs.outputs import ORDER, allowed_difference, is_same_alone, output_norms, why_dependent
-from sipp.inputs.patches import ValueRange, copy_windows, start_value_range
-from sipp.inputs.point_hashes import hash_of_batch, point_hashes
-from sipp.inputs.trace import Maps, ModelMap, map_for, read_uses
+from sipp.inputs import (
+    FEWEST_POINTS,
+    ORDER,
+    AnyData,
+    Maps,
+    ModelMap,
+    OnUse,
+    ValueRange,
+    allowed_difference,
+    copy_windows,
+    depends_on_batch,
+    fresh,
+    hash_of_batch,
+    is_same_alone,
+    map_for,
+    output_norms,
+    point_hashes,
+    points_at,
+    read_uses,
+    run_batch,
+    scoring_mode,
+    start_value_range,
+    why_dependent,
+)
 from sipp.progress import progress_bar
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.checking import check_choice, check_flag
-from sipp.results.numerics import current_device, device_of, float32_products
-from sipp.results.options import DELTA, ChunkBytes, NormStats, Reduce, Scoring, Selector
-from sipp.results.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
+from sipp.results import (
+    DELTA,
+    Batch,
+    ChunkBytes,
+    LayerSensitivities,
+    NormStats,
+    Reduce,
+    Scoring,
+    Selector,
+    Sensitivities,
+    Weight,
+    WeightUse,
+    check_choice,
+    check_flag,
+    current_device,
+    device_of,
+    float32_products,
+    from_rows,
+)
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities

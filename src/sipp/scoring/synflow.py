@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.capture import run_batch
-from sipp.inputs.data import fresh, points_at
-from sipp.inputs.outputs import tensors_in
-from sipp.inputs.restore import copy_of
-from sipp.results.batches import Batch
-from sipp.results.numerics import BOUND_DTYPE, integers
+from sipp.inputs import copy_of, fresh, points_at, run_batch, tensors_in
+from sipp.results import BOUND_DTYPE, Batch, integers
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs.patches import fan_in_of, n_groups_of, n_rows_of, split_windows
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.numerics import BOUND_DTYPE, for_device
-from sipp.results.ranking import Weight, from_rows, to_rows
+from sipp.inputs import fan_in_of, n_groups_of, n_rows_of, split_windows
+from sipp.results import BOUND_DTYPE, Batch, Weight, WeightUse, for_device, from_rows, to_rows
 from sipp.scoring.task import ScoringTask, each_use
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sipp.results.saved_file import PositionKind
+from sipp.results import PositionKind
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # which may be sparse or rounded
 DTYPES: dict[str, torch.dtype] = {

@@ -26,9 +26,7 @@ from sipp.files import (
     seal,
     write_atomic,
 )
-from sipp.results.jsonio import to_json
-from sipp.results.network_hash import state_hash, with_buffers
-from sipp.results.stored import Report, read_report
+from sipp.results import Report, read_report, state_hash, to_json, with_buffers
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 NO_NETWORK = "The network is missing, so its record could not be checked against it."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.results.saved_file import Rounding
+from sipp.results import Rounding
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LEVELS = 127  # of int8, on either side of zero

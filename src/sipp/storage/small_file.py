@@ -25,18 +25,20 @@ from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError
 from sipp.files import CHANGED, sha256_of
-from sipp.results.certificate import AnyCertificate
-from sipp.results.jsonio import from_json, to_json
-from sipp.results.network_hash import state_hash, with_buffers
-from sipp.results.options import Precision
-from sipp.results.saved_file import (
+from sipp.results import (
     SCALE_BYTES,
     About,
+    AnyCertificate,
     PositionKind,
+    Precision,
     Rounding,
     SavedFile,
     StoredStatements,
     StoredTensor,
+    from_json,
+    state_hash,
+    to_json,
+    with_buffers,
 )
 from sipp.storage.coding import (
     DTYPES,

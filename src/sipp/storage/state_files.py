@@ -53,7 +53,7 @@ def remove_state(folder: Path, name: str) -> None:
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:
     """The SHA-256 of the bytes: of a bool, torch would hash the value alone."""
-    from sipp.results.network_hash import raw_bytes, state_hash
+    from sipp.results import raw_bytes, state_hash
 
     return state_hash({f"{name} {t.dtype} {tuple(t.shape)}": raw_bytes(t) for name, t in tensors.items()})
 

@@ -12,34 +12,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.measures import PointComparisons, compare_outputs
-from sipp.certificates.running import Output
+from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
 from sipp.errors import DataError, OptionError, warn_caller
-from sipp.inputs.data import AnyData, Data, as_given, data_of, points_at
-from sipp.inputs.labels import cross_entropy, truth_of, why_not_measured
-from sipp.inputs.point_hashes import point_hashes
+from sipp.inputs import (
+    AnyData,
+    Data,
+    as_given,
+    cross_entropy,
+    data_of,
+    point_hashes,
+    points_at,
+    truth_of,
+    why_not_measured,
+)
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import hold_back_points, needs_first_mask_only, rank
-from sipp.repairing.data_split import split_data
-from sipp.repairing.repair_network import repaired_cut
-from sipp.repairing.repair_options import RepairOptions
-from sipp.results.checking import check_flag, check_seed, explain_unknown_options
-from sipp.results.comparison import Compared, Comparison
-from sipp.results.numerics import budget_of, device_of
-from sipp.results.options import (
+from sipp.pruning import Cut, cut, dead_rows, hold_back_points, needs_first_mask_only, rank
+from sipp.repairing import RepairOptions, repaired_cut, split_data
+from sipp.results import (
     DELTA,
+    Compared,
+    Comparison,
     Method,
     PruneOptions,
+    Ranking,
     RepairChoice,
     Scoring,
     Selector,
+    budget_of,
+    check_flag,
     check_repair,
+    check_seed,
+    device_of,
+    explain_unknown_options,
 )
-from sipp.results.ranking import Ranking
-from sipp.scoring.methods import method_of, repairs_of
-from sipp.scoring.task import ScoringTask, resolve_points, task_of
+from sipp.scoring import ScoringTask, method_of, repairs_of, resolve_points, task_of
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda", "random")

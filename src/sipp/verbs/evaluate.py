@@ -7,14 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.measures import PointComparisons, compare_outputs
-from sipp.certificates.running import Output
-from sipp.inputs.labels import why_not_measured
-from sipp.results.accuracy import Accuracy
-from sipp.results.checking import check_flag
-from sipp.results.evaluation import Evaluation
-from sipp.results.pruned_to import NetworkLike, network_of
+from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
+from sipp.inputs import why_not_measured
+from sipp.results import Accuracy, Evaluation, NetworkLike, check_flag, network_of
 
 
 @torch.inference_mode(False)

@@ -6,11 +6,8 @@ from os import PathLike
 
 import torch
 
-from sipp.results.checking import check_path
-from sipp.results.saved_file import SavedFile
-from sipp.results.stored import Report
-from sipp.storage.pruned_folder import read_pruned
-from sipp.storage.small_file import decode, read_contents
+from sipp.results import Report, SavedFile, check_path
+from sipp.storage import decode, read_contents, read_pruned
 
 
 @torch.inference_mode(False)

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError, warn_caller
-from sipp.inputs.restore import check_can_be_written
-from sipp.results.checking import check_path
-from sipp.results.display import listed
-from sipp.results.network_hash import buffers_hash
-from sipp.results.saved_file import SavedFile
-from sipp.storage.small_file import cannot_take, decode, named_tensors, read_contents
+from sipp.inputs import check_can_be_written
+from sipp.results import SavedFile, buffers_hash, check_path, listed
+from sipp.storage import cannot_take, decode, named_tensors, read_contents
 
 OTHER_BUFFERS = (
     "buffers that are not part of a state_dict (persistent=False) have other values in `into` than in the saved "

@@ -12,19 +12,20 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.running import Output, check_model, model_output
-from sipp.certificates.tokens import check_token_logits, real_positions, token_changes, token_losses, tokens_of
+from sipp.certificates import (
+    Output,
+    check_model,
+    check_token_logits,
+    model_output,
+    real_positions,
+    token_changes,
+    token_losses,
+    tokens_of,
+)
 from sipp.errors import DataError, ModelError
-from sipp.inputs.capture import scoring_mode
-from sipp.inputs.data import AnyData, data_of, points_at
-from sipp.inputs.point_hashes import hash_of_points, point_hashes
+from sipp.inputs import AnyData, data_of, hash_of_points, point_hashes, points_at, scoring_mode
 from sipp.progress import progress_bar
-from sipp.results.batches import Batch
-from sipp.results.checking import check_flag
-from sipp.results.network_hash import model_hash
-from sipp.results.numerics import device_of
-from sipp.results.pruned_to import NetworkLike, network_of
-from sipp.results.text_scores import TextScores
+from sipp.results import Batch, NetworkLike, TextScores, check_flag, device_of, model_hash, network_of
 
 
 @torch.inference_mode(False)

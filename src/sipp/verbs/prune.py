@@ -8,22 +8,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.statements import statements_of
+from sipp.bounds import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
-from sipp.inputs.data import AnyData, Data, data_of
-from sipp.native.memory import give_back_freed
+from sipp.inputs import AnyData, Data, data_of
+from sipp.native import give_back_freed
 from sipp.progress import progress_bar
-from sipp.pruning.blending import n_candidates
-from sipp.pruning.cutting import Cut, budget_for, cut, output_change
-from sipp.pruning.ranking import hold_back_points, masks_within, only_alive, rank
-from sipp.repairing.data_split import split_data
-from sipp.repairing.repair_network import repaired_cut
-from sipp.repairing.repair_options import RepairOptions
-from sipp.results.checking import explain_unknown_options
-from sipp.results.display import listed
-from sipp.results.network_hash import tensors_hash
-from sipp.results.numerics import device_of
-from sipp.results.options import (
+from sipp.pruning import (
+    Cut,
+    budget_for,
+    cut,
+    hold_back_points,
+    masks_within,
+    n_candidates,
+    only_alive,
+    output_change,
+    rank,
+)
+from sipp.repairing import RepairOptions, repaired_cut, split_data
+from sipp.results import (
     C_CONSTANT,
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -34,17 +36,23 @@ from sipp.results.options import (
     Floor,
     Method,
     Mode,
+    OutputChange,
+    Pruned,
     PruneOptions,
+    Ranking,
     Reduce,
     RepairChoice,
+    Repaired,
     RepairMethod,
     Scoring,
     Selector,
+    device_of,
+    explain_unknown_options,
+    listed,
+    tensors_hash,
+    to_rows,
 )
-from sipp.results.pruned import OutputChange, Pruned, Repaired
-from sipp.results.ranking import Ranking, to_rows
-from sipp.scoring.methods import MethodInfo, checked_method, repairs_of
-from sipp.scoring.task import ScoringTask, task_of
+from sipp.scoring import MethodInfo, ScoringTask, checked_method, repairs_of, task_of
 
 
 @explain_unknown_options

@@ -21,40 +21,47 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.certificates.claims import Tolerance, first_failure, tolerance_of
-from sipp.certificates.evidence import holdout_data, measure_outputs, refuse_dependent, refuse_shared
-from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
+from sipp.certificates import (
+    Output,
+    Tolerance,
+    check_model,
+    first_failure,
+    follows_positions,
+    holdout_data,
+    measure_outputs,
+    refuse_dependent,
+    refuse_shared,
+    run_model,
+    tolerance_of,
+    without_padding,
+)
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.capture import scoring_mode
-from sipp.inputs.data import AnyData, Data, data_of
-from sipp.inputs.outputs import OUTPUT_BYTES
-from sipp.inputs.point_hashes import point_hashes
-from sipp.inputs.restore import copy_of
+from sipp.inputs import OUTPUT_BYTES, AnyData, Data, copy_of, data_of, point_hashes, scoring_mode
 from sipp.progress import estimate_line, progress_bar
-from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.ranking import rank
-from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.repair_network import apply_repairs
-from sipp.repairing.repair_options import RepairOptions
-from sipp.results.batches import Batch
-from sipp.results.blend import BlendChoice
-from sipp.results.checking import check_number, explain_unknown_options
-from sipp.results.numerics import budget_of, integers
-from sipp.results.options import (
+from sipp.pruning import cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
+from sipp.repairing import DataSplit, RepairOptions, apply_repairs, split_data
+from sipp.results import (
     CONFIDENCE,
     DEFAULT_METHOD,
+    Batch,
+    BlendChoice,
+    Level,
     Method,
+    Pruned,
+    PrunedTo,
     PruneOptions,
+    Ranking,
     RepairChoice,
+    Repaired,
     Scoring,
     Selector,
+    budget_of,
+    check_number,
+    explain_unknown_options,
+    integers,
     repairs_asked,
 )
-from sipp.results.pruned import Pruned, Repaired
-from sipp.results.pruned_to import Level, PrunedTo
-from sipp.results.ranking import Ranking
-from sipp.scoring.methods import checked_method, refuse_fitted
-from sipp.scoring.task import task_of
+from sipp.scoring import checked_method, refuse_fitted, task_of
 from sipp.verbs.prune import pruned_of, warn_of_dead_rows
 
 N_LEVELS, SPARSEST = 30, 0.02
@@ -218,7 +225,7 @@ class _LevelNetworks:
         """The network of a level; without repair, it is valid until the next call."""
         if self.split is not None:
             return self._repaired(self.split, budget)[0].model
-        rows, _ = sparse_rows(self.ranking, self.prepared, budget, seed=self.options.seed)
+        rows, _ = cut_rows(self.ranking, self.prepared, budget, seed=self.options.seed)
         write_rows(self.shared_copy, self.ranking, rows)
         return self.shared_copy
 

@@ -12,16 +12,26 @@ from torch import nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.files import write_atomic
-from sipp.pruning.torch_masks import masked_by_torch
-from sipp.results.certificate import AnyCertificate, check_certificate
-from sipp.results.checking import check_choice, check_path
-from sipp.results.display import listed
-from sipp.results.network_hash import buffers_hash, class_name, model_hash
-from sipp.results.options import Precision
-from sipp.results.pruned import Pruned, up_to_date
-from sipp.results.pruned_to import NetworkLike, certificate_of, pruned_or_module
-from sipp.results.saved_file import SavedFile, StoredStatements
-from sipp.storage.small_file import cannot_take, decode, encode, file_content
+from sipp.pruning import masked_by_torch
+from sipp.results import (
+    AnyCertificate,
+    NetworkLike,
+    Precision,
+    Pruned,
+    SavedFile,
+    StoredStatements,
+    buffers_hash,
+    certificate_of,
+    check_certificate,
+    check_choice,
+    check_path,
+    class_name,
+    listed,
+    model_hash,
+    pruned_or_module,
+    up_to_date,
+)
+from sipp.storage import cannot_take, decode, encode, file_content
 
 MANY_NEGATIVE = 0.01  # share of weights that are -0.0; above it, `save` warns
 

@@ -11,13 +11,8 @@ from typing import Any
 import torch
 
 from sipp.errors import OptionError
-from sipp.results.certificate import AnyCertificate
-from sipp.results.checking import check_path
-from sipp.results.jsonio import to_json
-from sipp.results.pruned import Pruned
-from sipp.results.pruned_to import PrunedTo, certificate_of, record_of
-from sipp.results.stored import report_values
-from sipp.storage.pruned_folder import write_pruned
+from sipp.results import AnyCertificate, Pruned, PrunedTo, certificate_of, check_path, record_of, report_values, to_json
+from sipp.storage import write_pruned
 
 
 @torch.inference_mode(False)

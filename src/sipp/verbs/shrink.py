@@ -10,29 +10,38 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.data import as_given, data_of
-from sipp.inputs.restore import ONE_AT_A_TIME
+from sipp.inputs import ONE_AT_A_TIME, as_given, data_of
 from sipp.native import pytree
-from sipp.results.network_hash import tensors_hash
-from sipp.results.numerics import device_of
-from sipp.results.options import Selector
-from sipp.results.pruned_to import NetworkLike, PrunedTo, network_of, points_seen
-from sipp.results.shrunk import Shrunk, ShrunkLayer
-from sipp.runtime.examples import (
+from sipp.results import (
+    NetworkLike,
+    PrunedTo,
+    Selector,
+    Shrunk,
+    ShrunkLayer,
+    device_of,
+    network_of,
+    points_seen,
+    tensors_hash,
+)
+from sipp.runtime import (
     Call,
+    apply,
     call_of,
+    channel_options,
+    checked_plan,
+    choose_channels,
+    differs,
     guess_call,
+    match_configuration,
+    multiply_adds as count_multiply_adds,
     output_difference,
+    outputs_of,
+    parameters_and_buffers,
+    plain_copy,
+    program_of,
     rounding_tolerance,
     without_aliases,
 )
-from sipp.runtime.graph import program_of
-from sipp.runtime.multiply_adds import multiply_adds as count_multiply_adds
-from sipp.runtime.plain_copy import plain_copy
-from sipp.runtime.shrinking.applying import apply, parameters_and_buffers
-from sipp.runtime.shrinking.checking import checked_plan, differs, outputs_of
-from sipp.runtime.shrinking.choosing import channel_options, choose_channels
-from sipp.runtime.shrinking.configuration import match_configuration
 from sipp.verbs.assess import assess
 
 N_BOUND_POINTS = 256  # inputs that the bounds of layers are computed on: the theory asks for fewer

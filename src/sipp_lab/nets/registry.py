@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sipp.errors import OptionError
-from sipp.results.checking import check_choice, nearest
+from sipp.results import check_choice, nearest
 from sipp_lab.nets.cifar_resnet import CifarResNet, WideResNet
 from sipp_lab.nets.densenet import DenseNet
 from sipp_lab.nets.imagenet_resnet import BasicBlock, Bottleneck, ImageNetResNet

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sipp.report import TOLERANCE, Article, Finding, Section, Table, TableCell, flatten, number, tone_of
-from sipp.results.display import counted
-from sipp.results.jsonio import to_json
+from sipp.results import counted, to_json
 from sipp_lab.page import series
 from sipp_lab.page.plots import accuracy_plot
 from sipp_lab.page.run_article import best_choice, choice_of, method_table, network_and_data

@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sipp import report
 from sipp.errors import DataError
-from sipp.report import WORDS, Article, PrunedModel, is_pruned_result, read_pruned_result
+from sipp.report import (
+    WORDS,
+    Article,
+    PrunedModel,
+    is_pruned_result,
+    networks_article,
+    pruned_article,
+    read_pruned_result,
+    render as render_page,
+    write_page,
+)
 from sipp_lab.page import series
 from sipp_lab.page.compare_runs import StudySummary, runs_article
 from sipp_lab.page.run_article import run_article, run_titles
@@ -105,7 +114,7 @@ def write_results(
     title: str = "",
 ) -> None:
     """Writes the page of these results; an existing file is replaced only with `force`."""
-    report.write_page(path, render(results, broken=broken, study=study, title=title), force=force)
+    write_page(path, render(results, broken=broken, study=study, title=title), force=force)
 
 
 def render(
@@ -124,7 +133,7 @@ def render(
     heading = title or f"{len(results)} pruning results" if len(articles) != 1 else ""
     only_runs = all(isinstance(result, Run) for result in results)
     arms = [series.methods_of(result) if isinstance(result, Run) else (result.arm,) for result in results]
-    return report.render(
+    return render_page(
         articles,
         [name for names in arms for name in names],
         heading=heading if study is None else study.title,
@@ -138,12 +147,12 @@ def _articles(results: Sequence[Result], study: StudySummary | None) -> list[Art
     runs = [result for result in results if isinstance(result, Run)]
     models = [result for result in results if isinstance(result, PrunedModel)]
     compared = [runs_article(runs, study)] if len(runs) > 1 or study is not None else []
-    compared += [report.networks_article(models)] if len(models) > 1 else []
+    compared += [networks_article(models)] if len(models) > 1 else []
     titles, single = iter(run_titles(runs)), list[Article]()
     for index, result in enumerate(results):
         ident = f"part{index}"
         if isinstance(result, Run):
             single.append(run_article(result, ident, next(titles)))
         else:
-            single.append(report.pruned_article(result, ident))
+            single.append(pruned_article(result, ident))
     return compared + [replace(article, is_closed=bool(compared)) for article in single]

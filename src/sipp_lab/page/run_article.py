@@ -21,9 +21,7 @@ from sipp.report import (
     seconds,
     tone_of,
 )  # fmt: skip
-from sipp.results.certificate import USELESS
-from sipp.results.display import percent_up
-from sipp.results.jsonio import to_json
+from sipp.results import USELESS, percent_up, to_json
 from sipp_lab.page import series
 from sipp_lab.page.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
 from sipp_lab.runs.folder import Run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from sipp.report import Curve, LayerRow, Point, Unit, mean_of, point_of, rows_of_layers
-from sipp.results.certificate import Certificate
+from sipp.results import Certificate
 from sipp_lab.pipelines import PIPELINES, Pipeline
 from sipp_lab.runs.folder import Run
 from sipp_lab.runs.records import NetworkRecord

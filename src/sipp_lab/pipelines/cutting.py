@@ -13,8 +13,7 @@ from typing import Any
 
 import sipp
 from sipp.errors import DataError, DeadRowsWarning, ModelError
-from sipp.results.jsonio import to_json
-from sipp.results.options import NormStats
+from sipp.results import NormStats, to_json
 from sipp_lab.arms import arm_of
 from sipp_lab.parallel.processes import from_leader
 from sipp_lab.runs.context import Network, Prepared, RunContext, module_of

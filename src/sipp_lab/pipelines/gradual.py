@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.results.gradual import budget_at, cut_times
+from sipp.results import budget_at, cut_times
 from sipp_lab.parallel.processes import share_buffers
 from sipp_lab.pipelines.cutting import cut_to, level_budget, n_prunable
 from sipp_lab.pipelines.pipeline import Pipeline

@@ -9,7 +9,7 @@ from typing import Any
 import sipp
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.results.checking import nearest
+from sipp.results import nearest
 from sipp_lab.own_code import score_digest
 from sipp_lab.recipes.merging import merge
 from sipp_lab.recipes.schema import OWN, Code, Recipe, check_recipe

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from sipp.errors import OptionError
-from sipp.results.checking import check_choice, nearest, problem_words
-from sipp.results.options import Allocation, Draws, Reduce, RepairChoice
+from sipp.results import Allocation, Draws, Reduce, RepairChoice, check_choice, nearest, problem_words
 from sipp_lab.arms import arm_of
 from sipp_lab.nets import INPUT_SHAPES, net_spec
 from sipp_lab.recipes.merging import merge

@@ -22,7 +22,7 @@ from typing import IO, Any, Literal
 import sipp
 from sipp.errors import DataError, OptionError, SippError
 from sipp.files import TEMPORARY, sha256_of
-from sipp.results.jsonio import from_json, to_json
+from sipp.results import from_json, to_json
 from sipp_lab import files
 from sipp_lab.runs.plan import stages_of
 from sipp_lab.runs.records import Manifest, NetworkRecord, Origin

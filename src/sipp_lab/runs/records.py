@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sipp.results.accuracy import Accuracy
-from sipp.results.blend import BlendTrial
-from sipp.results.certificate import AnyCertificate
-from sipp.results.pruned import PrunedFacts
+from sipp.results import Accuracy, AnyCertificate, BlendTrial, PrunedFacts
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import sipp
 from sipp.errors import DataError
-from sipp.results.jsonio import from_json, to_json
+from sipp.results import from_json, to_json
 from sipp_lab.files import load_state, save_state
 from sipp_lab.parallel.processes import check_same, from_leader
 from sipp_lab.pipelines import PIPELINES, Pipeline

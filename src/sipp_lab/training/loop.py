@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.results.accuracy import Accuracy
-from sipp.results.gradual import Gradual
+from sipp.results import Accuracy, Gradual
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.parallel.processes import (
     ALONE,

@@ -15,8 +15,7 @@ from lab.data.test_cifar10 import N, fake_records
 from lab.data.test_mnist import write
 
 from sipp.errors import DataError
-from sipp_lab.data import cifar10 as module
-from sipp_lab.data import mnist
+from sipp_lab.data import cifar10 as module, mnist
 from sipp_lab.data.cifar10 import BIN_FOLDER, fetch_cifar10
 
 NOWHERE = "http://127.0.0.1:9/nothing-listens-here"

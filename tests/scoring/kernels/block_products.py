@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sipp.native.processor import LANES
-from sipp.scoring.kernels.cpu import every_product, maxima
-from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu import every_product, kernel as cpu, maxima
 from sipp.scoring.kernels.cpu.layout import BLOCK, ROW_TILE, Scratch
 
 

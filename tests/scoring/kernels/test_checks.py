@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.scoring.kernels import checks, reference
-from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu import plain_loops
+from sipp.scoring.kernels.cpu import kernel as cpu, plain_loops
 
 Operands = dict[str, Any]
 

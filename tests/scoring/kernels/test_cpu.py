@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from scoring.kernels.block_products import counted, max_ratios, max_times, mean_ratios
 from torch import Tensor, nn
 
 import sipp
 from sipp.native.compiling import calling, compiled
 from sipp.scoring.kernels import reference
-from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu import maxima
+from sipp.scoring.kernels.cpu import kernel as cpu, maxima
 
 AGREEMENT = 1e-5
 SHAPES = [

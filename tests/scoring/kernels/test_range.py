@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 from fresh_process import run_python
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from oracles.sensitivity import row_sensitivity
 from torch import Tensor, nn
 
 import sipp
 from sipp.scoring.kernels import reference
-from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu import plain_loops
+from sipp.scoring.kernels.cpu import kernel as cpu, plain_loops
 from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk
 
 EXPONENTS = st.integers(-148, 127)  # of float32, subnormal numbers too

@@ -13,8 +13,7 @@ from scoring.kernels.many_ways import scores
 
 from sipp.pruning import sparse_rows
 from sipp.scoring.kernels import reference
-from sipp.scoring.kernels.cpu import kernel as cpu
-from sipp.scoring.kernels.cpu import plain_loops
+from sipp.scoring.kernels.cpu import kernel as cpu, plain_loops
 from sipp.scoring.kernels.protocol import KernelFunctions
 
 SCRIPT = Path(__file__).parent / "many_ways.py"

@@ -32,9 +32,7 @@ def bench(
     from sipp.cli.errors import naming_option
     from sipp.cli.out_option import check_out, write_record
     from sipp.cli.stored_option import example_for, stored_network
-    from sipp.results.bench import KIND
-    from sipp.results.jsonio import to_json
-    from sipp.results.saved_file import SavedFile
+    from sipp.results import BENCH_KIND, SavedFile, to_json
 
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
@@ -44,5 +42,5 @@ def bench(
     if isinstance(network.contents, SavedFile):  # this very file, which may hold rounded values and a certificate
         file = network.contents
         measured = replace(measured, bytes=replace(measured.bytes, file=file.n_bytes, bound=file.bound_bytes))
-    record = {"kind": KIND, "sipp": sipp.__version__, **to_json(measured)}
+    record = {"kind": BENCH_KIND, "sipp": sipp.__version__, **to_json(measured)}
     return Answer([*normalisation_lines(points), str(measured), *write_record(out, record)], record)

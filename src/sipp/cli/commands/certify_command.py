@@ -14,9 +14,7 @@ from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, option
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.results.certificate import KIND, AnyCertificate, Certificate, Measure
-from sipp.results.jsonio import to_json
-from sipp.results.options import CONFIDENCE, SHARE
+from sipp.results import CERTIFICATE_KIND, CONFIDENCE, SHARE, AnyCertificate, Certificate, Measure, to_json
 
 
 def certify(
@@ -80,7 +78,7 @@ def certify(
                 *networks, fresh.batches, share=share, confidence=confidence, epsilon=epsilon, measure=measure,
                 output=part, calibration=known,
             )  # fmt: skip
-    record = {"kind": KIND, "sipp": sipp.__version__, **to_json(certificate)}
+    record = {"kind": CERTIFICATE_KIND, "sipp": sipp.__version__, **to_json(certificate)}
     is_failed = isinstance(certificate, Certificate) and certificate.verdict != "certified"
     written = [] if is_failed else write_record(out, record)
     lines = [str(certificate), *normalisation_lines(fresh, used), *written]

@@ -9,9 +9,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
-from sipp.results.checking import check_keep
-from sipp.results.display import labelled_line
-from sipp.results.jsonio import to_json
+from sipp.results import check_keep, labelled_line, to_json
 
 
 def compare(

@@ -11,7 +11,7 @@ from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT
 from sipp.cli.output import Answer
 from sipp.progress import progress_bar
-from sipp.results.display import plain_table
+from sipp.results import plain_table
 
 
 def data(

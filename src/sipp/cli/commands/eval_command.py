@@ -11,8 +11,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import KINDS, MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer
-from sipp.results.display import labelled_line
-from sipp.results.jsonio import to_json
+from sipp.results import labelled_line, to_json
 
 
 def eval(  # the name of the command
@@ -41,7 +40,7 @@ def eval(  # the name of the command
     from sipp.cli.language_text import is_language_model, is_text, windows
     from sipp.cli.model_option import both_networks
     from sipp.cli.out_option import check_out, write_record
-    from sipp.results.evaluation import KIND
+    from sipp.results import EVALUATION_KIND
 
     is_noise = data.startswith("random:")
     check_out(out, force=force, reads={"--pruned": pruned, "--dense": dense, "--data": data})
@@ -68,7 +67,7 @@ def eval(  # the name of the command
             measured = replace(measured, why_no_accuracy=drawn.unlabelled)
     measured = replace(measured, inputs=words)
     asked = {"model": model, "dense": dense, "pruned": pruned, "data": data, "part": part}
-    record = {"kind": KIND, "sipp": sipp.__version__, "asked": to_json(asked), **to_json(measured)}
+    record = {"kind": EVALUATION_KIND, "sipp": sipp.__version__, "asked": to_json(asked), **to_json(measured)}
     lines = [
         labelled_line("network", f"{model}, dense {dense or 'weights of that folder'}, pruned {pruned}"),
         labelled_line("data", words),

@@ -10,7 +10,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import OUTPUT_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
 from sipp.files import FILE_SUFFIX
-from sipp.results.jsonio import to_json
+from sipp.results import to_json
 
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 ONNX = ".onnx"

@@ -10,7 +10,7 @@ import typer
 import sipp
 from sipp.cli.errors import naming_option
 from sipp.cli.output import Answer
-from sipp.results.jsonio import to_json
+from sipp.results import to_json
 
 
 def inspect(

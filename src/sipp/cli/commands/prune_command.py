@@ -13,11 +13,19 @@ from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option,
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results.certificate import AnyCertificate
-from sipp.results.checking import check_drop, check_number, check_share
-from sipp.results.display import bytes_in_words, labelled_line, size_words
-from sipp.results.jsonio import to_json
-from sipp.results.options import SHARE, Precision, PruneOptions
+from sipp.results import (
+    SHARE,
+    AnyCertificate,
+    Precision,
+    PruneOptions,
+    bytes_in_words,
+    check_drop,
+    check_number,
+    check_share,
+    labelled_line,
+    size_words,
+    to_json,
+)
 
 # of torch, and of files that import it
 Module = Any
@@ -198,9 +206,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
 
     from sipp.cli.data_option import Reader, summary
     from sipp.cli.model_option import load_model, norm_stats_of
-    from sipp.results.network_hash import model_hash
-    from sipp.results.options import Scoring
-    from sipp.results.stored import report_values
+    from sipp.results import Scoring, model_hash, report_values
 
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
     reader = Reader(model, request.model, request.inputs, request.options.seed)
@@ -255,7 +261,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
 
 def _read_inputs(request: PruneRequest, reader: Reader) -> tuple[Points | None, Points | None]:
     """Disjoint calibration and holdout inputs; None if there are none."""
-    from sipp.results.binomial import holdout_needed
+    from sipp.results import holdout_needed
 
     options = request.options
     calibration = None
@@ -300,7 +306,7 @@ def _certificate(request: PruneRequest, model: Module, pruned: Pruned, holdout: 
     import copy
     import tempfile
 
-    from sipp.results.pruned_to import points_seen
+    from sipp.results import points_seen
 
     stored = pruned.model
     if request.values not in EXACT:
@@ -381,8 +387,7 @@ def _lines(
     """The printed report."""
     from sipp.cli.data_option import normalisation_lines
     from sipp.cli.model_option import norm_stats_lines, norm_stats_of
-    from sipp.results.pruned import pruned_sheet
-    from sipp.results.sheet import sheet_text
+    from sipp.results import pruned_sheet, sheet_text
 
     origin = f"freshly initialised (seed {request.options.seed})"
     if request.weights is not None:

@@ -13,7 +13,7 @@ from sipp.cli.errors import HOW_TO_REPAIR
 from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
 from sipp.errors import OptionError
-from sipp.results.display import plain_table
+from sipp.results import plain_table
 
 KEYS = ("pipeline", "n_done", "n_stages", "state", "n_origins")  # of a run, for --json
 

@@ -10,8 +10,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.options import OUTPUT_PANEL, option
 from sipp.cli.output import Answer
-from sipp.results.display import labelled_line
-from sipp.results.options import C_CONSTANT, K_CONSTANT, Scoring
+from sipp.results import C_CONSTANT, K_CONSTANT, Scoring, labelled_line
 
 
 def sensitivity(

@@ -11,7 +11,7 @@ import sipp
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import OUTPUT_PANEL, PRUNE_PANEL, Force, StoredOptions, option
 from sipp.cli.output import Answer
-from sipp.results.jsonio import to_json
+from sipp.results import to_json
 
 KINDS = (".pt", ".onnx")
 

@@ -23,7 +23,7 @@ from sipp.inputs.layers.registry import (
     unwrap,
     warn_of_frozen,
 )
-from sipp.results.batches import WeightUse
+from sipp.results import WeightUse
 
 __all__ = [
     "Adapter",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.layers.linear import Points, by_size, refuse_points_along_time
-from sipp.results.batches import WeightUse
+from sipp.results import WeightUse
 
 # the arguments of its forward; None for query, key and value, which have no default
 _DEFAULTS: dict[str, Any] = {

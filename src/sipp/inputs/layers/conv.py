@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs.layers.linear import by_size, one_input
-from sipp.results.batches import WeightUse
+from sipp.results import WeightUse
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.results.batches import WeightUse
+from sipp.results import WeightUse
 
 
 class Points(NamedTuple):

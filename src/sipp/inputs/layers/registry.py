@@ -35,9 +35,7 @@ from sipp.inputs.layers.recurrent import (
     recurrent_uses_after,
     recurrent_weights,
 )
-from sipp.results.batches import WeightUse
-from sipp.results.options import Selector
-from sipp.results.ranking import Weight
+from sipp.results import Selector, Weight, WeightUse
 
 # How a layer's output follows from what it is called with, so that it can be compared with its real output:
 #   "products": one use of all rows, whose products with the patches, plus the module's `bias` where it has one, are

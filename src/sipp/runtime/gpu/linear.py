@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.native import two_of_four
-from sipp.results.numerics import exact_matmul
+from sipp.results import exact_matmul
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
 from sipp.runtime.steps import is_enough_faster

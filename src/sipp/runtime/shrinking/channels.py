@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.results.numerics import integers
+from sipp.results import integers
 from sipp.runtime.graph import shape_of
 
 ALWAYS = 0

@@ -20,22 +20,32 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.data import AnyData, points_at
-from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.outputs import dense_outputs, error_of
-from sipp.inputs.restore import ONE_AT_A_TIME, copy_of
+from sipp.inputs import ONE_AT_A_TIME, AnyData, copy_of, dense_outputs, error_of, find_prunable_layers, points_at
 from sipp.progress import progress_bar
-from sipp.repairing.data_split import DataSplit, error_on_test_points, merged_batches, split_data
-from sipp.repairing.polishing import polish
-from sipp.repairing.repair_options import LEARNING_RATE, MOST_STEPS
-from sipp.results.batches import Batch
-from sipp.results.checking import check_flag, check_seed, check_share, check_whole
-from sipp.results.display import listed
-from sipp.results.options import Selector
-from sipp.results.shrunk import ChannelsLeft, Chosen, Counted
+from sipp.repairing import (
+    LEARNING_RATE,
+    MOST_STEPS,
+    DataSplit,
+    error_on_test_points,
+    merged_batches,
+    polish,
+    split_data,
+)
+from sipp.results import (
+    Batch,
+    ChannelsLeft,
+    Chosen,
+    Counted,
+    Selector,
+    check_flag,
+    check_seed,
+    check_share,
+    check_whole,
+    listed,
+)
+from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of
-from sipp.runtime.multiply_adds import multiply_adds
 from sipp.runtime.shrinking.applying import parameters_and_buffers
 from sipp.runtime.shrinking.budgets import cheapest_widths, least_share, uniform_widths
 from sipp.runtime.shrinking.channels import Channels, channels_in

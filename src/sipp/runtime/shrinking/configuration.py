@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sipp.results.shrunk import ChannelsLeft
+from sipp.results import ChannelsLeft
 
 WIDTHS = ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim")  # of MLPs
 HEADS, KEY_HEADS = "num_attention_heads", "num_key_value_heads"

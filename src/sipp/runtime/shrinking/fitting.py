@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.repairing.channels import Sums, eliminate
-from sipp.results.numerics import BOUND_DTYPE, integers
+from sipp.repairing import Sums, eliminate
+from sipp.results import BOUND_DTYPE, integers
 from sipp.runtime.shrinking.rules import named_arguments, operation_name
 from sipp.runtime.shrinking.running import Tensors, Use, Values
 from sipp.runtime.shrinking.sites import Site

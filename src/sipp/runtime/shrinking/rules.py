@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sipp.results.numerics import integers
+from sipp.results import integers
 from sipp.runtime.graph import shape_of
 from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, not_constant
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from sipp.errors import DataError
 from sipp.native import pytree
-from sipp.results.batches import Batch
+from sipp.results import Batch
 from sipp.runtime.graph import program_of, shape_of
 from sipp.runtime.shrinking.rules import named_arguments, operation_name
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE
+from sipp.results import BOUND_DTYPE
 from sipp.runtime.shrinking.channels import ALWAYS, Channels
 from sipp.runtime.shrinking.removing import classes_of
 

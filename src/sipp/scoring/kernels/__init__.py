@@ -12,8 +12,7 @@ from typing import get_args
 import torch
 
 from sipp.errors import OptionError
-from sipp.results.checking import check_choice
-from sipp.results.options import Kernel
+from sipp.results import Kernel, check_choice
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.protocol import KernelFunctions
 
@@ -65,7 +64,7 @@ def _automatic(device_type: str) -> KernelFunctions:
 
 def _for_processor() -> KernelFunctions:
     """The fastest functions for this machine's processor."""
-    from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED, PROCESSOR
+    from sipp.native import HAS_VECTOR_CODE, IS_COMPILED, PROCESSOR
 
     if not IS_COMPILED:
         _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sipp.results.numerics import exact_matmul
+from sipp.results import exact_matmul
 from sipp.scoring.kernels import checks, reference, skipping
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 

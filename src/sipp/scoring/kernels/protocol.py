@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.results.numerics import BOUND_DTYPE, inverse_or_zero
+from sipp.results import BOUND_DTYPE, inverse_or_zero
 
 POSITIVE, NEGATIVE = 0, 1  # index of a sign, for weights and for activations
 TOTAL = 4  # index of ||Z||^2, after the four quadrants 2 t + s (T11)

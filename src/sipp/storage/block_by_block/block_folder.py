@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sipp.errors import OptionError
 from sipp.files import make_folder, read_json, write_json
-from sipp.results.pruned_on_disk import BlockWeight
+from sipp.results import BlockWeight
 from sipp.storage.block_by_block.sharded_weights import companion_files
 from sipp.storage.state_files import load_state, save_state
 

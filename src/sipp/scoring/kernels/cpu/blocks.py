@@ -9,41 +9,39 @@ from typing import Any
 
 import numpy as np
 
-from sipp.native.compiling import (
-    INT,
-    INT64_BYTES,
-    VOID,
-    CompiledLoop,
-    calling,
-    double_at,
-    float_at,
-    inlined,
-    long_at,
-    primitive,
-    put_double,
-    put_float,
-    put_long,
-)
-from sipp.native.instructions import (
+from sipp.native import (
     F32,
     F64,
     FLOAT_BYTES,
     I32,
     I64,
+    INT,
+    INT64_BYTES,
+    LANES,
+    VOID,
+    CompiledLoop,
     address_of,
+    calling,
     constant,
+    double_at,
     each,
+    float_at,
     fused,
+    inlined,
     load,
+    long_at,
     maximum,
     pick,
+    primitive,
+    put_double,
+    put_float,
+    put_long,
     splat,
     store,
     transposed,
     variables,
     vector,
 )
-from sipp.native.processor import LANES
 from sipp.scoring.kernels.cpu.denominators import denominators, fill
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,

@@ -10,34 +10,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.native.compiling import (
+from sipp.native import (
+    FLOAT_BYTES,
+    I32,
+    I64,
     INT,
+    LANES,
     VOID,
     CompiledLoop,
+    address_of,
     calling,
+    constant,
+    each,
     float_at,
+    fused,
     inlined,
+    load,
     long_at,
     primitive,
     put_float,
     put_int,
     put_long,
-)
-from sipp.native.instructions import (
-    FLOAT_BYTES,
-    I32,
-    I64,
-    address_of,
-    constant,
-    each,
-    fused,
-    load,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.processor import LANES
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
     INDEX_BYTES,

@@ -9,9 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.native.compiling import INT, VOID, CompiledLoop, primitive
-from sipp.native.instructions import FLOAT_BYTES, I1, I16, I64, address_of, each, load, maximum, store, tree, vector
-from sipp.native.processor import LANES
+from sipp.native import (
+    FLOAT_BYTES,
+    I1,
+    I16,
+    I64,
+    INT,
+    LANES,
+    VOID,
+    CompiledLoop,
+    address_of,
+    each,
+    load,
+    maximum,
+    primitive,
+    store,
+    tree,
+    vector,
+)
 from sipp.scoring.kernels.cpu.blocks import reciprocal
 from sipp.scoring.kernels.cpu.layout import LINE, ROW_TILE, SIGN_BYTES, VECTOR, read_scratch
 

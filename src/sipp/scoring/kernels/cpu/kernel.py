@@ -22,22 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import memory
-from sipp.native.compiling import (
+from sipp.native import (
+    FLOAT_BYTES,
     INT64_BYTES,
+    LANES,
     CompiledLoop,
     as_numbers,
     call_each,
+    cut_evenly,
     float_at,
     int_at,
+    memory,
     put_int,
     put_short,
     short_at,
+    threads_for,
 )
-from sipp.native.instructions import FLOAT_BYTES
-from sipp.native.processor import LANES
-from sipp.native.threads import cut_evenly, threads_for
-from sipp.results.numerics import integers
+from sipp.results import integers
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
 from sipp.scoring.kernels.cpu.blocks import DOUBLE_BYTES

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sipp.native.compiling import reading
-from sipp.native.instructions import FLOAT_BYTES
-from sipp.native.processor import LANES, WIDE
+from sipp.native import FLOAT_BYTES, LANES, WIDE, reading
 
 # --- Sizes ------------------------------------------------------------------------------------------------------------
 

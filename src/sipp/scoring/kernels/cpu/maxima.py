@@ -12,30 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from sipp.native.compiling import (
+from sipp.native import (
+    I1,
+    I16,
+    I64,
     INT,
     REAL,
     VOID,
     CompiledLoop,
+    across,
+    address_of,
     calling,
+    constant,
+    each,
     float_at,
     inlined,
+    load,
     long_at,
+    maximum,
+    minimum,
     primitive,
     put_float,
     put_long,
-)
-from sipp.native.instructions import (
-    I1,
-    I16,
-    I64,
-    across,
-    address_of,
-    constant,
-    each,
-    load,
-    maximum,
-    minimum,
     splat,
     store,
     transposed,

@@ -9,27 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from sipp.native.compiling import (
+from sipp.native import (
+    FLOAT_BYTES,
+    I64,
     INT,
     REAL,
     VOID,
     CompiledLoop,
-    calling,
-    float_at,
-    inlined,
-    long_at,
-    primitive,
-    put_float,
-)
-from sipp.native.instructions import (
-    FLOAT_BYTES,
-    I64,
     address_of,
+    calling,
     constant,
     each,
+    float_at,
     fused,
+    inlined,
     load,
+    long_at,
     maximum,
+    primitive,
+    put_float,
     splat,
     store,
     variables,

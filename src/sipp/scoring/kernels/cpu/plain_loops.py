@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import memory
-from sipp.native.compiling import compiled
-from sipp.native.threads import run_parallel
+from sipp.native import compiled, memory, run_parallel
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
 

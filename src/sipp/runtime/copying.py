@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import ModelError
-from sipp.pruning.masking import release
+from sipp.pruning import release
 
 
 def plain_copy(model: nn.Module) -> nn.Module:

@@ -21,12 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.outputs import output_error
-from sipp.inputs.restore import copy_of
-from sipp.native.memory import give_back_freed
+from sipp.inputs import copy_of, output_error
+from sipp.native import give_back_freed
 from sipp.progress import fit_cost, progress_bar
-from sipp.pruning.cutting import Cut, cut_as_given
-from sipp.pruning.spared_rows import restore_spared, spared_by_name
+from sipp.pruning import Cut, cut_as_given, restore_spared, spared_by_name
 from sipp.repairing.budgets import masks_between
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted
@@ -40,14 +38,20 @@ from sipp.repairing.repair_options import (
     RepairOptions,
 )
 from sipp.repairing.walk import Masks, NetworkFit, NetworkTask, fit_network, task_for
-from sipp.results.batches import Batch
-from sipp.results.network_hash import tensors_of
-from sipp.results.numerics import device_of
-from sipp.results.options import RepairMethod
-from sipp.results.pruned import Repaired
-from sipp.results.ranking import Ranking, Weight, is_like_a_language_model
-from sipp.results.repair import Budgets, FittedLayer, Repair
-from sipp.scoring.sensitivities import chunk_bytes_on
+from sipp.results import (
+    Batch,
+    Budgets,
+    FittedLayer,
+    Ranking,
+    Repair,
+    Repaired,
+    RepairMethod,
+    Weight,
+    device_of,
+    is_like_a_language_model,
+    tensors_of,
+)
+from sipp.scoring import chunk_bytes_on
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
 

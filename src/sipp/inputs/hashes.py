@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from sipp.results.batches import Batch
-from sipp.results.network_hash import raw_bytes
+from sipp.results import Batch, raw_bytes
 
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 

@@ -10,9 +10,7 @@ from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.series import rows_of_layers
 from sipp.report.sheets import card_of, sentence, sheet_section
 from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, tiles_of
-from sipp.results.display import counted
-from sipp.results.jsonio import to_json
-from sipp.results.text_scores import TextScores
+from sipp.results import TextScores, counted, to_json
 
 # Keys of the report with sections of their own, and those without a meaning for readers
 SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen", "seen_all"}
