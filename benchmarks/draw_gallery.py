@@ -1,6 +1,7 @@
-"""Draws docs/gallery/*.png: a page, a notebook's view and a study's page, as Chromium shows them.
+"""Draws docs/picture.png, and docs/gallery/*.png: a page, a notebook's view and a study's page in Chromium.
 
-python benchmarks/draw_gallery.py, from the repository; needs Chromium, Pillow and the extras report, train and hf.
+python benchmarks/draw_gallery.py [demo network notebook study], from the repository; all of them, or these. Needs
+Matplotlib, for all but the demo also Chromium and Pillow, and the extras report, train and hf.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from PIL import Image
+from draw_results import DPI, SIZE, draw_curves
+from matplotlib.figure import Figure
+
+from sipp.cli.commands.demo_command import RECIPE, SETTINGS
+from sipp_lab.page import read_results, series
+from sipp_lab.recipes import load_recipe
+from sipp_lab.runs.folder import Run
+from sipp_lab.runs.running import run
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -25,6 +33,8 @@ CELL = '<body style="margin: 16px; font: 16px sans-serif"><code style="color: #6
 
 def draw(html: str, name: str, size: tuple[int, int]) -> None:
     """The top of a page of this width, as a picture of this size."""
+    from PIL import Image
+
     browser = next(found for one in CHROMIUM if (found := shutil.which(one)))
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "page.html", Path(folder) / "picture.png"
@@ -59,9 +69,30 @@ def study(folder: Path) -> str:
     return HEADER.sub("", (folder / "study.html").read_text(encoding="utf-8"), count=1)
 
 
-if __name__ == "__main__":
+def demo(folder: Path) -> None:
+    """What `sipp demo` trains, just pruned and retrained."""
+    run(load_recipe(RECIPE, settings=SETTINGS), out=folder / "demo", device="cpu")
+    (made,) = (found for found in read_results([folder / "demo"]) if isinstance(found, Run))
+    figure = Figure(figsize=(2 * SIZE[0], SIZE[1] + 0.4), layout="constrained")
+    for axes, metric, title in zip(figure.subplots(1, 2), ("before_top1", "top1"), ("just pruned", "retrained")):
+        if (dense := series.dense_mean(made, metric)) is not None:
+            axes.axhline(100 * dense, color="#666666", linewidth=0.8, linestyle="--", label="dense")
+        draw_curves(axes, series.metric_curves(made, metric), title, "top-1 accuracy (%)")
+    figure.savefig(ROOT / "docs/picture.png", dpi=DPI)
+
+
+def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)  # stand_ins.py writes where it is called
-        draw(network(Path(place)), "network.png", (1100, 600))
-        draw(notebook(), "notebook.png", (900, 464))
-        draw(study(Path(place)), "study.png", (1100, 700))
+        if not names or "demo" in names:
+            demo(Path(place))
+        if not names or "network" in names:
+            draw(network(Path(place)), "network.png", (1100, 600))
+        if not names or "notebook" in names:
+            draw(notebook(), "notebook.png", (900, 464))
+        if not names or "study" in names:
+            draw(study(Path(place)), "study.png", (1100, 700))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -85,7 +85,7 @@ STUDIES: dict[str, StudyRow] = {
         "Section 6.1 names CNN5 among the networks; no figure shows it",
         "SiPP performs consistently across networks and pipelines.",
         _panels("cnn5-cifar10-iterative", "cnn5-cifar10-at-init"),
-        _panels("digits-cnn5-iterative", "digits-cnn5-at-init", repetitions=2),
+        _panels("digits-cnn5-iterative", "digits-cnn5-at-init", repetitions=3),
     ),
     "paper-fully-connected": StudyRow(
         "a fully-connected network, both pipelines; digits here, MNIST in the full form",

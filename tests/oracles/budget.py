@@ -69,6 +69,30 @@ def eps_kept(row: Row, kept: float, n_outputs: int, delta: float, c_constant: fl
     return eps_rand(float(row.astype(np.float64).sum()), draws_for(row, kept), n_outputs, delta, c_constant)
 
 
+def hybrid_row(
+    groups: Sequence[Row], kept: Sequence[int], n_outputs: int, delta: float, c_constant: float
+) -> tuple[bool, float]:
+    """T9 for one row of some groups: whether it is sampled, and its bound; draws are N(m), rounded down.
+
+    Both ways are written out for every group: 0 if the group keeps all, 1 if it keeps nothing. A row's bound is its
+    largest group's. If both ways have the same one, because of an empty group, the next smaller ones are compared.
+    """
+    bounds: dict[bool, list[float]] = {True: [], False: []}
+    for row, m in zip(groups, kept):
+        for is_sampled, found in bounds.items():
+            if m >= (row > 0).sum():
+                found.append(0.0)
+            elif m == 0:
+                found.append(1.0)
+            elif is_sampled:
+                n_draws = math.floor(draws_for(row, m) + 1e-9)
+                found.append(eps_rand(math.fsum(row.astype(np.float64)), n_draws, n_outputs, delta, c_constant))
+            else:
+                found.append(eps_det(row, m, c_constant))
+    sampled, sorted_out = (sorted(bounds[way], reverse=True) for way in (True, False))
+    return sampled <= sorted_out, max(min(sampled, sorted_out))
+
+
 def best_by_enumeration(cost: Sequence[Sequence[float]], budget: int) -> float:
     """The least sum of cost[i][m_i] over all whole numbers m with sum <= budget, by trying every one."""
     choices = itertools.product(*(range(len(row)) for row in cost))

@@ -1,6 +1,9 @@
 """T5, T6, T8, T9 on single rows: what is kept, how it is weighted, what is claimed."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,14 +221,13 @@ def test_rows_of_one_and_of_many_columns_can_be_drawn() -> None:
 # ----------------------------------------------------------------------------------- the weights of each sign of a row
 
 
-@pytest.mark.parametrize("is_hybrid", [False, True])
 @pytest.mark.parametrize("draws", ["until", "fixed"])
-def test_the_signs_of_a_row_are_cut_as_if_they_were_rows(draws: Draws, is_hybrid: bool) -> None:
-    """Each sign alone, as a row of its own, has the same strategy and bound; the row's is the larger of both."""
+def test_the_signs_of_a_row_are_sampled_as_if_they_were_rows(draws: Draws) -> None:
+    """Each sign alone, as a row of its own, has the same sample and bound; the row's is the larger of both."""
     weight, sensitivity = rows(12, n_rows=30)
     worth, rng = budgets.groups_of(weight, sensitivity, 2), np.random.default_rng(0)
     kept = np.minimum(np.arange(60).reshape(30, 2) % 17, (worth > 0).sum(1).reshape(30, 2))
-    options = {"is_hybrid": is_hybrid, "draws": draws, "scale": 0.3, "c_constant": 3.0}
+    options = {"is_hybrid": False, "draws": draws, "scale": 0.3, "c_constant": 3.0}
     found = sparsify_groups(weight, worth, kept, rng=rng, **options)
     if draws == "until":
         for s, is_sign in enumerate((weight > 0, weight < 0)):
@@ -237,6 +239,55 @@ def test_the_signs_of_a_row_are_cut_as_if_they_were_rows(draws: Draws, is_hybrid
     assert torch.equal(alone.strategy_FS.view(30, 2), found.strategy_FS)
     assert torch.equal(alone.eps_F.view(30, 2).amax(1), found.eps_F)
     assert torch.equal(alone.values_FK.view(30, 2, -1).sum(1), found.values_FK)
+
+
+Cut = Callable[..., SparseRows]
+
+
+def sign_by_sign(weight: Tensor, worth: np.ndarray, kept: np.ndarray, **options: Any) -> SparseRows:
+    """Hybrid as it must not be: each sign of a row chooses for itself."""
+    alone = sparsify_groups(weight.repeat_interleave(2, 0), worth, kept.reshape(-1, 1), **options)
+    return replace(alone, strategy_FS=alone.strategy_FS.view(-1, 2), eps_F=alone.eps_F.view(-1, 2).amax(1))
+
+
+def chooses_once_a_row(cut: Cut) -> bool:
+    """T9: whether each row of two signs is sampled or sorted as both ways written out say, with that bound."""
+    generator = torch.Generator().manual_seed(13)
+    weight = torch.randn(72, 150, dtype=torch.float64, generator=generator)
+    sensitivity = 0.1 * torch.rand(72, 150, dtype=torch.float64, generator=generator) + 0.1
+    leads = torch.logspace(0, -2, 144, dtype=torch.float64)[torch.randperm(144, generator=generator)].view(72, 2)
+    sensitivity[:, 8:] *= torch.where(weight > 0, leads[:, :1], leads[:, 1:])[:, 8:]  # by sign: led by a few, or not
+    worth = budgets.groups_of(weight, sensitivity, 2)
+    caps = (worth > 0).sum(1).reshape(72, 2)
+    kept = np.minimum(np.tile([[20, 20], [0, 20], [99, 20], [10, 30], [0, 0], [0, 99]], (12, 1)), caps)
+    bound = {"n_outputs": 1, "delta": 0.9, "c_constant": 1.0}
+    scale, rng = budgets.sampling_constant(**bound), np.random.default_rng(0)
+    found = cut(weight, worth, kept, is_hybrid=True, draws="fixed", scale=scale, c_constant=1.0, rng=rng)
+    is_cut = (kept > 0) & (kept < caps)
+    ways = []
+    for i in np.flatnonzero(is_cut.any(1)):
+        is_sampled, eps = oracle.hybrid_row(worth[2 * i : 2 * i + 2], kept[i], **bound)
+        ways.append(is_sampled)
+        chosen = found.strategy_FS[i].numpy()[is_cut[i]] == (RAND if is_sampled else DET)
+        if not chosen.all() or found.eps_F[i].item() != pytest.approx(eps, rel=1e-9):
+            return False
+    assert 10 < sum(ways) < len(ways) - 10  # both ways occur
+    return bool((found.eps_F.numpy()[~is_cut.any(1)] == (kept < caps)[~is_cut.any(1)].any(1)).all())
+
+
+def test_hybrid_chooses_once_for_both_signs_of_a_row() -> None:
+    assert chooses_once_a_row(sparsify_groups)
+    assert not chooses_once_a_row(sign_by_sign)
+
+
+def test_an_empty_sign_leaves_the_choice_to_the_other_one() -> None:
+    """It has the bound 1 either way, which would hide that one way is worse for the weights that are left."""
+    worth = np.array([[0.01, 0.3, 0.3, 0.01, 0, 0], [0, 0, 0, 0, 0.2, 0.2]])
+    kept, rng = np.array([[2, 0]]), np.random.default_rng(0)
+    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0, -5.0, -6.0]])
+    found = sparsify_groups(weight, worth, kept, is_hybrid=True, draws="until", scale=0.1, c_constant=1.0, rng=rng)
+    assert found.strategy_FS.tolist() == [[DET, DET]] and found.eps_F.tolist() == [1.0]
+    assert found.values_FK.tolist() == [[0, 2.0, 3.0, 0, 0, 0]]
 
 
 def test_the_bound_of_a_row_holds_in_all_quadrants() -> None:

@@ -1,7 +1,7 @@
 """Sparsifies groups of weights by sampling, or by whichever of sampling and sorting has the smaller bound (T6-T9).
 
 A group is a row, or the weights of one sign of a row (`pruning/budgets.py`). The row's bound is the largest of its
-groups, because each group is about quadrants of its own (T2).
+groups, because each group is about quadrants of its own (T2), and hybrid chooses by it, once for all groups of a row.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def sparsify(
 ) -> SparseRows:
     """Cuts every group to its number of weights: the most sensitive ones unchanged, or a re-weighted sample.
 
-    All groups are sampled (T6), or, `is_hybrid`, those where that has the smaller bound (T9). draws: "until" the group
+    All rows are sampled (T6), or, `is_hybrid`, those where that has the smaller bound (T9). draws: "until" the group
     has m distinct weights, so the count is exact; or a "fixed" number floor(N(m)), so that the sample is unbiased, T6
     holds exactly, and the expected number of distinct weights is at most m (T8). A group that may keep every weight
     that can be drawn is kept whole. `worth_GK` comes from `budgets.groups_of`, `scale` from `sampling_constant`.
@@ -115,7 +115,7 @@ def sparsify(
     strategy_G, n_draws_G, eps_G = np.empty(len(kept_G), dtype=np.int8), np.zeros(len(kept_G)), np.zeros(len(kept_G))
     for rows in row_chunks(n_rows, weight.shape[1] * n_signs):
         groups = slice(rows.start * n_signs, rows.stop * n_signs)
-        found = _factors(worth_GK[groups], kept_G[groups], is_hybrid, draws, scale, c_constant, rng)
+        found = _factors(worth_GK[groups], kept_G[groups], n_signs, is_hybrid, draws, scale, c_constant, rng)
         factor_GK, strategy_G[groups], n_draws_G[groups], eps_G[groups] = found
         factor_FK[rows] = factor_GK.reshape(-1, n_signs, weight.shape[1]).sum(1)  # a weight is in one group
     with np.errstate(over="ignore"):
@@ -139,6 +139,7 @@ def sparsify(
 def _factors(
     worth_GK: np.ndarray,
     kept_G: np.ndarray,
+    n_signs: int,
     is_hybrid: bool,
     draws: Draws,
     scale: float,
@@ -162,7 +163,7 @@ def _factors(
     if is_hybrid:
         mask_DK = largest_in_rows(torch.from_numpy(worth_DK), torch.from_numpy(kept_D)).numpy()
         eps_det_D = c_constant * np.where(mask_DK, 0.0, worth_DK).sum(1, dtype=np.float64)
-        is_det_D = eps_D > eps_det_D  # T9
+        is_det_D = _largest_of_row(eps_D, some // n_signs) > _largest_of_row(eps_det_D, some // n_signs)  # T9
         factor_GK[some[is_det_D]], eps_G[some[is_det_D]] = mask_DK[is_det_D], eps_det_D[is_det_D]
         some, worth_DK, kept_D, entitled_D = (values[~is_det_D] for values in (some, worth_DK, kept_D, entitled_D))
     if len(some):
@@ -176,6 +177,17 @@ def _factors(
         # than N(m) count. Deviates: T6 is proved for a number of draws fixed beforehand; for "until" it is a guide.
         eps_G[some] = eps_rand(scale * total_G[some] / np.minimum(made_D, entitled_D))
     return factor_GK, strategy_G, n_draws_G, eps_G
+
+
+def _largest_of_row(values_D: np.ndarray, row_D: np.ndarray) -> np.ndarray:
+    """For each group, the largest value of the groups of its row.
+
+    Groups that are whole or empty are not among them: they have the same bound whichever way the row is cut. So where
+    an empty one decides the row's bound, the other group decides the choice.
+    """
+    largest_F = np.zeros(row_D.max(initial=-1) + 1)
+    np.maximum.at(largest_F, row_D, values_D)
+    return largest_F[row_D]
 
 
 def draw_until(share_DK: np.ndarray, kept_D: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -26,6 +26,8 @@ def test_the_panels_are_the_papers() -> None:
         assert all(not recipe.name.endswith("-short") for recipe in whole.recipes)
         if name.startswith("paper"):
             assert all(recipe.repetitions == (1 if "imagenet" in recipe.name else 3) for recipe in whole.recipes)
+            everything = (*load_study(name).recipes, *whole.recipes)  # the paper trains on all that is not in S
+            assert all(recipe.data.n_holdout == 0 for recipe in everything)
 
 
 def test_common_values_and_settings_reach_every_recipe() -> None:
