@@ -22,15 +22,17 @@ def problem(seed: int, n_groups: int, size: int) -> tuple[torch.Tensor, torch.Te
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size", [1, 4])
-def test_the_order_the_errors_and_the_weights_are_those_of_the_definition(seed: int, size: int) -> None:
-    x, t, w, groups = problem(seed, 6, size)
+@pytest.mark.parametrize(("n_groups", "size", "n_removed"), [(6, 1, 5), (6, 4, 5), (72, 1, 69), (12, 9, 11)])
+def test_the_order_the_errors_and_the_weights_are_those_of_the_definition(
+    seed: int, n_groups: int, size: int, n_removed: int
+) -> None:
+    x, t, w, groups = problem(seed, n_groups, size)
     sums = Sums.zeros(*w.shape, x.device, has_intercept=False)
     for part in range(0, len(x), 7):
         sums.add(x[part : part + 7], t[part : part + 7])
-    found = eliminate(*sums.system(w), [groups], [5])
+    found = eliminate(*sums.system(w), [groups], [n_removed])
     lam = RIDGE * float((x**2).sum()) / x.shape[1]
-    order, costs = backward(x.numpy(), t.numpy(), w.numpy(), lam, groups.tolist(), 5)
+    order, costs = backward(x.numpy(), t.numpy(), w.numpy(), lam, groups.tolist(), n_removed)
     assert found.orders[0].tolist() == order
     np.testing.assert_allclose(found.errors.numpy(), np.array(costs) - costs[0], rtol=1e-8)
     gone = groups[order].flatten().tolist()

@@ -8,6 +8,9 @@ to  ||T - X V||^2 + lam ||V - W||^2,  and leaves
     V   <- V    - H^-1_:g (H^-1_gg)^-1 V_g
     H^-1 <- H^-1 - H^-1_:g (H^-1_gg)^-1 H^-1_g:
 The cheapest group goes first, then the cheapest of what is left: one nested order, with the error after each step.
+
+V and H^-1 are updated for many groups at once, by products of matrices. In between, a group's cost follows from two
+small matrices of each group, (H^-1)_gg and V_g V_g', which every removal updates.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Tensor
 from sipp.results import BOUND_DTYPE, SCORE_DTYPE
 
 RIDGE = 0.01  # of the mean square of an input
+AT_ONCE = 64  # rows of V that go before all of it and of H^-1 are brought up to date
 
 
 @dataclass
@@ -112,26 +116,78 @@ def eliminate(
     can_go_G = torch.tensor(left, dtype=torch.int64, device=device)[list_G] > 0
     orders: list[list[int]] = [[] for _ in groups]
     errors = [0.0]
-    for _ in range(sum(left)):
-        rows_GSF = weight_KF[groups_GS]
-        pushes_GSF = torch.linalg.solve(inverse_KK[groups_GS[:, :, None], groups_GS[:, None]], rows_GSF)
-        added_GSF = rows_GSF * pushes_GSF
-        cost_G = (added_GSF if counts_F is None else added_GSF * counts_F).sum((1, 2))
-        group = int(cost_G.masked_fill(~can_go_G, torch.inf).argmin())
-        at_S = groups_GS[group]
-        columns_KS = inverse_KK[:, at_S]
-        weight_KF -= columns_KS @ pushes_GSF[group]
-        inverse_KK -= columns_KS @ torch.linalg.solve(columns_KS[at_S], columns_KS.T)
-        weight_KF[at_S] = 0.0
-        inverse_KK[at_S] = 0.0
-        inverse_KK[:, at_S] = 0.0
-        inverse_KK[at_S, at_S] = 1.0  # what is gone changes nothing, and its block can still be inverted
-        of = of_list[group]
-        orders[of].append(group - start[of])
-        left[of] -= 1
-        can_go_G[group] = False
-        if left[of] == 0:
-            can_go_G &= list_G != of
-        errors.append(errors[-1] + max(0.0, float(cost_G[group])))
+    at_once = max(1, AT_ONCE // groups_GS.shape[1])
+    while any(left):
+        now = _Late.of(inverse_KK, weight_KF, groups_GS, counts_F)
+        for _ in range(min(at_once, sum(left))):
+            cost_G = now.costs().masked_fill(~can_go_G, torch.inf)
+            group = int(cost_G.argmin())
+            errors.append(errors[-1] + max(0.0, float(cost_G[group])))
+            now.remove(group)
+            of = of_list[group]
+            orders[of].append(group - start[of])
+            left[of] -= 1
+            can_go_G[group] = False
+            if left[of] == 0:
+                can_go_G &= list_G != of
+        now.catch_up()
     found = [torch.tensor(order, dtype=torch.int64, device=device) for order in orders]
     return Elimination(found, torch.tensor(errors, dtype=BOUND_DTYPE, device="cpu"), weight_KF)
+
+
+@dataclass
+class _Late:
+    """H^-1 and V as they were some removals ago, and what those take from them: B Q from H^-1, and B P from V."""
+
+    inverse_KK: Tensor
+    weight_KF: Tensor
+    groups_GS: Tensor
+    counts_F: Tensor | None
+    blocks_GSS: Tensor  # of H^-1, up to date: (H^-1)_gg
+    squares_GSS: Tensor  # V_g V_g', up to date
+    b_KR: Tensor
+    q_RK: Tensor
+    p_RF: Tensor
+    gone: list[int]
+
+    @staticmethod
+    def of(inverse_KK: Tensor, weight_KF: Tensor, groups_GS: Tensor, counts_F: Tensor | None) -> _Late:
+        rows_GSF = weight_KF[groups_GS]
+        squares_GSS = (rows_GSF if counts_F is None else rows_GSF * counts_F) @ rows_GSF.mT
+        b_KR, p_RF = weight_KF.new_empty((len(weight_KF), 0)), weight_KF.new_empty((0, weight_KF.shape[1]))
+        blocks_GSS = inverse_KK[groups_GS[:, :, None], groups_GS[:, None]]
+        return _Late(inverse_KK, weight_KF, groups_GS, counts_F, blocks_GSS, squares_GSS, b_KR, b_KR.T, p_RF, [])
+
+    def costs(self) -> Tensor:
+        """What the removal of each group adds to the squared error: the trace of (H^-1)_gg^-1 V_g V_g'."""
+        if self.groups_GS.shape[1] == 1:
+            return (self.squares_GSS / self.blocks_GSS).flatten()
+        return torch.linalg.solve(self.blocks_GSS, self.squares_GSS).diagonal(dim1=1, dim2=2).sum(1)
+
+    def remove(self, group: int) -> None:
+        """Takes one group out."""
+        at_S, block_SS = self.groups_GS[group], self.blocks_GSS[group]
+        b_KS = self.inverse_KK[:, at_S] - self.b_KR @ self.q_RK[:, at_S]
+        p_SF = torch.linalg.solve(block_SS, self.weight_KF[at_S] - self.b_KR[at_S] @ self.p_RF)
+        q_SK = torch.linalg.solve(block_SS, b_KS.T)
+        counted_FS = (p_SF if self.counts_F is None else p_SF * self.counts_F).T
+        vp_KS = self.weight_KF @ counted_FS - self.b_KR @ (self.p_RF @ counted_FS)
+        b_GSS, q_SGS, vp_GSS = b_KS[self.groups_GS], q_SK[:, self.groups_GS], vp_KS[self.groups_GS]
+        crossed_GSS = b_GSS @ vp_GSS.mT
+        self.squares_GSS += b_GSS @ (p_SF @ counted_FS) @ b_GSS.mT - crossed_GSS - crossed_GSS.mT
+        self.blocks_GSS -= b_GSS @ q_SGS.transpose(0, 1)
+        self.blocks_GSS[group] = torch.eye(len(at_S), dtype=block_SS.dtype, device=block_SS.device)
+        self.squares_GSS[group] = 0.0
+        self.gone.append(group)
+        self.b_KR, self.q_RK = torch.cat((self.b_KR, b_KS), 1), torch.cat((self.q_RK, q_SK))
+        self.p_RF = torch.cat((self.p_RF, p_SF))
+
+    def catch_up(self) -> None:
+        """Brings H^-1 and V up to date, in place."""
+        self.weight_KF -= self.b_KR @ self.p_RF
+        self.inverse_KK -= self.b_KR @ self.q_RK
+        gone = self.groups_GS[self.gone].flatten()
+        self.weight_KF[gone] = 0.0
+        self.inverse_KK[gone] = 0.0
+        self.inverse_KK[:, gone] = 0.0
+        self.inverse_KK[gone, gone] = 1.0  # what is gone changes nothing, and its block can still be inverted

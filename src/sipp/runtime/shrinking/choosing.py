@@ -209,28 +209,37 @@ def without_channels(
             option="multiply_adds" if budget.of == COUNTED[0] else "weights",
             fix=f"give at least {math.ceil(1e4 * least) / 1e4:g}",
         )
+    readers = [use for use in uses if use.weight in {site.reader for site in structure.sites}]
     look, titles = Look(structure.sites), TITLES if budget.progress else (None, None)
-    readers = {site.reader for site in structure.sites}
-    _walk(traced, dense, dict(dense), [use for use in uses if use.weight in readers], look, titles[0])
+    looked = [use for use in readers if not budget.uniform or _reads_what_others_make(use, readers, structure)]
+    _walk(traced, dense, dict(dense), looked, look, titles[0])
     if budget.uniform:
         widths = uniform_widths(full_widths, sizes, budget.share, budget.multiple_of)
     else:
-        effects = _effects(model, batches, look)
-        errors = [effect * look.errors[i] for i, effect in enumerate(effects)]
+        errors = [effect * look.errors[i] for i, effect in enumerate(_effects(model, batches, look))]
         widths = cheapest_widths(full_widths, errors, sizes, budget.share, budget.multiple_of)
     left = [torch.ones(width, dtype=torch.bool, device="cpu") for width in full_widths]
-    for i, width in enumerate(widths):
-        left[i][look.orders[i][: full_widths[i] - width].cpu()] = False
-    counts = {name: rows_left(channels, structure, name, left) for name in readers}
+    for i, order in look.orders.items():
+        left[i][order[: full_widths[i] - widths[i]].cpu()] = False
+    counts = {use.weight: rows_left(channels, structure, use.weight, left) for use in readers}
     small: Tensors = dict(dense)
-    cut = Cut(structure.sites, widths, budget.repair, look.orders, counts)
-    _walk(traced, dense, small, uses, cut, titles[1])
+    cut = Cut(structure.sites, widths, counts, budget.repair, small)
+    _walk(traced, dense, small if budget.repair else dict(dense), uses if budget.repair else readers, cut, titles[1])
     set_tensors(model, small)
     sites = []
     for i, site in enumerate(structure.sites):
-        gone = site.columns_GC[cut.orders[i][: site.width - widths[i]].cpu()].flatten().sort().values
+        gone = site.columns_GC[cut.orders[i].cpu()].flatten().sort().values
         sites.append(ChannelsLeft(site.makers, site.reader, site.width, widths[i], tuple(gone.tolist())))
     return Removal(tuple(sites), structure.refused, tuple(use.weight for use in uses))
+
+
+def _reads_what_others_make(use: Use, readers: Sequence[Use], structure: Structure) -> bool:
+    """Whether channels that this layer reads are outputs of another one that loses inputs.
+
+    Those that go need not be right there, so a layer is looked at before the others are chosen.
+    """
+    makers = {maker for site in structure.sites if site.reader == use.weight for maker in site.makers}
+    return any(other.weight in makers for other in readers)
 
 
 def _walk(

@@ -55,32 +55,31 @@ class Cut:
 
     sites: Sequence[Site]
     widths: Sequence[int]
-    refits: bool
-    orders: dict[int, Tensor]  # as the look found them; with `refits` each is found again
     counts: Mapping[str, Tensor]  # how much each output of a weight counts in the choice: 0 if it will probably go
+    refits: bool
+    small: Tensors  # the smaller network: filled in by a walk over it, or without a refit over the dense one
+    orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site that are gone
 
     def visit(self, use: Use, values: Values) -> None:
         """Fits one layer, if it loses inputs or if its inputs or its stream are not the dense network's."""
         own = [i for i, site in enumerate(self.sites) if site.reader == use.weight]
         reads = [use.inputs, *([] if use.stream is None else [use.stream])]
-        is_touched = any(self.widths[i] < self.sites[i].width for i in own)
-        if not is_touched and not (self.refits and any(map(values.is_changed, reads))):
+        n_removed = [self.sites[i].width - self.widths[i] for i in own]
+        self.orders |= dict.fromkeys(own, integers(0, 0))
+        if not any(n_removed) and not any(map(values.is_changed, reads)):
             return
         problem = _Problem.of(use, values)
-        groups = [problem.inputs_of(self.sites[i]) for i in own]
-        n_removed = [self.sites[i].width - self.widths[i] for i in own]
-        if not self.refits:
-            new_KF = problem.old_KF.clone()
-            for i, groups_GS, n in zip(own, groups, n_removed):
-                new_KF[groups_GS[self.orders[i][:n]].flatten()] = 0.0
-        elif not own:
-            new_KF = torch.linalg.solve(*problem.system)
-        else:
+        if own:
+            groups = [problem.inputs_of(self.sites[i]) for i in own]
             counts_F = self.counts[use.weight].to(problem.old_KF.device)
             found = eliminate(*problem.system, groups, n_removed, counts_F)
-            self.orders.update(zip(own, found.orders))
+            self.orders |= dict(zip(own, found.orders))
             new_KF = found.weight_KF
-        values.small_tensors.update(problem.solution(new_KF, refits=self.refits))
+        else:
+            new_KF = torch.linalg.solve(*problem.system)
+        if not self.refits:
+            new_KF = problem.old_KF * (new_KF != 0).any(1, keepdim=True)
+        self.small.update(problem.solution(new_KF, refits=self.refits))
 
 
 @dataclass(frozen=True)
