@@ -24,7 +24,7 @@ from sipp.runtime.steps import PreparedKernel, Step, Values, arguments_of, best_
 from sipp.runtime.strip_kernel import raise_flag
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded_bias
 
-LSTM, LSTM_CELL = ATEN.lstm.input, ATEN.lstm_cell.default
+LSTM = ATEN.lstm.input
 RECURRENT = (LSTM, ATEN.gru.input, ATEN.rnn_tanh.input, ATEN.rnn_relu.input)
 N_GATES = 4
 
