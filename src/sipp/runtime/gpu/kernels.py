@@ -100,9 +100,9 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
         weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts,
         None if weight.slices_above else weight.slices, weight.order, weight.scales if len(weight.scales) else None,
     )  # fmt: skip
+    mask, carry = (_repeated(bits, dtype, words.dtype) for bits in EXPONENT[dtype])
     form = Form(
-        weight.n_rows, weight.n_lanes, weight.values.itemsize * 8, tokens_per_word,
-        *(_repeated(bits, dtype, words.dtype) for bits in EXPONENT[dtype]), early, ahead,
+        weight.n_rows, weight.n_lanes, weight.values.itemsize * 8, tokens_per_word, mask, carry, early, ahead,
         # lets Triton give each thread four neighbouring words
         n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0,
         assembly.declare_shared(n_shared) if in_shared else "",
@@ -340,7 +340,7 @@ def _few_tokens(  # type: ignore[no-untyped-def]
     distances = kept.distances + begin.to(tl.int64) * (A_BLOCK // 4)
     pairs = ()
     for k in tl.static_range(AHEAD):
-        pairs = pairs + (_load(values, distances, 2 * k, n, FORM),)  # noqa: RUF005 (Triton knows no stars)
+        pairs = pairs + (_load(values, distances, 2 * k, n, FORM),)  # type: ignore[assignment]  # noqa: RUF005 (Triton knows no stars)
     place = tl.load(kept.starts + own_slice * THREADS + tl.arange(0, THREADS)).to(tl.int32)
     row, writes, scale, offset = _rows_of_threads(own_slice, kept, bias, FORM)
 
@@ -367,8 +367,8 @@ def _few_tokens(  # type: ignore[no-untyped-def]
     for i in range(0, n, 2 * AHEAD):
         for k in tl.static_range(AHEAD):  # the first pair is replaced by a later one, which goes last
             if k == 0 or i + 2 * k < n:
-                place, sums = _two_blocks(x, n_words, out, place, sums, pairs[0], FORM)
-                pairs = pairs[1:] + (_load(values, distances, i + 2 * (AHEAD + k), n, FORM),)  # noqa: RUF005
+                place, sums = _two_blocks(x, n_words, out, place, sums, pairs[0], FORM)  # type: ignore[misc]
+                pairs = pairs[1:] + (_load(values, distances, i + 2 * (AHEAD + k), n, FORM),)  # type: ignore[assignment]  # noqa: RUF005
             else:
                 pairs = pairs[1:] + pairs[:1]
 
