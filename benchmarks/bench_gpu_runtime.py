@@ -1,7 +1,7 @@
 """Zeros on a CUDA GPU: `sipp.sparse` and its kernels against torch dense, ratios within one run.
 
     python benchmarks/bench_gpu_runtime.py                       # all of it; two to three minutes on an H200
-    python benchmarks/bench_gpu_runtime.py few decode lstm 2:4 refused   # or some of it
+    python benchmarks/bench_gpu_runtime.py few decode 2:4 refused   # or some of it
 
 Kernels are timed in a CUDA graph over enough copies of a layer that none of them is found in the second-level cache;
 networks as they are called from Python. Masks are those of magnitude pruning a layer, of random weights.
@@ -144,38 +144,6 @@ def decode(n_blocks: int = 8) -> None:
         )
 
 
-class Outputs(nn.Module):
-    """An LSTM without its state."""
-
-    def __init__(self, width: int, n_layers: int) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(width, width, n_layers, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x)[0]
-
-
-@torch.no_grad()
-def lstm() -> None:
-    print("\nAn LSTM of two layers, fp16, one step of one sequence and eight of them, as called from Python")
-    print("  width  steps  zeros  ms as called  ms recorded  ms sipp.sparse  ratio  off by  runs")
-    for width in (1024, 2048, 4096):
-        for n_steps in (1, 8):
-            for keep in (0.3, 0.1):
-                model = Outputs(width, 2).cuda().half().eval()
-                for weight in model.parameters():
-                    if weight.ndim == 2:
-                        weight.copy_(thin(weight, keep))
-                model.lstm.flatten_parameters()
-                x = torch.randn(1, n_steps, width, device="cuda").half()
-                fast, (called, recorded, ours), off_by = compared(model, x)
-                print(
-                    f"  {width:5}  {n_steps:5}  {1 - keep:5.0%}  {called:12.3f}  {recorded:11.3f}  {ours:14.3f}  "
-                    f"{min(called, recorded) / ours:5.2f}  {off_by:.0e}  {fast.latest.how}",
-                    flush=True,
-                )
-
-
 @torch.no_grad()
 def two_of_four() -> None:
     print("\n2:4, four linear layers of 4096 x 4096 with a ReLU between, as called from Python (goal: 1.3)")
@@ -240,7 +208,7 @@ def main() -> None:
         return
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    parts = {"few": few, "decode": decode, "lstm": lstm, "2:4": two_of_four, "refused": refused}
+    parts = {"few": few, "decode": decode, "2:4": two_of_four, "refused": refused}
     for name in sys.argv[1:] or parts:
         parts[name]()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from functools import partial
 
@@ -16,7 +15,7 @@ from triton.errors import TritonError
 from sipp.errors import ModelError
 from sipp.native import pytree, two_of_four
 from sipp.runtime import examples
-from sipp.runtime.gpu import kernels, linear, network, plan, recording
+from sipp.runtime.gpu import linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
 from sipp.runtime.gpu.layouts import as_walks, int8_scales
 from sipp.runtime.sparse_network import Sparse
@@ -148,8 +147,6 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 1.0, 0.5][: len(calls)])
     monkeypatch.setattr(linear, "time_kernel", seconds)
     monkeypatch.setattr(plan, "time_kernel", seconds)
-    times = itertools.cycle([0.5, 1.0])
-    monkeypatch.setattr(recording, "kernel_seconds", lambda calls: next(times))
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
     monkeypatch.setattr(linear, "FEW_TOKEN_SHAPES", ((8, 8, 1),))  # the interpreter takes its time
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
@@ -196,58 +193,12 @@ def test_a_network_gives_what_torch_gives() -> None:
     assert all(torch.equal(again[name], before[name]) for name in before)  # the caller's own
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_lstms_go_step_by_step() -> None:
-    torch.manual_seed(0)
-    x, state = torch.randn(1, 2, 5), (torch.randn(4, 1, 2), torch.randn(4, 1, 2))
-    both_ways = nn.LSTM(5, 2, num_layers=2, bidirectional=True, batch_first=True)
-    for model, inputs in ((both_ways, (x, state)), (nn.LSTMCell(5, 3, bias=False), (x[0],))):
-        for weight in model.parameters():
-            weight.data[torch.rand_like(weight) < 0.7] = 0
-        fast = compiled(model.eval(), inputs)
-        assert fast.steps[0].kernel == "LSTM: walks, 32-bit values" and not fast.latest.is_dense
-        for found, expected in zip(pytree.tree_leaves(fast(*inputs)), pytree.tree_leaves(model(*inputs)), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 0.25, 1.0, 30.0])
-def test_gates_keep_their_digits_near_zero(scale: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    sums, cell = (scale * torch.randn(3, n, generator=generator) for n in (20, 5))
-    enters, stays, new, leaves = sums.double().chunk(4, 1)
-    expected = stays.sigmoid() * cell.double() + enters.sigmoid() * new.tanh()
-    state, found = kernels.gates(sums, cell)
-    torch.testing.assert_close(state.double(), leaves.sigmoid() * found.double().tanh(), rtol=2e-6, atol=0)
-    size = stays.sigmoid() * cell.double().abs() + enters.sigmoid() * new.tanh().abs()
-    assert bool(((found.double() - expected).abs() <= 2e-6 * size).all())
-
-
 def test_a_kernel_that_triton_refuses_is_left_to_torch() -> None:
     def refuse(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
         raise TritonError("out of resources")
 
     refused = linear.LinearKernel("refused", refuse, ())
     assert linear.kernel_error(refused, torch.eye(3), None, torch.ones(1, 3)) == torch.inf
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_an_lstm_draws_nothing_from_the_callers_generator() -> None:
-    model, x = nn.LSTMCell(12, 6).eval(), torch.randn(1, 12)
-    model.weight_ih.data[:, ::2] = 0
-    before = torch.get_rng_state()
-    compiled(model, (x,))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_an_lstm_that_is_off_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = nn.LSTMCell(12, 6).eval(), torch.randn(1, 12)
-    model.weight_ih.data[:, ::2] = 0
-    real = kernels.gates
-    monkeypatch.setattr(kernels, "gates", lambda sums, cell: tuple(1.1 * found for found in real(sums, cell)))
-    fast = compiled(model, (x,))
-    assert fast.steps[0].kernel == "torch" and "LSTM" in fast.steps[0].note
-    assert torch.equal(fast(x)[0], model(x)[0])
 
 
 class Branches(nn.Linear):

@@ -55,7 +55,7 @@ def forced(rng: random.Random, *, few_trials: bool = True) -> Iterator[str]:
         put(cpu_network, "rounding_tolerance", lambda expected: math.inf)  # a plan that is off is to be seen
         put(chunks, "NEAR_CACHE", rng.choice([500, 500, 1_300_000]))
         put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.shape[1])}))
-        put(strip_kernel, "TARGETS", (rng.choice([16, 10, 8, 5]),))
+        put(strip_kernel, "MOST_VECTORS", rng.choice([16, 10, 8, 5]))
         put(steps, "SHARED_SECONDS", rng.choice([0.0, 1.0]))
         if few_trials:
             put(steps.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), rng.random())[1])

@@ -96,7 +96,7 @@ def test_convolutions(
     if has_sum:
         wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
     args = (Ref(X), Ref(WEIGHT), Ref(BIAS), list(stride), list(padding), list(dilation), groups)
-    op = Op("conv", CONV, args, {}, OUT, 4, addend=ADDEND if has_sum else None)
+    op = Op("conv", CONV, args, {}, OUT, addend=ADDEND if has_sum else None)
     arena = Arena()
     with any_way(seed):
         layer, weight = read_layer(op, {WEIGHT: weight, BIAS: bias})
@@ -119,7 +119,7 @@ def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows,
     values = {X: x, ADDEND: draw(kind, *lead, rows, seed=seed + 3)}
     if has_addend:
         wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
-    op = Op("linear", LINEAR, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, 2, addend=ADDEND if has_addend else None)
+    op = Op("linear", LINEAR, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, addend=ADDEND if has_addend else None)
     step_of = vector_step if math.prod(lead) == 1 else token_step
     with any_way(seed):
         layer, weight = read_layer(op, {WEIGHT: weight, BIAS: bias})
@@ -140,7 +140,7 @@ def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed)
     x = draw(kind, n, channels, *size, seed=seed)
     buffer.inner.copy_(x)
     values = {X: buffer.inner}
-    op = Op("pool", MAX if is_max else AVERAGE, (Ref(X), [kernel] * 2, [stride] * 2, [padding] * 2), {}, OUT, 4)
+    op = Op("pool", MAX if is_max else AVERAGE, (Ref(X), [kernel] * 2, [stride] * 2, [padding] * 2), {}, OUT)
     assert pool_step(op, values, arena, (0, 0)) is not None
     wanted = oracle.pooling(x.numpy(), kernel, stride, padding, is_max)
     assert agrees(values[OUT], wanted, oracle.pooling(x.abs().numpy(), kernel, stride, padding, False) * (not is_max))
@@ -151,7 +151,7 @@ def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed)
 def test_layer_norms(n_tokens, features, kind, seed):
     x, gain, shift = (draw(kind, *shape, seed=seed) for shape in ((n_tokens, features), (features,), (features,)))
     values, arena = {X: x}, Arena()
-    op = Op("norm", LAYER_NORM, (Ref(X), [features], Ref(WEIGHT), Ref(BIAS), 1e-3), {}, OUT, 2)
+    op = Op("norm", LAYER_NORM, (Ref(X), [features], Ref(WEIGHT), Ref(BIAS), 1e-3), {}, OUT)
     assert norm_step(op, values, arena, {WEIGHT: gain, BIAS: shift}) is not None and not arena.flag.is_raised
     wanted = oracle.layer_norm(x.numpy(), gain.numpy(), shift.numpy(), 1e-3)
     assert agrees(values[OUT], wanted, 20 * (1 + np.abs(wanted)))
@@ -176,7 +176,7 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
         mask[:, 0] = 0.5
     values[ADDEND] = mask
     args = (Ref(X), Ref(WEIGHT), Ref(BIAS), *([Ref(ADDEND)] if has_mask else []))
-    assert attention_step(Op("attend", ATTENTION, args, {}, OUT, 4), values, arena, {}) is not None
+    assert attention_step(Op("attend", ATTENTION, args, {}, OUT), values, arena, {}) is not None
     q, k, v = (values[number].numpy() for number in (X, WEIGHT, BIAS))
     wanted = oracle.attention(q, k, v, 1 / math.sqrt(size), mask.numpy())
     assert not arena.flag.is_raised and agrees(values[OUT], wanted, np.abs(v).max() + 0 * wanted)
@@ -191,7 +191,7 @@ for number in (X, WEIGHT, BIAS):
     data = arena.add(token_buffer(1024, 4)).data_CHWN
     values[number] = data.as_strided((1, 1, 1024, 4), (1024, 4 * data.shape[3], 1, data.shape[3]))
     values[number].copy_(torch.randn(1, 1, 1024, 4))
-step = attention_step(Op("attend", ATTENTION, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, 4), values, arena, {})
+step = attention_step(Op("attend", ATTENTION, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT), values, arena, {})
 before = values[OUT].clone()
 values[OUT].zero_()
 threading.stack_size(64 * 1024)
@@ -219,7 +219,7 @@ def test_lstms(never_dense, n, n_times, n_inputs, hidden, keep, kind, seed):
     values = {X: x, state: torch.zeros(1, n, hidden), cell: torch.zeros(1, n, hidden)}
     constants = {10 + i: weight for i, weight in enumerate(weights)}
     refs = [Ref(number) for number in constants]
-    op = Op("lstm", LSTM, (Ref(X), [Ref(state), Ref(cell)], refs, True, 1, 0.0, False, False, True), {}, OUT, 3)
+    op = Op("lstm", LSTM, (Ref(X), [Ref(state), Ref(cell)], refs, True, 1, 0.0, False, False, True), {}, OUT)
     values |= constants
     assert recurrent_step(op, values, Arena(), constants) is not None
     bias = (weights[2] + weights[3]).numpy()

@@ -169,23 +169,28 @@ def _compiled(value: torch.dtype, dtype: torch.dtype, n_tokens: int, capability:
 
     from sipp.runtime.gpu import kernels
 
-    names, word = kernels._few_tokens.arg_names, torch.int32 if n_tokens == 1 else torch.int64
+    word, aligned = torch.int32 if n_tokens == 1 else torch.int64, [["tt.divisibility", 16]]
     number, words = {torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype], f"*i{word.itemsize * 8}"
     mask, carry = (kernels._repeated(bits, dtype, word) for bits in kernels.EXPONENT[dtype])
-    constants = {
-        "bias": None, "slices": None, "ROWS": 16, "LANES": 16, "BITS": 8 * value.itemsize, "MASK": mask, "CARRY": carry,
-        "EARLY": capability >= 90, "AHEAD": AHEAD, "FOUR_AT_ONCE": True, "n_words": 1,
-        "DECLARE_SHARED": assembly.declare_shared(8192 * n_tokens),
-        "FOUR_STEPS": assembly.four_steps(value, dtype, n_tokens),
-        **({} if value == torch.int8 else {"scales": None}),
-    }  # fmt: skip
-    pointers = dict.fromkeys(("values", "distances", "order"), "*i32") | {"starts": "*u16", "scales": "*fp32"}
-    pointers |= {"x": number if n_tokens == 1 else words, "words": words, "out": number}
-    signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*" or n == "n_input_words"
-    }
-    source = ASTSource(kernels._few_tokens, signature, constexprs=constants, attrs=aligned)
+    form = kernels.Form(
+        n_rows=16, n_lanes=16, bits=8 * value.itemsize, tokens=n_tokens, mask=mask, carry=carry,
+        is_early=capability >= 90, ahead=AHEAD, four_at_once=True,
+        declare_shared=assembly.declare_shared(8192 * n_tokens),
+        four_steps=assembly.four_steps(value, dtype, n_tokens),
+    )  # fmt: skip
+    scales = "*fp32" if value == torch.int8 else "constexpr"
+    kept = kernels.Kept("*i32", "*i32", "*u16", slices="constexpr", order="*i32", scales=scales)
+    known = {"x": number if n_tokens == 1 else words, "words": words, "kept": kept, "out": number}
+    known |= dict.fromkeys(("bias", "n_words", "FORM"), "constexpr")
+    names = kernels._few_tokens.arg_names
+    signature = {name: known.get(name, "i32") for name in names}
+    at = {name: i for i, name in enumerate(names)}
+    constants = {(at["bias"],): None, (at["n_words"],): 1, (at["FORM"],): form, (at["kept"], 3): None}
+    if value != torch.int8:
+        constants[at["kept"], 5] = None
+    places = [(at[name],) for name in ("x", "words", "out", "n_input_words")] + [(at["kept"], i) for i in range(6)]
+    attributes = {place: aligned for place in places if place not in constants}
+    source = ASTSource(kernels._few_tokens, signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
 
 

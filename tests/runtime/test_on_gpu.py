@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.native import pytree
-from sipp.runtime.gpu import kernels, linear, plan, recording, recurrent
+from sipp.runtime.gpu import kernels, linear, plan, recording
 from sipp.runtime.gpu.layouts import as_walks, int8_scales
 
 pytestmark = [
@@ -31,7 +30,6 @@ def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(linear, "time_kernel", seconds)
     monkeypatch.setattr(plan, "time_kernel", seconds)
-    monkeypatch.setattr(recurrent, "is_enough_faster", lambda seconds, dense_seconds: True)
     monkeypatch.setattr(linear, "FEW_TOKEN_SHAPES", linear.FEW_TOKEN_SHAPES[:1])  # each is compiled per layer
     monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
@@ -110,24 +108,6 @@ def test_sums_with_the_input_in_shared_memory_and_without(dtype, n_tokens, n_col
         bad[-1, -1] = float("-inf")
         found = kernels.few_tokens(bad, walks, None, ahead=ahead)
         assert bool(found[-1].isnan().all()) and bool(found[:-1].isfinite().all())
-
-
-@pytest.mark.parametrize("dtype", list(CLOSE))
-@pytest.mark.usefixtures("sparse_wins")
-@torch.no_grad()
-def test_lstms(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(3, 2, 200).to("cuda", dtype)
-    for model, given in ((nn.LSTM(200, 96, num_layers=2, bidirectional=True), x), (nn.LSTMCell(200, 96), x[0])):
-        model = model.to("cuda", dtype).eval()
-        for weight in model.parameters():
-            weight.data[torch.rand_like(weight) < 0.8] = 0
-        fast = sipp.sparse(model, given)
-        assert fast.steps[0].kernel.startswith("LSTM: walks")
-        with torch.backends.cudnn.flags(allow_tf32=False):  # else its own LSTM rounds float32 as TF32 does
-            by_torch = model(given)
-        for found, expected in zip(pytree.tree_leaves(fast(given)), pytree.tree_leaves(by_torch), strict=True):
-            assert float((found.double() - expected.double()).abs().max()) <= CLOSE[dtype]
 
 
 class Shifted(nn.Module):

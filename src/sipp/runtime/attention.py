@@ -34,12 +34,14 @@ from sipp.native import (
     variables,
     vector,
 )
+from sipp.native.machine_code import Arguments
+from sipp.native.processor import LANES
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import Op
+from sipp.runtime.loop import Watch, raise_flag, tasks
 from sipp.runtime.operands import filled_run
 from sipp.runtime.steps import PreparedKernel, Step, Values
-from sipp.runtime.strip_kernel import raise_flag
 
 AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
 MOST_SCORES = 2**16  # floats per strip
@@ -88,7 +90,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     columns = out.data_CHWN.shape[3]
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
     n_strips = n_queries // (lanes * n_vectors)
-    numbers = {
+    arguments = {
         **_strided_arguments("q", q, (0, 1, 3)),
         **_strided_arguments("k", k, (0, 1, 3)),
         **_strided_arguments("v", v, (0, 1, 3)),
@@ -98,13 +100,14 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
         "n_heads": n_heads,
         "n_strips": n_strips,
         "size": size,
-        "scale": bits_of(1 / math.sqrt(size) if scale is None else scale),
-        "flag": arena.flag.address,
+        "scale": 1 / math.sqrt(size) if scale is None else float(scale),
+        "flag": arena.flag.cell,
     }
     tile = QueryTile(lanes, n_vectors, n_keys, mask.data is not None)
-    code = generate(("attention", tile), numbers, lambda b, args: _emit(b, args, tile))
-    kernel = PreparedKernel(code, numbers, n_points * n_heads * n_strips, (q, k, v, out, mask, arena.flag))
-
+    kernel = PreparedKernel(
+        ("attention", tile), arguments, n_points * n_heads * n_strips, lambda b, args: _emit(b, args, tile),
+        also=(q, k, v, out, mask),
+    )  # fmt: skip
     run_step = filled_run([mask.fill], kernel, op.out, result)
     run_step(values)
     return Step(op.name, "attention of tokens", run_step, op.out)
@@ -143,15 +146,13 @@ def _has_token_layout(x: Any, arena: Arena) -> bool:
 def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
     width = lanes * n_vectors * FLOAT_BYTES
-    bad = variables(b, [constant(0.0, lanes)])[0]
     n_strips, n_heads = args.number("n_strips"), args.number("n_heads")
     n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
     with floats_on_heap(b, n_keys * n_vectors * lanes) as scores:
         has_room = b.icmp_unsigned("!=", scores, I64(0))
-        with b.if_then(b.not_(has_room)):  # the flag makes torch run the network
-            b.store(constant(float("nan"), lanes), bad)
-        first, last = args.share(n_tasks)
-        with each(b, first, b.select(has_room, last, first)) as task:
+        with b.if_then(b.not_(has_room)):
+            raise_flag(b, args)
+        with tasks(b, args, b.select(has_room, n_tasks, I64(0)), lanes) as (task, watch):
             strip, rest = b.srem(task, n_strips), b.sdiv(task, n_strips)
             head, point = b.srem(rest, n_heads), b.sdiv(rest, n_heads)
 
@@ -164,8 +165,7 @@ def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
             largest = _emit_scores(b, args, tile, q, start("k"), mask, scores)
             totals = _emit_powers(b, lanes, n_vectors, n_keys, largest, scores)
             inverse = [b.fdiv(constant(1.0, lanes), total) for total in totals]
-            _emit_means(b, args, lanes, n_keys, start("v"), scores, inverse, out, bad)
-    raise_flag(b, b.load(bad), lanes, args.number("flag"))
+            _emit_means(b, args, lanes, n_keys, start("v"), scores, inverse, out, watch)
 
 
 def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
@@ -209,7 +209,7 @@ def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[
 
 
 def _emit_means(
-    b: Any, args: Arguments, lanes: int, n_keys: int, v: Any, scores: Any, inverse: list[Any], out: Any, bad: Any
+    b: Any, args: Arguments, lanes: int, n_keys: int, v: Any, scores: Any, inverse: list[Any], out: Any, watch: Watch
 ) -> None:
     """Emits the weighted means of the values, a few features at a time."""
     zero, n_vectors = constant(0.0, lanes), len(inverse)
@@ -228,4 +228,4 @@ def _emit_means(
             for i, cell in enumerate(line):
                 value = b.fmul(b.load(cell), inverse[i])
                 store(b, value, to, i * lanes * FLOAT_BYTES)
-                b.store(fused(b, value, zero, b.load(bad)), bad)
+                watch(value)

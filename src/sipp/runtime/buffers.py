@@ -86,15 +86,14 @@ class Flag:
     """Set if some value was not finite; generated code sets it through its address."""
 
     def __init__(self) -> None:
-        self._cell = np.zeros(1, np.float32)
-        self.address = self._cell.ctypes.data
+        self.cell = np.zeros(1, np.float32)
 
     @property
     def is_raised(self) -> bool:
-        return bool(self._cell[0])
+        return bool(self.cell[0])
 
     def clear(self) -> None:
-        self._cell[0] = 0.0
+        self.cell[0] = 0.0
 
     def check(self, value: Tensor, limit: float = 1.0) -> None:
         """Sets the flag if the sum of the values, or `limit` times the largest, is not finite."""
@@ -104,7 +103,7 @@ class Flag:
             low, high = value.aminmax()
             total += float(torch.maximum(-low, high) * limit)
         if total - total != 0:
-            self._cell[0] = 1.0
+            self.cell[0] = 1.0
 
 
 class Arena:

@@ -6,11 +6,13 @@ so count as mixing points.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sipp.native.instructions import FLOAT_BYTES
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.pools import POOLS
 
@@ -29,7 +31,7 @@ def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
     if not inputs or not all(isinstance(x, Tensor) and x.ndim and len(x) == len(inputs[0]) for x in inputs):
         return None
     n = len(inputs[0])
-    largest = max((op.n_floats for op in graph.ops), default=0) * 4
+    largest = max((prod(graph.shapes[op.out]) for op in graph.ops), default=0) * FLOAT_BYTES
     most = NEAR_CACHE * torch.get_num_threads()
     if n < 2 * SMALLEST or n % SMALLEST or largest <= most or not _is_pointwise(graph, n):
         return None
@@ -56,7 +58,7 @@ def _signature(op: Op, n: int) -> str:
     args = op.args
     if op.target is ATEN.view.default and args[1][0] == n:
         args = (args[0], ["points", *args[1][1:]])
-    return repr((op.target, args, op.kwargs, op.out, op.addend, op.act, op.overflow_factor))
+    return repr((op.target, args, op.kwargs, op.out, op.addend, op.act, op.shrunk))
 
 
 def _is_same(value: Tensor, other: Tensor) -> bool:
@@ -67,30 +69,30 @@ def _is_same(value: Tensor, other: Tensor) -> bool:
 def _is_pointwise(graph: Graph, n: int) -> bool:
     points = set(graph.inputs)  # values whose first dimension is the batch
     for op in graph.ops:
-        if not _is_per_point(op, points, graph.constants, n):
+        if not _is_per_point(op, points, graph, n):
             return False
         points.add(op.out)
     return all(isinstance(ref, Ref) and ref.value in points for ref in graph.outputs)
 
 
-def _is_per_point(op: Op, points: set[int], constants: dict[int, Tensor], n: int) -> bool:
-    args, target = op.args, op.target
+def _is_per_point(op: Op, points: set[int], graph: Graph, n: int) -> bool:
+    args, target, constants, n_dims = op.args, op.target, graph.constants, len(graph.shapes[op.out])
     values = [number for number in op.reads() if number not in constants]
-    if not values or not all(number in points for number in values) or op.n_dims < 2:
+    if not values or not all(number in points for number in values) or n_dims < 2:
         return False
     if target in (CONV, LINEAR) and len(values) != 1 + (op.addend is not None):
         return False  # its weight depends on the input
-    if target is CONV and op.n_dims != 4:
+    if target is CONV and n_dims != 4:
         return False  # a single image without a batch dimension
     if target in (CONV, LINEAR) or target in POOLS or target in _ELEMENTWISE:
         return isinstance(args[0], Ref)
     if target in _BINARY:
         fixed = [constants[a.value] for a in args if isinstance(a, Ref) and a.value in constants]
-        return all(t.ndim < op.n_dims for t in fixed)
+        return all(t.ndim < n_dims for t in fixed)
     if target is ATEN.cat.default:
-        return len(args) > 1 and args[1] % op.n_dims != 0 and len(values) == len(args[0])
+        return len(args) > 1 and args[1] % n_dims != 0 and len(values) == len(args[0])
     if target is ATEN.pad.default:
-        return len(args[1]) // 2 < op.n_dims
+        return len(args[1]) // 2 < n_dims
     if target is ATEN.slice.Tensor:
         return len(args) > 1 and args[1] > 0
     if target is ATEN.view.default:

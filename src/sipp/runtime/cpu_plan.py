@@ -190,14 +190,11 @@ def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena, checks_al
         if checks_all or step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
             ours |= set(op.reads())
     unwatched = [step.kernel in ("torch", "dense") or op.target in POOLS for op, step in zip(graph.ops, steps)]
-    limits = [
-        1.0 if op.overflow_factor is None else float(graph.constants[op.overflow_factor].max()) for op in graph.ops
-    ]
     return [
-        _with_finite_check(step, arena, limit)
-        if is_blind and (step.out in ours or limit > 1) and op.target not in _SAFE
+        _with_finite_check(step, arena, op.shrunk)
+        if is_blind and (step.out in ours or op.shrunk > 1) and op.target not in _SAFE
         else step
-        for op, step, is_blind, limit in zip(graph.ops, steps, unwatched, limits)
+        for op, step, is_blind in zip(graph.ops, steps, unwatched)
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ ADD = ATEN.add.Tensor
 _LAYOUT_OPS = (
     ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
 )  # fmt: skip
+MOST_SHRUNK = 1e30  # by a norm that is folded in: larger sums before it are taken for an overflow
 LINE = 150  # characters of torch's errors that are shown
 
 
@@ -49,17 +49,15 @@ class Op:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: int
-    n_dims: int = 0  # of its first result
-    n_floats: int = 0
     dtype: torch.dtype | None = None
     addend: int | None = None
     act: str = NONE
-    overflow_factor: int | None = None  # a constant: how much larger each row was before a norm was folded in
+    shrunk: float = 1.0  # how many times larger its sums were, at most, before a norm was folded in
 
     def reads(self) -> list[int]:
         """The numbers of the values it reads."""
         numbers = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
-        return [*numbers, *(n for n in (self.addend, self.overflow_factor) if n is not None)]
+        return numbers if self.addend is None else [*numbers, self.addend]
 
 
 @dataclass(frozen=True)
@@ -144,13 +142,11 @@ def _graph_of(exported: Any) -> Graph:
         elif node.op == "placeholder":
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
-            args, shape = tuple(with_refs(node.args)), shapes[number]
+            args = tuple(with_refs(node.args))
             is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Ref)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
             dtype = getattr(_first_result(node.meta.get("val")), "dtype", None)
-            ops.append(
-                Op(name, node.target, args, dict(with_refs(node.kwargs)), number, len(shape), prod(shape), dtype)
-            )
+            ops.append(Op(name, node.target, args, dict(with_refs(node.kwargs)), number, dtype))
         elif node.op == "output":
             outputs = [with_refs(arg) for arg in node.args[0]]
         else:
@@ -179,7 +175,7 @@ def _fuse(graph: Graph) -> Graph:
     constants = dict(graph.constants)
     for op in graph.ops:
         if op.target is BATCH_NORM:
-            _fold_batch_norm(op, ops, constants, _readers(graph, ops))
+            _fold_batch_norm(op, ops, constants, _readers(graph, ops), len(graph.shapes[op.out]))
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
             _fuse_sum(op, ops, _readers(graph, ops), graph.shapes)
@@ -225,7 +221,9 @@ def _can_fuse(op: Op, readers: dict[int, int]) -> bool:
     return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
 
 
-def _fold_batch_norm(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int]) -> None:
+def _fold_batch_norm(
+    norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int], n_dims: int
+) -> None:
     """Folds a batch norm (and its `getitem`) into the layer before it, or turns it into a depthwise convolution.
 
     Only in float32 or wider: torch computes half-precision norms in float32, and their parameters may be float32.
@@ -243,30 +241,36 @@ def _fold_batch_norm(norm: Op, ops: dict[int, Op], constants: dict[int, Tensor],
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
-    weight, bias, overflow_factor = (Ref(-3 * out - i) for i in (1, 2, 3))  # unused numbers
-    can_fold = source is not None and _can_fold(source, norm.n_dims, scale, constants, readers)
-    if not can_fold and norm.n_dims != 4:
+    weight, bias = Ref(-2 * out - 1), Ref(-2 * out - 2)  # unused numbers
+    can_fold = source is not None and _can_fold(source, n_dims, scale, constants, readers)
+    if not can_fold and n_dims != 4:
         return
     del ops[norm.out]
     if source is None or not can_fold:
         constants[weight.value], constants[bias.value] = scale[:, None, None, None].to(dtype), offset.to(dtype)
         args = (norm.args[0], weight, bias, [1, 1], [0, 0], [1, 1], len(scale))
-        ops[out] = Op(norm.name, CONV, args, {}, out, norm.n_dims, norm.n_floats, dtype)
+        ops[out] = Op(norm.name, CONV, args, {}, out, dtype)
         return
     bias_ref = source.args[2] if len(source.args) > 2 else None
     if bias_ref is not None:
         offset = offset + constants[bias_ref.value].double() * scale
     constants[weight.value] = _scaled(constants[source.args[1].value], scale)
     constants[bias.value] = offset.to(constants[source.args[1].value].dtype)
-    constants[overflow_factor.value] = torch.where(scale == 0, 1.0, 1 / scale.abs()).clamp(min=1).to(dtype)
     del ops[source.out]
     args = (source.args[0], weight, bias, *source.args[3:])
-    ops[out] = replace(source, args=args, out=out, overflow_factor=overflow_factor.value)
+    shrunk = _shrunk(constants[weight.value], scale)
+    ops[out] = replace(source, args=args, out=out, shrunk=shrunk)
 
 
 def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
     """The weight with each row scaled, in its own dtype."""
     return (weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+
+
+def _shrunk(scaled: Tensor, scale: Tensor) -> float:
+    """How many times larger the rows with weights were, at most, before they were scaled."""
+    factors = 1 / scale[(scaled != 0).flatten(1).any(1)].abs()
+    return max(1.0, float(factors.max())) if len(factors) else 1.0
 
 
 def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
@@ -278,7 +282,7 @@ def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tenso
     old = constants[source.args[1].value]
     scaled, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
     is_lost = ~scaled.isfinite() | (is_kept & (scaled.abs() < torch.finfo(scaled.dtype).tiny))
-    return not bool(is_lost.any())
+    return not bool(is_lost.any()) and _shrunk(scaled, scale) <= MOST_SHRUNK
 
 
 def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:

@@ -22,7 +22,6 @@ class Layer:
     op: Op
     shape: tuple[int, ...]  # R x C x KH x KW, a linear layer's R x C
     bias: Tensor | None
-    overflow_factor: Tensor | None  # see Op
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
@@ -37,8 +36,7 @@ def read_layer(op: Op, constants: dict[int, Tensor]) -> tuple[Layer, Tensor]:
     defaults: list[Any] = [(1, 1), (0, 0), (1, 1), 1]
     options = [*op.args[3:], *defaults[len(op.args[3:]) :]] if op.target is CONV else defaults
     stride, padding, dilation = (pair(option) for option in options[:3])
-    overflow_factor = None if op.overflow_factor is None else constants[op.overflow_factor].contiguous()
-    return Layer(op, tuple(weight.shape), bias, overflow_factor, stride, padding, dilation, options[3]), weight
+    return Layer(op, tuple(weight.shape), bias, stride, padding, dilation, options[3]), weight
 
 
 def constant_weights(op: Op, constants: Mapping[int, Tensor]) -> list[Tensor] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import (
+from sipp.native.instructions import (
     FLOAT_BYTES,
     I64,
     LANES,
@@ -27,11 +27,13 @@ from sipp.native import (
     variables,
     vector,
 )
+from sipp.native.machine_code import Arguments
+from sipp.native.processor import LANES
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import ATEN, Op, Ref
+from sipp.runtime.loop import tasks
 from sipp.runtime.operands import filled_run, fills_of, token_input
 from sipp.runtime.steps import PreparedKernel, Step, Values
-from sipp.runtime.strip_kernel import raise_flag
 
 LAYER_NORM = ATEN.layer_norm.default
 MARGIN = 2.0**8  # torch handles squares this close to overflow: it sums them in another order
@@ -59,20 +61,21 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
     n_strips = source.n // (lanes * n_vectors)
-    numbers = {
-        "x": memory.address(source.data),
-        "out": memory.address(out.data_CHWN),
-        "gain": memory.address(gain),
-        "shift": memory.address(shift),
+    arguments = {
+        "x": source.data,
+        "out": out.data_CHWN,
+        "gain": gain,
+        "shift": shift,
         "n_features": features,
         "pitch": FLOAT_BYTES * source.n,  # bytes from one feature to the next
         "n_strips": n_strips,
-        "share": bits_of(1 / features),
-        "epsilon": bits_of(epsilon),
-        "flag": arena.flag.address,
+        "share": 1 / features,
+        "epsilon": float(epsilon),
+        "flag": arena.flag.cell,
     }
-    code = generate(("norm", lanes, n_vectors), numbers, lambda b, args: _emit(b, args, lanes, n_vectors))
-    kernel = PreparedKernel(code, numbers, n_strips, (source, out, gain, shift, arena.flag))
+    kernel = PreparedKernel(
+        ("norm", lanes, n_vectors), arguments, n_strips, lambda b, args: _emit(b, args, lanes, n_vectors)
+    )
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     run_step(values)
     return Step(op.name, "norm of tokens", run_step, op.out)
@@ -80,10 +83,9 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
 
 def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
     width = lanes * n_vectors * FLOAT_BYTES
-    bad = variables(b, [constant(0.0, lanes)])[0]
     share, epsilon = (splat(b, args.real(n), lanes) for n in ("share", "epsilon"))
     one = constant(1.0, lanes)
-    with each(b, *args.share(args.number("n_strips"))) as strip:
+    with tasks(b, args, args.number("n_strips"), lanes) as (strip, watch):
         x, out = (b.add(args.number(n), b.mul(strip, I64(width))) for n in ("x", "out"))
         zeros = [constant(0.0, lanes)] * n_vectors
         # about the first feature: where all are nearly equal and large, a rounded sum would show after the division
@@ -93,8 +95,7 @@ def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
         squares = _over(b, args, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
         for total, middle in zip(squares, mean):
             for square in (total, _square(b, middle)):  # torch squares partial means too
-                near = b.fmul(square, constant(MARGIN, lanes))
-                b.store(fused(b, near, constant(0.0, lanes), b.load(bad)), bad)
+                watch(b.fmul(square, constant(MARGIN, lanes)))
         variances = [fused(b, total, share, epsilon) for total in squares]
         scale = [b.fdiv(one, call(b, f"llvm.sqrt.v{lanes}f32", vector(lanes), [x])) for x in variances]
         with each(b, 0, args.number("n_features")) as feature:
@@ -104,8 +105,7 @@ def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
                 value = load(b, b.add(x, moved), vector(lanes), v * lanes * FLOAT_BYTES)
                 value = fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
                 store(b, value, b.add(out, moved), v * lanes * FLOAT_BYTES)
-                b.store(fused(b, value, constant(0.0, lanes), b.load(bad)), bad)
-    raise_flag(b, b.load(bad), lanes, args.number("flag"))
+                watch(value)
 
 
 def _over(b: Any, args: Arguments, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
-from sipp.runtime.recurrent import LSTM, LSTM_CELL, recurrent_reads
+from sipp.runtime.recurrent import LSTM, recurrent_reads
 from sipp.runtime.steps import Step, Values, torch_step
 
 
@@ -40,7 +40,7 @@ def _still_read(op: Op, step: Step) -> list[int]:
     """The values that a step reads in later calls."""
     if step.holds_weights and op.target in (CONV, LINEAR):
         return [op.args[0].value] if op.addend is None else [op.args[0].value, op.addend]
-    if step.holds_weights and op.target in (LSTM, LSTM_CELL):
+    if step.holds_weights and op.target is LSTM:
         return recurrent_reads(op)
     return op.reads()
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sipp.native import (
+from sipp.native.instructions import (
     F32,
     FLOAT_BYTES,
     I32,
@@ -26,11 +26,13 @@ from sipp.native import (
     variables,
     vector,
 )
+from sipp.native.machine_code import Arguments, bits_of
+from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
 from sipp.runtime.layers import pair
 from sipp.runtime.operands import filled_run
-from sipp.runtime.steps import PreparedKernel, Step, Values
+from sipp.runtime.steps import Argument, PreparedKernel, Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
 POOLS = (MAX, AVERAGE, ADAPTIVE)
@@ -110,22 +112,21 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
             ]
             to = FLOAT_BYTES * n * ((i + out.border[0]) * out_wide + j + out.border[1])
             table.append((to, first, len(places), bits_of(1.0 / (n_lines * n_pixels))))
-    table_array, place_array = np.array(table, np.int64), np.array(places, np.int32)
     channels = len(out.data_CHWN)
-    numbers = {
-        "x": memory.address(source.data_CHWN),
+    arguments: dict[str, Argument] = {
+        "x": source.data_CHWN,
         "x_pitch": FLOAT_BYTES * x_high * x_wide * n,
-        "out": memory.address(out.data_CHWN),
+        "out": out.data_CHWN,
         "out_pitch": FLOAT_BYTES * out_high * out_wide * n,
-        "table": table_array.ctypes.data,  # TABLE_NUMBERS for each position
-        "taps": place_array.ctypes.data,
+        "table": np.array(table, np.int64),  # TABLE_NUMBERS for each position
+        "taps": np.array(places, np.int32),
         "n_positions": len(table),
         "n_channels": channels,
         "n_points": n,
     }
     lanes = 16 if n % 16 == 0 and WIDE else 8 if n % 8 == 0 else 1
-    code = generate(("pooling", is_max, lanes), numbers, lambda b, args: _emit(b, args, is_max, lanes))
-    return PreparedKernel(code, numbers, channels, (table_array, place_array, source, out))
+    key = ("pooling", is_max, lanes)
+    return PreparedKernel(key, arguments, channels, lambda b, args: _emit(b, args, is_max, lanes))
 
 
 def _emit(b: Any, args: Arguments, is_max: bool, lanes: int) -> None:

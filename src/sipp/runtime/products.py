@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sipp.native import FLOAT_BYTES, memory
 from sipp.runtime.buffers import Arena, Flag, token_buffer
+from sipp.runtime.graph import Op
 from sipp.runtime.layers import Layer, dense_step, faster_step
 from sipp.runtime.operands import (
     Operand,
@@ -28,7 +29,7 @@ from sipp.runtime.operands import (
     token_operand,
 )
 from sipp.runtime.steps import SHARES_PER_THREAD, PreparedKernel, Step, Values
-from sipp.runtime.strip_kernel import Packed, Tiling, pack, strip_code, tilings
+from sipp.runtime.strip_kernel import Packed, Tiling, emit_strips, pack, tilings
 
 NEAREST_CACHE = 24_000  # bytes of x that fit into the first-level cache beside weights and sums
 HOPELESS = 2.0  # a kernel this many times slower than dense is timed only once
@@ -73,11 +74,10 @@ def _choose(
     op, places = layer.op, _offsets(layer, source)
     flat = weight.flatten(1).numpy()
     bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
-    plane, has_overflow_factor = None if addend is None else addend.plane, layer.overflow_factor is not None
-    rounds = partial(_rounds, layer, source, flat)
-    ways = list(tilings(*size, source.n, source.plane, out.plane, plane, op.act, has_overflow_factor, rounds))
-    packs = {way.n_rounds: _pack(layer, flat, places, source.n, way.n_rounds) for way in ways}
-    kernels = [_kernel(packs[way.n_rounds], layer, bias, way, source, out, addend, arena.flag) for way in ways]
+    plane, rounds = None if addend is None else addend.plane, partial(_rounds, layer, source, flat)
+    ways = tilings(*size, source.n, source.plane, out.plane, plane, op.act, op.shrunk > 1, rounds)
+    packs = [_pack(layer, flat, places, source.n, way.n_rounds) for way in ways]
+    kernels = [_kernel(*each, op, bias, source, out, addend, arena.flag) for each in zip(packs, ways)]
     fills = fills_of(source, addend)
     for fill in fills:
         fill(values)
@@ -85,7 +85,7 @@ def _choose(
     assert dense.dense_seconds is not None
     times = [kernel.time(HOPELESS * dense.dense_seconds) for kernel in kernels]
     best = times.index(min(times))
-    kernel, way, packed = kernels[best], ways[best], packs[ways[best].n_rounds]
+    kernel, way, packed = kernels[best], ways[best], packs[best]
     sparse = Step(
         op.name, _kernel_name(way), filled_run(fills, kernel, op.out, result), op.out, dense.keep, packed.n_bytes,
         weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
@@ -132,30 +132,29 @@ def _offsets(layer: Layer, source: Operand) -> np.ndarray:
 
 
 def _kernel(
-    packed: Packed, layer: Layer, bias: Tensor, way: Tiling, source: Operand, out: Operand, addend: Operand | None,
+    packed: Packed, way: Tiling, op: Op, bias: Tensor, source: Operand, out: Operand, addend: Operand | None,
     flag: Flag,
 ) -> PreparedKernel:  # fmt: skip
-    """The loop over strips with its arguments for this layer: addresses, sizes and channel strides."""
-    n_strips = len(way.strips)
-    n_threads, n_rows = torch.get_num_threads(), len(bias)
+    """The loop over strips with its arguments for this layer."""
+    n_strips, n_threads, n_rows = len(way.strips), torch.get_num_threads(), len(bias)
     n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES_PER_THREAD * n_threads // n_strips)))
-    numbers = {
-        "x": memory.address(source.data),
-        "out": memory.address(out.data),
-        "addend": 0 if addend is None else memory.address(addend.data),
-        "bias": memory.address(bias),
-        "rows": packed.rows.ctypes.data + packed.rows.itemsize,  # skips its first number
-        "values": packed.values.ctypes.data,
-        "steps": packed.steps.ctypes.data,
-        "strips": way.strips.ctypes.data,
+    arguments = {
+        "x": source.data,
+        "out": out.data,
+        "addend": None if addend is None else addend.data,
+        "bias": bias,
+        "rows": packed.rows[1:],
+        "values": packed.values,
+        "steps": packed.steps,
+        "strips": way.strips,
         "n_strips": n_strips,
         "n_blocks": n_blocks,  # of rows, shared among threads
         "n_rows": n_rows,
         "n_rounds": way.n_rounds,
         "out_pitch": out.channel * FLOAT_BYTES,
         "addend_pitch": 0 if addend is None else addend.channel * FLOAT_BYTES,
-        "overflow_factor": 0 if layer.overflow_factor is None else memory.address(layer.overflow_factor),
-        "flag": flag.address,
+        "shrunk": op.shrunk,
+        "flag": flag.cell,
     }
-    held = (packed, layer, bias, way, source, out, addend, flag)
-    return PreparedKernel(strip_code(way.tile, numbers), numbers, n_strips * n_blocks, held)
+    tile = way.tile
+    return PreparedKernel(("product", tile), arguments, n_strips * n_blocks, lambda b, args: emit_strips(b, args, tile))

@@ -12,31 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import (
-    FLOAT_BYTES,
-    I64,
-    LANES,
-    Arguments,
-    address_of,
-    constant,
-    each,
-    fused,
-    generate,
-    load,
-    memory,
-    store,
-    variables,
-    vector,
-)
+from sipp.native import memory
+from sipp.native.instructions import FLOAT_BYTES, I64, address_of, each, fused, load, store, vector
+from sipp.native.machine_code import Arguments
+from sipp.native.processor import LANES
 from sipp.runtime import steps
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena
 from sipp.runtime.graph import ATEN, Op, Ref
+from sipp.runtime.loop import tasks
 from sipp.runtime.steps import PreparedKernel, Step, Values, arguments_of, best_time
-from sipp.runtime.strip_kernel import raise_flag
-from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded_bias
+from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded
 
-LSTM, LSTM_CELL = ATEN.lstm.input, ATEN.lstm_cell.default
+LSTM = ATEN.lstm.input
 RECURRENT = (LSTM, ATEN.gru.input, ATEN.rnn_tanh.input, ATEN.rnn_relu.input)
 N_GATES = 4
 
@@ -128,36 +116,35 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     n_points, n_times, n_inputs = source.shape
     hidden = own[1].shape[1]
     packed = pack_windows(torch.cat(own[:2], 1).numpy())
-    bias = padded_bias(own[2] + own[3] if len(own) == 4 else None, len(own[0]))
+    bias = padded(own[2] + own[3] if len(own) == 4 else None, len(own[0]))
     sizes = (_round_up(n_inputs + hidden), hidden, _round_up(N_GATES * hidden))
     vectors, cell, gates = (memory.zeros(n_points, size) for size in sizes)
     step, start = (-1, n_times - 1) if direction else (1, 0)
     n_out = out.shape[2]
-    numbers = {
-        "source": memory.address(source) + FLOAT_BYTES * start * n_inputs,
+    arguments = {
+        "source": memory.strided_address(source[:, start:]),
         "source_per_point": FLOAT_BYTES * n_times * n_inputs,
         "source_per_step": FLOAT_BYTES * step * n_inputs,
-        "out": memory.address(out) + FLOAT_BYTES * (start * n_out + direction * hidden),
+        "out": memory.strided_address(out[:, start:, direction * hidden :]),
         "out_per_point": FLOAT_BYTES * n_times * n_out,
         "out_per_step": FLOAT_BYTES * step * n_out,
-        "vectors": memory.address(vectors),  # (x_t, h) of each point
+        "vectors": vectors,  # (x_t, h) of each point
         "vector_per_point": FLOAT_BYTES * vectors.shape[1],
-        "cell": memory.address(cell),
-        "gates": memory.address(gates),
+        "cell": cell,
+        "gates": gates,
         "gates_per_point": FLOAT_BYTES * gates.shape[1],
-        "bias": memory.address(bias),
-        **packed.addresses,
-        "n_groups": len(packed.ends) - 1,
+        "bias": bias,
+        **packed.arguments,
         "n_points": n_points,
         "n_steps": n_times,
         "n_inputs": n_inputs,
         "n_hidden": hidden,
-        "flag": arena.flag.address,
+        "flag": arena.flag.cell,
     }
     lanes = next(n for n in (LANES, 8, 1) if hidden % n == 0)
-    keep = (packed, bias, source, out, vectors, cell, gates, arena.flag)
-    code = generate(("recurrent", lanes), numbers, lambda b, args: _emit(b, args, lanes))
-    kernel = PreparedKernel(code, numbers, n_points, keep)
+    kernel = PreparedKernel(
+        ("recurrent", lanes), arguments, n_points, lambda b, args: _emit(b, args, lanes), also=(source, out)
+    )
     return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
 
@@ -168,8 +155,7 @@ def _round_up(n: int) -> int:
 
 def _emit(b: Any, args: Arguments, lanes: int) -> None:
     n_inputs, hidden = args.number("n_inputs"), args.number("n_hidden")
-    bad = variables(b, [constant(0.0, lanes)])[0]
-    with each(b, *args.share(args.number("n_points"))) as point:
+    with tasks(b, args, args.number("n_points"), lanes) as (point, watch):
         line = b.add(args.number("vectors"), b.mul(point, args.number("vector_per_point")))
         cell = address_of(b, args.number("cell"), b.mul(point, hidden))
         gates = b.add(args.number("gates"), b.mul(point, args.number("gates_per_point")))
@@ -185,8 +171,7 @@ def _emit(b: Any, args: Arguments, lanes: int) -> None:
                 state = _emit_cell(b, lanes, address_of(b, gates, i), hidden, address_of(b, cell, i))
                 store(b, state, address_of(b, to, i))
                 store(b, state, address_of(b, line, b.add(n_inputs, i)))
-                b.store(fused(b, state, constant(0.0, lanes), b.load(bad)), bad)
-    raise_flag(b, b.load(bad), lanes, args.number("flag"))
+                watch(state)
 
 
 def _emit_gates(b: Any, args: Arguments, line: Any, gates: Any) -> None:

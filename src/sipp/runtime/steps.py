@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import MachineCode, argument_list, pytree, run
+from sipp.native import memory, pytree
+from sipp.native.machine_code import Arguments, argument_list, bits_of, generate, run
 from sipp.runtime.activations import BY_TORCH, NONE
 from sipp.runtime.graph import ATEN, Op, Ref
 
@@ -46,12 +48,33 @@ class Step:
     holds_weights: bool = True  # False: reads them from the values, as torch does
 
 
-class PreparedKernel:
-    """A generated function with its arguments, which do not change between calls."""
+Argument = Tensor | np.ndarray | float | int | None
 
-    def __init__(self, code: MachineCode, numbers: Mapping[str, int], n_tasks: int, held: Any) -> None:
-        self._code, self._arguments, self._n_tasks = code, argument_list(code, numbers), n_tasks
-        self._held = held  # keeps the memory at its addresses alive
+
+def _as_number(value: Argument) -> int:
+    """An argument as generated code takes it."""
+    if isinstance(value, Tensor):
+        return memory.address(value)
+    if isinstance(value, np.ndarray):
+        return int(value.ctypes.data)
+    return bits_of(value) if isinstance(value, float) else value or 0
+
+
+class PreparedKernel:
+    """A generated function with its arguments, which do not change between calls.
+
+    Arguments are addresses (given as tensors and arrays, None: 0), whole numbers, and real ones (as their bits). `key`
+    and the names of the arguments must decide what `emit` writes.
+    """
+
+    def __init__(
+        self, key: tuple[Any, ...], arguments: Mapping[str, Argument], n_tasks: int,
+        emit: Callable[[Any, Arguments], None], also: Sequence[object] = (),
+    ) -> None:  # fmt: skip
+        numbers = {name: _as_number(value) for name, value in arguments.items()}
+        self._code, self._n_tasks = generate(key, numbers, emit), n_tasks
+        self._numbers = argument_list(self._code, numbers)
+        self._held = arguments, also  # keeps the memory at its addresses alive
 
     def time(self, limit: float = math.inf) -> float:
         """The time on one thread; short kernels stay on one, because starting a second would take too long."""
@@ -63,13 +86,13 @@ class PreparedKernel:
     def __call__(self) -> None:
         n_threads = min(torch.get_num_threads(), self._n_tasks)
         if n_threads > 1:
-            run(self._code, self._arguments, min(self._n_tasks, n_threads * SHARES_PER_THREAD), n_threads)
+            run(self._code, self._numbers, min(self._n_tasks, n_threads * SHARES_PER_THREAD), n_threads)
         else:
-            run(self._code, self._arguments, 1, 1)
+            run(self._code, self._numbers, 1, 1)
 
     def alone(self) -> None:
         """Runs on the calling thread only."""
-        run(self._code, self._arguments, 1, 1)
+        run(self._code, self._numbers, 1, 1)
 
 
 def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:

@@ -10,7 +10,7 @@ first-level cache, the channels are processed in rounds, with partial sums store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from sipp.native import (
     Arguments,
     MachineCode,
     address_of,
-    constant,
     each,
     fused,
     generate,
@@ -35,10 +34,13 @@ from sipp.native import (
     variables,
     vector,
 )
+from sipp.native.machine_code import Arguments
+from sipp.native.processor import LANES, WIDE
 from sipp.runtime.activations import activate
+from sipp.runtime.loop import Watch, tasks
 
 LONGEST = 2**16 - 1  # largest step between two weights
-TARGETS = (16, 8) if WIDE else (10, 5)  # vectors per tile: their sums must fit in registers
+MOST_VECTORS = 16 if WIDE else 10  # per tile: their sums must fit in registers
 
 # --- Kept weights -----------------------------------------------------------------------------------------------------
 
@@ -101,7 +103,7 @@ class Tile:
     unit: int  # bytes of one step between weights
     act: str  # `activations.py`
     has_rounds: bool
-    has_overflow_factor: bool  # whether to check for overflow before a folded norm
+    is_shrunk: bool  # whether to check for overflow before a folded norm
 
 
 @dataclass(frozen=True)
@@ -123,37 +125,31 @@ class Tiling:
 
 
 def tilings(
-    height: int, width: int, n: int, x: Plane, out: Plane, addend: Plane | None, act: str,
-    has_overflow_factor: bool, rounds: Callable[[int, int], list[int]],
-) -> Iterator[Tiling]:  # fmt: skip
+    height: int, width: int, n: int, x: Plane, out: Plane, addend: Plane | None, act: str, is_shrunk: bool,
+    rounds: Callable[[int, int], list[int]],
+) -> list[Tiling]:  # fmt: skip
     """The tilings worth timing, for n points. Pixels of `out` and `addend` are adjacent, those of x need not be.
 
     `rounds(n_rows, n_floats)` returns the numbers of rounds to try for tiles of that size.
     """
     is_line = x.pixel == n
     lanes = _lanes(n, width * n if is_line else n)
-    per_pixel = n // lanes if not is_line else 1
-    n_vectors = width * n // lanes
-    seen = set()
-    for target in TARGETS:
-        n_wide, n_high = _shape(n_vectors, height, target, per_pixel)
-        if (n_high, n_wide) in seen:
-            continue
-        seen.add((n_high, n_wide))
-        planes = (x, out, addend or out)
-        inside = [_distances(plane, n_high, n_wide, lanes, n) for plane in planes]
-        strips = [
-            [FLOAT_BYTES * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
-            for row in _starts(height, n_high)
-            for start in _starts(width * n, n_wide * lanes)
-        ]
-        overlaps = height % n_high or (width * n) % (n_wide * lanes)
-        for n_rounds in rounds(n_high, n_wide * lanes):
-            if n_rounds > 1 and overlaps:  # two threads would add to one another's sums
-                continue
-            in_addend = None if addend is None else inside[2]
-            tile = Tile(lanes, inside[0], inside[1], in_addend, n * FLOAT_BYTES, act, n_rounds > 1, has_overflow_factor)
-            yield Tiling(tile, np.array(strips, np.int64), n_rounds)
+    n_wide, n_high = _shape(width * n // lanes, height, 1 if is_line else n // lanes)
+    planes = (x, out, addend or out)
+    in_x, in_out, in_addend = (_distances(plane, n_high, n_wide, lanes, n) for plane in planes)
+    strips = [
+        [FLOAT_BYTES * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
+        for row in _starts(height, n_high)
+        for start in _starts(width * n, n_wide * lanes)
+    ]
+    overlaps = height % n_high or (width * n) % (n_wide * lanes)
+    return [
+        Tiling(
+            Tile(lanes, in_x, in_out, None if addend is None else in_addend, n * FLOAT_BYTES, act, k > 1, is_shrunk),
+            np.array(strips, np.int64), k,
+        )
+        for k in rounds(n_high, n_wide * lanes) if k == 1 or not overlaps  # else threads would add to the same sums
+    ]  # fmt: skip
 
 
 def _lanes(n: int, run: int) -> int:
@@ -164,16 +160,16 @@ def _lanes(n: int, run: int) -> int:
     return lanes
 
 
-def _shape(n_vectors: int, height: int, target: int, per_pixel: int) -> tuple[int, int]:
-    """(vectors per row, rows) of a tile of about `target` vectors, with strips as equal as possible."""
-    if n_vectors >= target:
-        n_wide = -(-n_vectors // -(-n_vectors // target))
+def _shape(n_vectors: int, height: int, per_pixel: int) -> tuple[int, int]:
+    """(vectors per row, rows) of a tile of about MOST_VECTORS, with strips as equal as possible."""
+    if n_vectors >= MOST_VECTORS:
+        n_wide = -(-n_vectors // -(-n_vectors // MOST_VECTORS))
         if n_wide > per_pixel:
             return n_wide // per_pixel * per_pixel, 1
         while per_pixel % n_wide:
             n_wide -= 1
         return n_wide, 1
-    n_high = max(1, min(height, target // n_vectors))
+    n_high = max(1, min(height, MOST_VECTORS // n_vectors))
     return n_vectors, -(-height // -(-height // n_high))
 
 
@@ -200,16 +196,10 @@ STRIP_NUMBERS = 3  # start of a strip in x, out and addend (bytes)
 ROW_NUMBERS = 2  # position in x of a row's first weight (bytes), and the row's end in `values`
 
 
-def strip_code(tile: Tile, names: Iterable[str]) -> MachineCode:
-    """The compiled loop for strips of this shape, with these argument names."""
-    return generate(("product", tile), names, lambda b, args: _emit(b, args, tile))
-
-
-def _emit(b: Any, args: Arguments, tile: Tile) -> None:
+def emit_strips(b: Any, args: Arguments, tile: Tile) -> None:
+    """Emits the loop for strips of this shape."""
     n_blocks, n_rows = args.number("n_blocks"), args.number("n_rows")
-    bad = variables(b, [constant(0.0, tile.lanes)])[0]
-    first, last = args.share(b.mul(args.number("n_strips"), n_blocks))
-    with each(b, first, last) as task:
+    with tasks(b, args, b.mul(args.number("n_strips"), n_blocks), tile.lanes) as (task, watch):
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
         place = address_of(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
         names = ("x", "out", "addend")
@@ -223,16 +213,10 @@ def _emit(b: Any, args: Arguments, tile: Tile) -> None:
             addend_row = b.add(addend, b.mul(row, args.number("addend_pitch")))
             with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, I64(1)))) as (then, otherwise):
                 with then:
-                    overflow_factor = (
-                        load(b, address_of(b, args.number("overflow_factor"), row))
-                        if tile.has_overflow_factor
-                        else None
-                    )
-                    _finish(b, tile, sums, overflow_factor, out_row, addend_row, bad)
+                    _finish(b, args, tile, sums, out_row, addend_row, watch)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
                         store(b, value, out_row, distance)
-    raise_flag(b, b.load(bad), tile.lanes, args.number("flag"))
 
 
 def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out_row: Any) -> list[Any]:
@@ -256,22 +240,12 @@ def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any,
     return [b.load(cell) for cell in cells]
 
 
-def _finish(b: Any, tile: Tile, sums: list[Any], overflow_factor: Any, out: Any, addend: Any, bad: Any) -> None:
-    zero = constant(0.0, tile.lanes)
-    factor = None if overflow_factor is None else splat(b, overflow_factor, tile.lanes)
+def _finish(b: Any, args: Arguments, tile: Tile, sums: list[Any], out: Any, addend: Any, watch: Watch) -> None:
+    """Emits the end of a row: sum, activation, and the checks for values that are not finite."""
     for i, value in enumerate(sums):
-        if factor is not None:
-            b.store(fused(b, b.fmul(value, factor), zero, b.load(bad)), bad)
+        if tile.is_shrunk:
+            watch(b.fmul(value, splat(b, args.real("shrunk"), tile.lanes)))
         if tile.in_addend is not None:
             value = b.fadd(value, load(b, addend, vector(tile.lanes), tile.in_addend[i]))
-        b.store(fused(b, value, zero, b.load(bad)), bad)  # NaN from the first value that is not finite
+        watch(value)
         store(b, activate(b, tile.act, value, tile.lanes), out, tile.in_out[i])
-
-
-def raise_flag(b: Any, bad: Any, lanes: int, flag: Any) -> None:
-    """Emits code that sets the flag if some value was not finite."""
-    total = bad if lanes == 1 else b.extract_element(bad, I64(0))
-    for lane in range(1, lanes):
-        total = b.fadd(total, b.extract_element(bad, I64(lane)))
-    with b.if_then(b.fcmp_unordered("uno", total, total)):
-        store(b, constant(1.0, 1), flag)

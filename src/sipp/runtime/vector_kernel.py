@@ -28,17 +28,19 @@ from sipp.native import (
     fused,
     generate,
     load,
-    memory,
+    splat,
     store,
     variables,
     vector,
 )
+from sipp.native.machine_code import Arguments
+from sipp.native.processor import HAS_AVX2, LANES, WIDE
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.layers import Layer, dense_step, faster_step
+from sipp.runtime.loop import tasks
 from sipp.runtime.operands import filled_run, fills_of, token_addend, token_input
 from sipp.runtime.steps import PreparedKernel, Step, Values
-from sipp.runtime.strip_kernel import raise_flag
 
 MOST_COLUMNS = LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if HAS_AVX2 else None
@@ -62,9 +64,10 @@ class Windows:
         return int(sum(part.nbytes for part in (self.ends, self.values, self.places, self.windows)))
 
     @property
-    def addresses(self) -> dict[str, int]:
-        """The addresses of its arrays, by argument name."""
-        return {name: getattr(self, name).ctypes.data for name in ("ends", "values", "places", "windows")}
+    def arguments(self) -> dict[str, np.ndarray | int]:
+        """What `group_sums` reads, by argument name."""
+        arrays = {"ends": self.ends, "values": self.values, "places": self.places, "windows": self.windows}
+        return {**arrays, "n_groups": len(self.ends) - 1}
 
 
 def pack_windows(weight: np.ndarray) -> Windows:
@@ -99,21 +102,17 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     if op.addend is not None:
         addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
     packed = pack_windows(weight.numpy())
-    bias, overflow_factor = (padded_bias(part, len(weight)) for part in (layer.bias, layer.overflow_factor))
-    numbers = {
-        "x": memory.address(source.data),
-        "out": memory.address(out.data_CHWN),
-        "addend": 0 if addend is None else memory.address(addend.data),
-        "bias": memory.address(bias),
-        **packed.addresses,
-        "n_groups": len(packed.ends) - 1,
-        "overflow_factor": memory.address(overflow_factor),
-        "flag": arena.flag.address,
+    arguments = {
+        "x": source.data,
+        "out": out.data_CHWN,
+        "addend": None if addend is None else addend.data,
+        "bias": padded(layer.bias, len(weight)),
+        **packed.arguments,
+        "shrunk": op.shrunk,
+        "flag": arena.flag.cell,
     }
-    form = (op.act, addend is not None, layer.overflow_factor is not None)
-    code = generate(("vector", *form), numbers, lambda b, args: _emit(b, args, *form))
-    held = (packed, bias, overflow_factor, source, out, addend, arena.flag)
-    kernel = PreparedKernel(code, numbers, len(packed.ends) - 1, held)
+    form = (op.act, addend is not None, op.shrunk > 1)
+    kernel = PreparedKernel(("vector", *form), arguments, len(packed.ends) - 1, lambda b, args: _emit(b, args, *form))
     fills = fills_of(source, addend)
     run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     for fill in fills:
@@ -127,7 +126,7 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     return faster_step(sparse, dense, values)
 
 
-def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
+def padded(bias: Tensor | None, n_rows: int) -> Tensor:
     """The bias (or zeros), padded to whole groups of rows."""
     padded = memory.zeros(-(-n_rows // LANES) * LANES)
     if bias is not None:
@@ -135,20 +134,16 @@ def padded_bias(bias: Tensor | None, n_rows: int) -> Tensor:
     return padded
 
 
-def _emit(b: Any, args: Arguments, act: str, has_addend: bool, has_overflow_factor: bool) -> None:
-    zero = constant(0.0, LANES)
-    bad = variables(b, [zero])[0]
-    with each(b, *args.share(args.number("n_groups"))) as group:
+def _emit(b: Any, args: Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
+    with tasks(b, args, args.number("n_groups"), LANES) as (group, watch):
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, I64(LANES))
-        if has_overflow_factor:
-            overflow_factor = load(b, address_of(b, args.number("overflow_factor"), row), vector(LANES))
-            b.store(fused(b, b.fmul(value, overflow_factor), zero, b.load(bad)), bad)
+        if is_shrunk:
+            watch(b.fmul(value, splat(b, args.real("shrunk"), LANES)))
         if has_addend:
             value = b.fadd(value, load(b, address_of(b, args.number("addend"), row), vector(LANES)))
-        b.store(fused(b, value, zero, b.load(bad)), bad)
+        watch(value)
         store(b, activate(b, act, value, LANES), address_of(b, args.number("out"), row))
-    raise_flag(b, b.load(bad), LANES, args.number("flag"))
 
 
 def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:

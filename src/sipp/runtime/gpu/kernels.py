@@ -11,6 +11,8 @@ On Hopper GPUs and newer, a kernel starts before the previous one has finished (
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -28,11 +30,46 @@ SLICES_ABOVE = [f"above_{i}" for i in range(LEVELS)]  # names of arguments, see 
 ALIGNED = 16  # divisibility of sizes and addresses that Triton specialises for
 STARTS_EARLY = (9, 0)  # compute capability
 TURNED = 64  # columns per program that transposes several tokens
-STATE_SIZE = 256  # elements of an LSTM state per program
 # exponent bits of a number, all 1 if it is not finite; and the bit that carries into the sign
 EXPONENT = {torch.float16: (0x7C00, 0x0400), torch.bfloat16: (0x7F80, 0x0080), torch.float32: (0x7F800000, 0x00800000)}
 STORE_4, STORE_8, STORE_16 = (tl.constexpr(a) for a in (assembly.STORE_4, assembly.STORE_8, assembly.STORE_16))
 OPERANDS, ANY_BEHIND_BARRIER = tl.constexpr(assembly.OPERANDS), tl.constexpr(assembly.ANY_BEHIND_BARRIER)
+
+
+class Kept(NamedTuple):
+    """A packed weight (`Walks`) as a kernel reads it."""
+
+    weights: Tensor  # in words of 32 bits, like the distances
+    distances: Tensor
+    starts: Tensor
+    slices: Tensor | None  # None: computed, see `_first_block`
+    order: Tensor
+    scales: Tensor | None  # None: 1
+
+
+class Form(NamedTuple):
+    """What is known when a kernel is compiled; each form has a kernel of its own."""
+
+    n_rows: int  # of a slice
+    n_lanes: int  # threads of a row
+    bits: int  # of a value
+    tokens: int  # of a word of the input
+    mask: int  # the exponent bits of all numbers in a word
+    carry: int  # added to those of a number that is not finite, it carries into the sign
+    is_early: bool  # whether to start before the previous kernel ends
+    ahead: int  # pairs of blocks under way
+    four_at_once: bool  # whether to store four words at once
+    declare_shared: str  # PTX (`assembly.py`); both are empty if the input is not copied into shared memory
+    four_steps: str
+
+    @property
+    def n_threads(self) -> int:
+        return self.n_rows * self.n_lanes
+
+    @property
+    def depth(self) -> int:
+        """Weights per thread and block."""
+        return 8 if self.bits == 8 else 4
 
 
 def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> Tensor:
@@ -59,18 +96,21 @@ def few_tokens(x: Tensor, weight: Walks, bias: Tensor | None, *, ahead: int) -> 
     chunk = n_threads * (16 if n_tokens == 1 else 8)  # bytes of the input per iteration
     n_shared = triton.cdiv(n_input_words * words.itemsize, chunk) * chunk
     in_shared = is_nvidia and words.dtype != torch.int16 and tokens_per_word != 2 and n_shared <= assembly.MOST_SHARED
-    # lets Triton give each thread four neighbouring words
-    four_at_once = n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0
-    _few_tokens[(len(weight.slices) - 1, n_words)](
-        x, words,
+    kept = Kept(
         weight.values.view(torch.int32), weight.distances.view(torch.int32), weight.starts,
         None if weight.slices_above else weight.slices, weight.order, weight.scales if len(weight.scales) else None,
-        bias, out, n_rows, n_input_words, n_tokens, n_words,
-        weight.min_blocks, *(weight.slices_above or (0,) * LEVELS),
-        weight.n_rows, weight.n_lanes, weight.values.itemsize * 8,
-        *(_repeated(bits, dtype, words.dtype) for bits in EXPONENT[dtype]), early, ahead, four_at_once,
+    )  # fmt: skip
+    mask, carry = (_repeated(bits, dtype, words.dtype) for bits in EXPONENT[dtype])
+    form = Form(
+        weight.n_rows, weight.n_lanes, weight.values.itemsize * 8, tokens_per_word, mask, carry, early, ahead,
+        # lets Triton give each thread four neighbouring words
+        n_input_words % ALIGNED == 0 and x.data_ptr() % ALIGNED == 0,
         assembly.declare_shared(n_shared) if in_shared else "",
         assembly.four_steps(weight.values.dtype, dtype, tokens_per_word) if in_shared else "",
+    )  # fmt: skip
+    _few_tokens[(len(weight.slices) - 1, n_words)](
+        x, words, kept, bias, out, n_rows, n_input_words, n_tokens, n_words,
+        weight.min_blocks, *(weight.slices_above or (0,) * LEVELS), form,
         num_warps=max(1, n_threads // WARP), **launch,
     )  # fmt: skip
     return out
@@ -112,26 +152,28 @@ def _part(word, PART: tl.constexpr, like):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _first_block(own_slice, slices, min_blocks, above_0, above_1, above_2, above_3, above_4):  # type: ignore[no-untyped-def]
+def _first_block(own_slice, slices, n_blocks):  # type: ignore[no-untyped-def]
     """The number of a slice's first block; without a table, computed from how many slices have more blocks than others.
 
-    Longer slices come first, so all slices before this one have min_blocks, the first above_0 of them one more, and the
-    first above_1 yet another.
+    Longer slices come first, so all slices before this one have n_blocks[0], the first n_blocks[1] of them one more,
+    and the first n_blocks[2] yet another.
     """
     if slices is None:
-        block = own_slice * min_blocks + tl.minimum(own_slice, above_0) + tl.minimum(own_slice, above_1)
-        block += tl.minimum(own_slice, above_2)
-        block += tl.minimum(own_slice, above_3) + tl.minimum(own_slice, above_4)
+        block = own_slice * n_blocks[0]
+        block += tl.minimum(own_slice, n_blocks[1]) + tl.minimum(own_slice, n_blocks[2])
+        block += tl.minimum(own_slice, n_blocks[3])
+        block += tl.minimum(own_slice, n_blocks[4]) + tl.minimum(own_slice, n_blocks[5])
     else:
         block = tl.load(slices + own_slice)
     return block
 
 
 @triton.jit
-def _load(values, distances, block, n_blocks, THREADS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load(values, distances, block, n_blocks, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Loads two blocks as words: values and distances of each. Zeros past the end."""
-    DEPTH: tl.constexpr = 8 if BITS == 8 else 4  # weights per thread and block
-    WORDS: tl.constexpr = DEPTH * BITS // 32
+    THREADS: tl.constexpr = FORM.n_threads
+    DEPTH: tl.constexpr = FORM.depth
+    WORDS: tl.constexpr = DEPTH * FORM.bits // 32
     thread = tl.arange(0, THREADS)  # one-dimensional: with two, Triton may put neighbours into different warps
     at = thread[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
     if DEPTH == 8:
@@ -149,30 +191,27 @@ def _load(values, distances, block, n_blocks, THREADS: tl.constexpr, BITS: tl.co
 
 
 @triton.jit
-def _read_input(  # type: ignore[no-untyped-def]
-    words, shared, n_input_words, n_words, THREADS: tl.constexpr, TOKENS: tl.constexpr, MASK: tl.constexpr,
-    CARRY: tl.constexpr, IN_SHARED: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
-):  # fmt: skip
+def _read_input(words, shared, n_input_words, n_words, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Copies the input of these tokens into shared memory; the sign of a number in the result marks what is not finite.
 
-    Adding CARRY to the bits of an exponent that are all 1 carries into the sign.
+    Adding the carry to the bits of an exponent that are all 1 carries into the sign.
     """
-    CHUNK: tl.constexpr = THREADS * 4 if TOKENS == 1 else THREADS
+    CHUNK: tl.constexpr = FORM.n_threads * 4 if FORM.tokens == 1 else FORM.n_threads
     k = tl.arange(0, CHUNK)
     bad = tl.zeros((CHUNK,), words.dtype.element_ty)
     for i in range(0, n_input_words, CHUNK):
-        if TOKENS == 1:
+        if FORM.tokens == 1:
             word = tl.load(words + i + k, i + k < n_input_words, other=0)
         else:
             word = tl.load(words + (i + k) * n_words, i + k < n_input_words, other=0)
-        bad |= (word & MASK) + CARRY
-        if IN_SHARED:
-            to = shared + (i + k) * (4 if TOKENS == 1 else 8)
-            if TOKENS == 1 and FOUR_AT_ONCE:
+        bad |= (word & FORM.mask) + FORM.carry
+        if FORM.four_steps != "":
+            to = shared + (i + k) * (4 if FORM.tokens == 1 else 8)
+            if FORM.tokens == 1 and FORM.four_at_once:
                 tl.inline_asm_elementwise(
                     STORE_16, "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=4
                 )
-            elif TOKENS == 1:
+            elif FORM.tokens == 1:
                 tl.inline_asm_elementwise(STORE_4, "=r,r,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
             else:
                 tl.inline_asm_elementwise(STORE_8, "=r,l,r", [word, to], dtype=tl.int32, is_pure=False, pack=1)
@@ -186,151 +225,136 @@ def _signs(word, NUMBER_BITS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _accumulate(x, place, weight, n_words, a, b, c, d, like, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _accumulate(x, place, weight, n_words, sums, like, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Adds a weight times its inputs to the sums."""
-    if TOKENS == 1:
+    a, b, c, d = sums
+    if FORM.tokens == 1:
         a += weight * tl.load(x + place).to(tl.float32)
     else:
         word = tl.load(x + place * n_words)
         a += weight * _part(word, 0, like)
         b += weight * _part(word, 1, like)
-        if TOKENS == 4:
+        if FORM.tokens == 4:
             c += weight * _part(word, 2, like)
             d += weight * _part(word, 3, like)
     return a, b, c, d
 
 
 @triton.jit
-def _four_steps(  # type: ignore[no-untyped-def]
-    x, place, step, v0, v1, v2, v3, n_words, a, b, c, d, like, BITS: tl.constexpr, TOKENS: tl.constexpr,
-    FOUR_STEPS: tl.constexpr,
-):  # fmt: skip
-    """Four steps of a walk: adds four weights times their inputs, and returns the new position."""
-    if FOUR_STEPS != "":
+def _four_steps(x, place, step, words, n_words, sums, like, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four steps of a walk: adds four weights times their inputs, and returns the new position and sums."""
+    v0, v1, v2, v3 = words
+    if FORM.four_steps != "":
+        a, b, c, d = sums
         place, a, b, c, d = tl.inline_asm_elementwise(
-            FOUR_STEPS, OPERANDS, [place, step, v0, v1, v2, v3, a, b, c, d],
+            FORM.four_steps, OPERANDS, [place, step, v0, v1, v2, v3, a, b, c, d],
             dtype=(tl.int32, tl.float32, tl.float32, tl.float32, tl.float32), is_pure=False, pack=1,
         )  # fmt: skip
+        sums = (a, b, c, d)
     else:
-        if BITS == 8:
+        if FORM.bits == 8:
             w0, w1, w2, w3 = (v0 << 24) >> 24, (v0 << 16) >> 24, (v0 << 8) >> 24, v0 >> 24
-        elif BITS == 16:
+        elif FORM.bits == 16:
             w0, w1, w2, w3 = _part(v0, 0, like), _part(v0, 1, like), _part(v1, 0, like), _part(v1, 1, like)
         else:
             w0, w1, w2, w3 = _part(v0, 0, like), _part(v1, 0, like), _part(v2, 0, like), _part(v3, 0, like)
         place += step & 255
-        a, b, c, d = _accumulate(x, place, w0.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
+        sums = _accumulate(x, place, w0.to(tl.float32), n_words, sums, like, FORM)
         place += (step >> 8) & 255
-        a, b, c, d = _accumulate(x, place, w1.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
+        sums = _accumulate(x, place, w1.to(tl.float32), n_words, sums, like, FORM)
         place += (step >> 16) & 255
-        a, b, c, d = _accumulate(x, place, w2.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
+        sums = _accumulate(x, place, w2.to(tl.float32), n_words, sums, like, FORM)
         place += (step >> 24) & 255
-        a, b, c, d = _accumulate(x, place, w3.to(tl.float32), n_words, a, b, c, d, like, TOKENS)
-    return place, a, b, c, d
+        sums = _accumulate(x, place, w3.to(tl.float32), n_words, sums, like, FORM)
+    return place, sums
 
 
 @triton.jit
-def _block(  # type: ignore[no-untyped-def]
-    x, place, value, step, n_words, a, b, c, d, like, BITS: tl.constexpr, TOKENS: tl.constexpr,
-    FOUR_STEPS: tl.constexpr,
-):  # fmt: skip
+def _block(x, place, value, step, n_words, sums, like, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
     """All steps of one block."""
-    if BITS == 32:
+    if FORM.bits == 32:
         even, odd = tl.split(tl.reshape(value, (value.shape[0], 2, 2)))
         v0, v2 = tl.split(even)
         v1, v3 = tl.split(odd)
     else:
         v0, v1 = tl.split(value)
         v2, v3 = v1, v1
-    if BITS == 8:
+    if FORM.bits == 8:
         step, next_step = tl.split(step)
-        place, a, b, c, d = _four_steps(
-            x, place, step, v0, v0, v0, v0, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS
-        )
+        place, sums = _four_steps(x, place, step, (v0, v0, v0, v0), n_words, sums, like, FORM)
         step, v0 = next_step, v1
-    return _four_steps(x, place, step, v0, v1, v2, v3, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS)
+    return _four_steps(x, place, step, (v0, v1, v2, v3), n_words, sums, like, FORM)
 
 
 @triton.jit
-def _two_blocks(  # type: ignore[no-untyped-def]
-    x, n_words, like, values, distances, later_block, n_blocks, place, a, b, c, d, value, step, next_value, next_step,
-    BITS: tl.constexpr, TOKENS: tl.constexpr, FOUR_STEPS: tl.constexpr,
-):  # fmt: skip
-    """All steps of two blocks, which are replaced by two later ones."""
-    place, a, b, c, d = _block(x, place, value, step, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS)
-    place, a, b, c, d = _block(x, place, next_value, next_step, n_words, a, b, c, d, like, BITS, TOKENS, FOUR_STEPS)
-    value, step, next_value, next_step = _load(values, distances, later_block, n_blocks, value.shape[0], BITS)
-    return place, a, b, c, d, value, step, next_value, next_step
+def _two_blocks(x, n_words, like, place, sums, pair, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """All steps of a pair of blocks."""
+    value, step, next_value, next_step = pair
+    place, sums = _block(x, place, value, step, n_words, sums, like, FORM)
+    return _block(x, place, next_value, next_step, n_words, sums, like, FORM)
 
 
 @triton.jit
-def _rows_of_threads(own_slice, order, scales, bias, ROWS: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rows_of_threads(own_slice, kept, bias, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
     """For each thread: its row, whether it writes the row's sum, and the row's scale and bias."""
-    thread = tl.arange(0, ROWS * LANES)
-    row = tl.load(order + own_slice * ROWS + thread // LANES)
-    writes = (row >= 0) & (thread % LANES == 0)
-    scale = tl.full((ROWS * LANES,), 1.0, tl.float32)
-    if scales is not None:
-        scale = tl.load(scales + own_slice * ROWS + thread // LANES)
-    offset = tl.zeros((ROWS * LANES,), tl.float32)
+    THREADS: tl.constexpr = FORM.n_threads
+    thread = tl.arange(0, THREADS)
+    row = tl.load(kept.order + own_slice * FORM.n_rows + thread // FORM.n_lanes)
+    writes = (row >= 0) & (thread % FORM.n_lanes == 0)
+    scale = tl.full((THREADS,), 1.0, tl.float32)
+    if kept.scales is not None:
+        scale = tl.load(kept.scales + own_slice * FORM.n_rows + thread // FORM.n_lanes)
+    offset = tl.zeros((THREADS,), tl.float32)
     if bias is not None:
         offset = tl.load(bias + row, writes, other=0.0).to(tl.float32)
     return row, writes, scale, offset
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_tokens", "min_blocks", *SLICES_ABOVE])
-def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most branches are known when it is compiled)
+def _few_tokens(  # type: ignore[no-untyped-def]
     # (the order of the numbers matters: neighbours are loaded together, and another order costs 2 to 4 % of 2 us)
-    # the input, and the same memory in words
-    x, words,
-    # the packed weight (`Walks`): `slices` is None if it is computed from the last numbers; `scales` may be None
-    values, distances, starts, slices, order, scales,
+    # the input, the same memory in words, and the packed weight (`Kept`)
+    x, words, kept,
     # the bias, which may be None, the result, and the sizes
     bias, out, n_rows, n_input_words, n_tokens, n_words,
-    # blocks of the shortest slice, and how many slices have more, see `_first_block`
-    min_blocks, above_0, above_1, above_2, above_3, above_4,
-    # rows of a slice, threads of a row, bits of a value; exponent bits of a word, and what makes them carry
-    ROWS: tl.constexpr, LANES: tl.constexpr, BITS: tl.constexpr, MASK: tl.constexpr, CARRY: tl.constexpr,
-    # whether to start before the previous kernel ends, pairs of blocks under way, whether to store four words at once
-    EARLY: tl.constexpr, AHEAD: tl.constexpr, FOUR_AT_ONCE: tl.constexpr,
-    # PTX (`assembly.py`); both are empty if the input is not copied into shared memory
-    DECLARE_SHARED: tl.constexpr, FOUR_STEPS: tl.constexpr,
+    # blocks of the shortest slice, and how many slices have more (no tuple: Triton would specialise for its numbers)
+    min_blocks, above_0, above_1, above_2, above_3, above_4, FORM: tl.constexpr,
 ):  # fmt: skip
     """One slice of rows times one token, or times the tokens of one 64-bit word."""
-    THREADS: tl.constexpr = ROWS * LANES
+    THREADS: tl.constexpr = FORM.n_threads
     NUMBER_BITS: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
-    TOKENS: tl.constexpr = 64 // NUMBER_BITS if x.dtype.element_ty == tl.int64 else 1
-    IN_SHARED: tl.constexpr = FOUR_STEPS != ""
+    TOKENS: tl.constexpr = FORM.tokens
+    AHEAD: tl.constexpr = FORM.ahead
+    IN_SHARED: tl.constexpr = FORM.four_steps != ""
     own_slice, token_word = tl.program_id(0), tl.program_id(1)
     if TOKENS > 1:
         x += token_word
         words += token_word
 
     # 1. Start to load the first blocks of the slice: up to four pairs, each with the values and steps of two blocks.
-    begin = _first_block(own_slice, slices, min_blocks, above_0, above_1, above_2, above_3, above_4)
-    n = _first_block(own_slice + 1, slices, min_blocks, above_0, above_1, above_2, above_3, above_4) - begin
-    A_BLOCK: tl.constexpr = THREADS * (8 if BITS == 8 else 4)  # weights
-    values += begin.to(tl.int64) * (A_BLOCK * BITS // 32)
-    distances += begin.to(tl.int64) * (A_BLOCK // 4)
-    value_0, step_0, next_value_0, next_step_0 = _load(values, distances, 0, n, THREADS, BITS)
-    if AHEAD >= 2:
-        value_1, step_1, next_value_1, next_step_1 = _load(values, distances, 2, n, THREADS, BITS)
-    if AHEAD >= 3:
-        value_2, step_2, next_value_2, next_step_2 = _load(values, distances, 4, n, THREADS, BITS)
-    if AHEAD >= 4:
-        value_3, step_3, next_value_3, next_step_3 = _load(values, distances, 6, n, THREADS, BITS)
-    place = tl.load(starts + own_slice * THREADS + tl.arange(0, THREADS)).to(tl.int32)
-    row, writes, scale, offset = _rows_of_threads(own_slice, order, scales, bias, ROWS, LANES)
+    n_blocks = (min_blocks, above_0, above_1, above_2, above_3, above_4)
+    begin = _first_block(own_slice, kept.slices, n_blocks)
+    n = _first_block(own_slice + 1, kept.slices, n_blocks) - begin
+    A_BLOCK: tl.constexpr = THREADS * FORM.depth  # weights
+    values = kept.weights + begin.to(tl.int64) * (A_BLOCK * FORM.bits // 32)
+    distances = kept.distances + begin.to(tl.int64) * (A_BLOCK // 4)
+    pairs = ()
+    for k in tl.static_range(AHEAD):
+        pairs = pairs + (_load(values, distances, 2 * k, n, FORM),)  # type: ignore[assignment]  # noqa: RUF005 (Triton knows no stars)
+    place = tl.load(kept.starts + own_slice * THREADS + tl.arange(0, THREADS)).to(tl.int32)
+    row, writes, scale, offset = _rows_of_threads(own_slice, kept, bias, FORM)
 
     # 2. Check the input, which the previous kernel may have written, and copy it into shared memory.
-    if EARLY:
+    if FORM.is_early:
         gdc_launch_dependents()
         gdc_wait()
     shared = 0
     if IN_SHARED:
-        shared = tl.inline_asm_elementwise(DECLARE_SHARED, "=r,r", [own_slice], dtype=tl.int32, is_pure=False, pack=1)
+        shared = tl.inline_asm_elementwise(
+            FORM.declare_shared, "=r,r", [own_slice], dtype=tl.int32, is_pure=False, pack=1
+        )
         place = shared + place * (x.dtype.element_ty.primitive_bitwidth // 8)
-    bad = _read_input(words, shared, n_input_words, n_words, THREADS, TOKENS, MASK, CARRY, IN_SHARED, FOUR_AT_ONCE)
+    bad = _read_input(words, shared, n_input_words, n_words, FORM)
     if IN_SHARED and TOKENS == 1:
         own = _signs(tl.reduce(tl.reshape(bad, (THREADS, 4)), 1, _or), NUMBER_BITS) & 1
         is_bad = tl.inline_asm_elementwise(ANY_BEHIND_BARRIER, "=r,r", [own], dtype=tl.int32, is_pure=False, pack=1)
@@ -338,34 +362,15 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most br
         tl.debug_barrier()
 
     # 3. Walk along the rows. Sums: one for each of up to four tokens; a single token has two, which alternate.
-    a = tl.zeros((THREADS,), tl.float32)
-    b = tl.zeros((THREADS,), tl.float32)
-    c = tl.zeros((THREADS,), tl.float32)
-    d = tl.zeros((THREADS,), tl.float32)
+    zero = tl.zeros((THREADS,), tl.float32)
+    sums = (zero, zero, zero, zero)
     for i in range(0, n, 2 * AHEAD):
-        later = i + 2 * AHEAD
-        place, a, b, c, d, value_0, step_0, next_value_0, next_step_0 = _two_blocks(
-            x, n_words, out, values, distances, later, n, place, a, b, c, d,
-            value_0, step_0, next_value_0, next_step_0, BITS, TOKENS, FOUR_STEPS,
-        )  # fmt: skip
-        if AHEAD >= 2:  # noqa: SIM102
-            if i + 2 < n:
-                place, a, b, c, d, value_1, step_1, next_value_1, next_step_1 = _two_blocks(
-                    x, n_words, out, values, distances, later + 2, n, place, a, b, c, d,
-                    value_1, step_1, next_value_1, next_step_1, BITS, TOKENS, FOUR_STEPS,
-                )  # fmt: skip
-        if AHEAD >= 3:  # noqa: SIM102
-            if i + 4 < n:
-                place, a, b, c, d, value_2, step_2, next_value_2, next_step_2 = _two_blocks(
-                    x, n_words, out, values, distances, later + 4, n, place, a, b, c, d,
-                    value_2, step_2, next_value_2, next_step_2, BITS, TOKENS, FOUR_STEPS,
-                )  # fmt: skip
-        if AHEAD >= 4:  # noqa: SIM102
-            if i + 6 < n:
-                place, a, b, c, d, value_3, step_3, next_value_3, next_step_3 = _two_blocks(
-                    x, n_words, out, values, distances, later + 6, n, place, a, b, c, d,
-                    value_3, step_3, next_value_3, next_step_3, BITS, TOKENS, FOUR_STEPS,
-                )  # fmt: skip
+        for k in tl.static_range(AHEAD):  # the first pair is replaced by a later one, which goes last
+            if k == 0 or i + 2 * k < n:
+                place, sums = _two_blocks(x, n_words, out, place, sums, pairs[0], FORM)  # type: ignore[misc]
+                pairs = pairs[1:] + (_load(values, distances, i + 2 * (AHEAD + k), n, FORM),)  # type: ignore[assignment]  # noqa: RUF005
+            else:
+                pairs = pairs[1:] + pairs[:1]
 
     # 4. Add up the sums of each row's threads, and write them.
     token = token_word * TOKENS
@@ -373,63 +378,19 @@ def _few_tokens(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912 (most br
     if TOKENS == 1:
         if not IN_SHARED:
             is_bad = _signs(tl.reduce(bad, 0, _or), NUMBER_BITS)
-        _finish(a + b, is_bad, scale, offset, to, writes, LANES)
+        _finish(sums[0] + sums[1], is_bad, scale, offset, to, writes, FORM)
     else:
         flags = tl.reduce(bad, 0, _or)
-        _finish_word(a, b, c, d, flags, scale, offset, to, n_rows, n_tokens - token, writes, LANES, TOKENS, NUMBER_BITS)
+        for t in tl.static_range(TOKENS):  # the signs of the flags mark tokens with bad inputs
+            is_bad = flags >> ((t + 1) * NUMBER_BITS - 1)
+            _finish(sums[t], is_bad, scale, offset, to + t * n_rows, writes & (t < n_tokens - token), FORM)
 
 
 @triton.jit
-def _finish_word(  # type: ignore[no-untyped-def]
-    a, b, c, d, flags, scale, offset, to, n_rows, n_tokens, writes, LANES: tl.constexpr, TOKENS: tl.constexpr,
-    NUMBER_BITS: tl.constexpr,
-):  # fmt: skip
-    """Writes the sums of the tokens of a word, the first n_tokens of them; the signs in `flags` mark bad inputs."""
-    _finish(a, flags >> (NUMBER_BITS - 1), scale, offset, to, writes, LANES)
-    _finish(b, flags >> (2 * NUMBER_BITS - 1), scale, offset, to + n_rows, writes & (n_tokens > 1), LANES)
-    if TOKENS == 4:
-        _finish(c, flags >> (3 * NUMBER_BITS - 1), scale, offset, to + 2 * n_rows, writes & (n_tokens > 2), LANES)
-        _finish(d, flags >> (4 * NUMBER_BITS - 1), scale, offset, to + 3 * n_rows, writes & (n_tokens > 3), LANES)
-
-
-@triton.jit
-def _finish(total, is_bad, scale, offset, to, writes, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finish(total, is_bad, scale, offset, to, writes, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
     """Writes the sums of one token; NaN if the last bit of `is_bad` marks its input as not finite."""
-    THREADS: tl.constexpr = total.shape[0]
-    ROWS: tl.constexpr = THREADS // LANES
-    of_rows = tl.sum(tl.reshape(total, (ROWS, LANES)), axis=1)[:, None]
-    of_threads = tl.reshape(tl.broadcast_to(of_rows, (ROWS, LANES)), (THREADS,))
+    THREADS: tl.constexpr = FORM.n_threads
+    of_rows = tl.sum(tl.reshape(total, (FORM.n_rows, FORM.n_lanes)), axis=1)[:, None]
+    of_threads = tl.reshape(tl.broadcast_to(of_rows, (FORM.n_rows, FORM.n_lanes)), (THREADS,))
     result = tl.where((is_bad & 1) != 0, float("nan"), of_threads * scale + offset)
     tl.store(to, result.to(to.dtype.element_ty), writes)
-
-
-# --- The gates of an LSTM: sums and the cell in, the state and the cell out, in one launch ----------------------------
-
-
-def gates(sums: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """The new state and cell (points x hidden), from sums (points x 4 hidden: i, f, g, o) and the old cell."""
-    cell = cell.contiguous()
-    new_state, new_cell, n_all = torch.empty_like(cell), torch.empty_like(cell), cell.numel()
-    _gates[(triton.cdiv(n_all, STATE_SIZE),)](sums, cell, new_state, new_cell, cell.shape[1], n_all, STATE_SIZE)
-    return new_state, new_cell
-
-
-@triton.jit
-def _gates(sums, cell, new_state, new_cell, n_hidden, n_all, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = at < n_all
-    own = sums + at // n_hidden * 4 * n_hidden + at % n_hidden
-    input_gate = tl.sigmoid(tl.load(own, inside, other=0.0).to(tl.float32))
-    forget_gate = tl.sigmoid(tl.load(own + n_hidden, inside, other=0.0).to(tl.float32))
-    new = _tanh(tl.load(own + 2 * n_hidden, inside, other=0.0).to(tl.float32))
-    output_gate = tl.sigmoid(tl.load(own + 3 * n_hidden, inside, other=0.0).to(tl.float32))
-    c = forget_gate * tl.load(cell + at, inside, other=0.0).to(tl.float32) + input_gate * new
-    tl.store(new_cell + at, c.to(new_cell.dtype.element_ty), inside)
-    tl.store(new_state + at, (output_gate * _tanh(c)).to(new_state.dtype.element_ty), inside)
-
-
-@triton.jit
-def _tanh(x):  # type: ignore[no-untyped-def]
-    square = x * x  # near 0 the difference cancels: there four terms of the series are exact to float32
-    series = x * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
-    return tl.where(tl.abs(x) < 0.2, series, 2 * tl.sigmoid(2 * x) - 1)

@@ -6,6 +6,7 @@ tokens, tensor cores multiply faster than zeros can be skipped, unless the zeros
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 from collections.abc import Callable, Hashable
@@ -63,12 +64,12 @@ def fastest_kernel(
     bias: Tensor | None,
     x: Tensor,
     n_copies: Callable[[int], int],
-    dense: Callable[[], float] | None = None,
+    dense: Callable[[], float],
 ) -> KernelChoice:
     """The fastest kernel for x (tokens x columns), timed on copies of the weights in turn.
 
     `n_copies` gives the number of copies for the bytes of a kernel's weights, so that they come from the same level of
-    memory as in the network. `dense` measures torch's time, if that is not simply this layer.
+    memory as in the network. `dense` measures torch's time.
     """
     makers, why = _candidates(weight, x)
     kernels = {make: make(weight, bias) for make in makers}
@@ -79,7 +80,7 @@ def fastest_kernel(
     kernels = {make: kernel for make, kernel in kernels.items() if errors[make] <= AGREEMENT[x.dtype]}
     if not kernels:
         return KernelChoice(dense_kernel, True, why=why_wrong(min(errors.values())))
-    dense_seconds = time_kernel(dense_kernel(weight, bias), x, n_copies(weight.nbytes)) if dense is None else dense()
+    dense_seconds = dense()
     times = {make: time_kernel(kernel, x, n_copies(kernel.n_bytes)) for make, kernel in kernels.items()}
     best = min(times, key=times.__getitem__)
     if not is_enough_faster(times[best], dense_seconds):
@@ -138,6 +139,8 @@ def _few_token_kernels(weight: Tensor) -> tuple[list[MakeKernel], str]:
         return [], f"more than {MOST_COLUMNS:,} columns"
     if importlib.util.find_spec("triton") is None:
         return [], "needs Triton, which is not installed"
+    if not hasattr(importlib.import_module("triton.language"), "tuple"):
+        return [], "needs Triton 3.3 or newer"
     is_int8 = (False,) if int8_scales(weight) is None else (False, True)
     return [partial(walk_kernel, shape=shape, as_int8=as_int8) for shape in FEW_TOKEN_SHAPES for as_int8 in is_int8], ""
 

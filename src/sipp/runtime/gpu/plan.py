@@ -1,4 +1,4 @@
-"""Compiles a traced graph for a GPU: chooses a kernel for each linear layer and LSTM, leaves the rest to torch.
+"""Compiles a traced graph for a GPU: chooses a kernel for each linear layer, leaves the rest to torch.
 
 Linear layers that read the same few tokens (queries, keys and values of an attention) become one sparse product, which
 takes a single launch.
@@ -26,7 +26,6 @@ from sipp.runtime.gpu.linear import (
     timing_group,
     why_wrong,
 )
-from sipp.runtime.gpu.recurrent import RECURRENT, recurrent_step
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op
 from sipp.runtime.layers import constant_weights
 from sipp.runtime.plan import Plan, fold_constants, plan_of
@@ -65,8 +64,6 @@ def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
 
 def _steps_of(op: Op, graph: Graph, values: Values, known: Known) -> list[Step]:
     """The step of an operation, and those of the layers that run as one with it."""
-    if op.target in RECURRENT and sum(values[n].numel() for n in op.reads()) >= LEAST_WEIGHTS:
-        return [recurrent_step(op, values, graph.constants) or torch_step(op, _why_not(op))]
     if not _can_be_sparse(op, graph, values):
         return [torch_step(op, _why_not(op))]
     group = _readers_of_same(op, graph, values)
@@ -199,6 +196,4 @@ def _why_not(op: Op) -> str:
     """Why torch runs a layer with weights."""
     if op.target is CONV:
         return "convolution: tensor cores multiply faster than zeros are skipped"
-    if op.target in RECURRENT:
-        return "LSTM: small, many sequences or steps, other options, or dense is as fast"
     return f"fewer than {LEAST_WEIGHTS:,} weights, or not its own" if op.target is LINEAR else ""
