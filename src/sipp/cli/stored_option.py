@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sipp.cli.language_text import is_language_model, is_text, length_of
 from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
 from sipp.results.certificate import AnyCertificate
+from sipp.results.pruned import Pruned
 from sipp.results.saved_file import SavedFile
 from sipp.results.stored import Report
 from sipp_lab.nets import NETS
@@ -33,6 +34,16 @@ class StoredNetwork:
     model: nn.Module
     contents: SavedFile | Report
     certificate: AnyCertificate | None
+
+    @property
+    def record(self) -> Pruned | None:
+        """The record of `prune`, which a folder holds; None for a file of `sipp.save`."""
+        if not isinstance(self.contents, Report):
+            return None
+        facts = self.contents.pruned
+        masks = {layer.name: self.model.get_parameter(layer.name).detach() != 0 for layer in facts.layers}
+        values = {one.name: getattr(facts, one.name) for one in fields(facts)}
+        return Pruned(model=self.model, masks=masks, **values)
 
 
 def stored_network(asked: StoredOptions) -> StoredNetwork:
