@@ -65,6 +65,52 @@ def test_a_folder_that_from_pretrained_loads(tmp_path: Path) -> None:
     assert (tmp_path / "net" / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("name", ["digits-cnn", "lstm"])
+def test_an_onnx_file_without_zeros_is_smaller_and_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    net, x = pruned(name), points(name, 3)
+    plain = sipp.export(net, tmp_path / "plain.onnx", x)
+    small = sipp.export(net, tmp_path / "small.onnx", x, sparse=True)
+    assert small.n_sparse > plain.n_sparse == 0 and "without their zeros" in small.sentence
+    assert small.n_bytes < 0.8 * plain.n_bytes
+    onnx.checker.check_model(str(small.path))
+    found = []
+    for path in (plain.path, small.path):
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        found.append(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    assert (found[0] == found[1]).all()
+    dense = sipp.export(build(name).eval(), tmp_path / "dense.onnx", x, sparse=True)
+    assert dense.n_sparse == 0, "a tensor that would not get smaller stays as it is"
+
+
+def test_a_folder_has_a_model_card_of_what_is_known(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = transformers.BertModel(transformers.BertConfig(vocab_size=50, max_position_embeddings=16, **sizes)).eval()
+    bert.config._name_or_path = "someone/bert"
+    words = torch.randint(0, 50, (300, 6))
+    record = sipp.prune(bert, [{"input_ids": words[:100]}], keep=0.5, method="magnitude")
+    claim = sipp.certify(bert, record, [{"input_ids": words[100:]}], output="last_hidden_state")
+    sipp.export(record, tmp_path / "with", certificate=claim)
+    card = (tmp_path / "with" / "README.md").read_text()
+    head, body = card.removeprefix("---\n").split("\n---\n")
+    assert "base_model: someone/bert" in head.splitlines() and "library_name: transformers" in head.splitlines()
+    assert f"{record.kept:,} of {record.n_weights:,}" in body and claim.sentence in body and "# with" in body
+    sipp.export(record, tmp_path / "rounded", values="bf16", certificate=claim)
+    assert "rounded to bf16; what follows is about the network before" in (tmp_path / "rounded/README.md").read_text()
+    sipp.export(record.model, tmp_path / "plain")
+    assert not (tmp_path / "plain" / "README.md").exists(), "nothing is known of a plain network"
+    with pytest.raises(OptionError, match="about another network"):
+        sipp.export(sipp.prune(bert, None, keep=0.2, method="magnitude"), tmp_path / "no", certificate=claim)
+    with torch.no_grad():
+        record.model.get_parameter(record.layers[0].name).mul_(2)
+    sipp.export(record, tmp_path / "trained")
+    assert claim.sentence not in (tmp_path / "trained" / "README.md").read_text()
+
+
 class Fickle(nn.Module):
     """Gives another output each time."""
 
@@ -110,6 +156,8 @@ def test_what_cannot_be_exported_is_refused_and_nothing_written(tmp_path: Path) 
             sipp.export(linear, tmp_path / name, x)
     with pytest.raises(OptionError, match="are for a folder"):
         sipp.export(linear, path, x, values="bf16")
+    with pytest.raises(OptionError, match="a folder holds all zeros"):
+        sipp.export(linear, tmp_path / "net", sparse=True)
     with pytest.raises(OptionError, match="not a path"):
         sipp.export(linear, "")
     with pytest.raises(DataError, match="example"):

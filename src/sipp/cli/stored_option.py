@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, length_of
 from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
-from sipp.results import AnyCertificate, Report, SavedFile
+from sipp.results.certificate import AnyCertificate
+from sipp.results.pruned import Pruned
+from sipp.results.saved_file import SavedFile
+from sipp.results.stored import Report
 from sipp_lab.nets import NETS
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
@@ -31,6 +34,16 @@ class StoredNetwork:
     model: nn.Module
     contents: SavedFile | Report
     certificate: AnyCertificate | None
+
+    @property
+    def record(self) -> Pruned | None:
+        """The record of `prune`, which a folder holds; None for a file of `sipp.save`."""
+        if not isinstance(self.contents, Report):
+            return None
+        facts = self.contents.pruned
+        masks = {layer.name: self.model.get_parameter(layer.name).detach() != 0 for layer in facts.layers}
+        values = {one.name: getattr(facts, one.name) for one in fields(facts)}
+        return Pruned(model=self.model, masks=masks, **values)
 
 
 def stored_network(asked: StoredOptions) -> StoredNetwork:

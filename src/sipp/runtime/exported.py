@@ -24,11 +24,13 @@ class Exported:
     n_tokens: int | None = None  # the only sequence length; None: any, or no sequences
     has_tokens: bool = False  # it takes sequences of token ids
     beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
+    n_sparse: int = 0  # tensors of an ONNX file that are stored without their zeros
 
     @property
     def sentence(self) -> str:
         """What was written, and what it takes."""
-        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, zeros included; read back, "
+        zeros = f"{self.n_sparse} tensors without their zeros" if self.n_sparse else "zeros included"
+        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, {zeros}; read back, "
         if self.to == "hf":
             with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
             return f"{text}every bit is the same; {with_it}"

@@ -18,11 +18,15 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.files import new_folder
-from sipp.inputs import ONE_AT_A_TIME, turn_off_caches
-from sipp.results import NetworkLike, check_choice, check_path, check_size, network_of, raw_bytes
-from sipp.runtime.copying import plain_copy
+from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
+from sipp.results.certificate import AnyCertificate, check_certificate
+from sipp.results.checking import check_choice, check_flag, check_path, check_size
+from sipp.results.network_hash import model_hash, raw_bytes
+from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import NetworkLike, certificate_of, network_of, pruned_or_module
 from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.exported import Exported
+from sipp.runtime.model_card import CARD, model_card
 from sipp.runtime.onnx_file import write_onnx
 from sipp.storage import companion_files
 
@@ -46,15 +50,19 @@ def export(
     values: Values = "same",
     shard: str | int | None = None,
     tokenizer: Any = None,
+    certificate: AnyCertificate | None = None,
+    sparse: bool = False,
 ) -> Exported:
     """Writes the network as an ONNX file (NAME.onnx) or a new Hugging Face folder; returns what was written.
 
     An ONNX file needs an `example`, an input as for `sipp.sparse`; with two or more inputs in it, the file takes any
-    number of them. An existing file is replaced, a folder with content is refused. The network is not changed.
+    number of them. `sparse=True` leaves its zeros out, where that makes it smaller; not all programs read that. An
+    existing file is replaced, a folder with content is refused. The network is not changed.
 
     For a folder only: `values` rounds the weights to "bf16" or "fp16", `shard` is the size of the largest file of
     weights ("5GB", or bytes), and `tokenizer` is saved with the network. Without one, the tokenizer and other files
-    (chat template, preprocessor, licence) are copied from the folder the network was loaded from, if that is known.
+    (chat template, preprocessor, licence) are copied from the folder the network was loaded from, if that is known. A
+    result of `prune` gets a model card (README.md), with the `certificate` of this network.
 
     Example:
         >>> import sipp, tempfile, torch
@@ -73,27 +81,50 @@ def export(
             option="path",
         )
     is_onnx = target.suffix == ONNX
-    if is_onnx and (values != "same" or shard is not None or tokenizer is not None):
-        raise OptionError(f"values, shard and tokenizer are for a folder, not for NAME{ONNX}", fix="leave them out")
+    if is_onnx and (values != "same" or any(given is not None for given in (shard, tokenizer, certificate))):
+        names = "values, shard, tokenizer and certificate"
+        raise OptionError(f"{names} are for a folder, not for NAME{ONNX}", fix="leave them out")
+    if check_flag("sparse", sparse) and not is_onnx:
+        raise OptionError("a folder holds all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
     if is_onnx == (example is None):
         words = "needs an example" if is_onnx else "takes no example: it holds weights"
         what = "an ONNX file" if is_onnx else "a Hugging Face folder"
         raise OptionError(f"{what} {words}", fix=f'write sipp.export(pruned, "net{ONNX}", example)', option="example")
+    card = "" if is_onnx else _card(pruned, certificate, target.name, values)
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(model).to("cpu")
     if not is_onnx:
         if values != "same":
             own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
-        n_bytes, beside = _save_pretrained(own, target, SHARD if shard is None else shard, tokenizer)
+        n_bytes, beside = _save_pretrained(own, target, SHARD if shard is None else shard, tokenizer, card)
         return Exported(target, "hf", n_bytes, beside=beside)
     turn_off_caches(own.modules())
     call = without_aliases(*call_of(example))
     try_example(own, *call)
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-        return write_onnx(own, call, target)
+        return write_onnx(own, call, target, sparse)
 
 
-def _save_pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer: Any) -> tuple[int, tuple[str, ...]]:
+def _card(pruned: NetworkLike, certificate: AnyCertificate | None, name: str, values: str) -> str:
+    """The model card; empty if nothing is known but the network."""
+    check_certificate(certificate)
+    record, known = pruned_or_module(pruned), certificate_of(pruned, certificate)
+    if not isinstance(record, Pruned):
+        return ""
+    if known is not None and known.pruned_hash != model_hash(record.model):
+        raise OptionError("the certificate is about another network", fix="certify pruned.model", option="certificate")
+    return model_card(record, known, name=name, origin=_origin(record.model), values=values)
+
+
+def _origin(model: nn.Module) -> str:
+    """What a Hugging Face model was loaded from; empty if that is not known."""
+    origin = getattr(getattr(model, "config", None), "_name_or_path", "")
+    return origin if isinstance(origin, str) else ""
+
+
+def _save_pretrained(
+    model: nn.Module, folder: Path, shard: str | int, tokenizer: Any, card: str
+) -> tuple[int, tuple[str, ...]]:
     """Writes the folder with the model's own save_pretrained; returns its bytes and the names of companion files.
 
     The folder is read back first, and appears atomically.
@@ -112,6 +143,8 @@ def _save_pretrained(model: nn.Module, folder: Path, shard: str | int, tokenizer
         back = load(unfinished, local_files_only=True)
         _check_same(dict(model.state_dict()), dict(back.state_dict()))
         beside = _add_companions(model, unfinished, tokenizer)
+        if card:
+            (unfinished / CARD).write_text(card, encoding="utf-8")
         n_bytes = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
     return n_bytes, beside
 
@@ -123,8 +156,7 @@ def _add_companions(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str
         if not callable(getattr(tokenizer, "save_pretrained", None)):
             raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give a tokenizer of transformers")
         tokenizer.save_pretrained(target)
-    origin = getattr(getattr(model, "config", None), "_name_or_path", "")
-    folder = Path(origin) if isinstance(origin, str) and origin else None
+    folder = Path(_origin(model)) if _origin(model) else None
     if tokenizer is None and folder is not None and folder.is_dir():
         for path in companion_files(folder):
             if path.name not in before:

@@ -37,6 +37,10 @@ def export(
     shard: Annotated[
         str | None, option("Of a folder: size of the largest file of weights, such as 5GB.", OUTPUT_PANEL)
     ] = None,
+    sparse: Annotated[
+        bool,
+        option("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.", OUTPUT_PANEL),
+    ] = False,
 ) -> Answer:
     """Export a pruned network for other programs, or as one small file; the result is compared.
 
@@ -50,7 +54,7 @@ def export(
     is_folder = not (is_small or is_onnx)
     for name, value, has_effect in (
         ("data", stored.data, is_onnx), ("shard", shard, is_folder), ("force", force or None, not is_folder),
-        ("values", None if values == "same" else values, not is_onnx),
+        ("values", None if values == "same" else values, not is_onnx), ("sparse", sparse or None, is_onnx),
     ):  # fmt: skip
         if value is not None and not has_effect:
             raise CommandError(f"it does nothing for {out.name}", where=f"--{name}", fix="leave it out")
@@ -65,5 +69,15 @@ def export(
         else:
             chosen = {} if shard is None else {"shard": shard}
             tokenizer = own_tokenizer(network.name) if is_folder else None
-            written = sipp.export(network.model, out, example, values=values, tokenizer=tokenizer, **chosen)
+            known = network.certificate if is_folder and network.record is not None else None
+            written = sipp.export(
+                network.record or network.model,
+                out,
+                example,
+                values=values,
+                tokenizer=tokenizer,
+                certificate=known,
+                sparse=sparse,
+                **chosen,
+            )
     return Answer([str(written)], to_json(written) | {"kind": "export", "sipp": sipp.__version__})
