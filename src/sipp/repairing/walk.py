@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.blocks import find_blocks
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers
 from sipp.inputs.restore import copy_of
 from sipp.inputs.trace import ModelMap, trace_layers
@@ -73,7 +72,6 @@ def task_for(
     *,
     chunk_bytes: int,
     start: nn.Module | None = None,
-    blocks: str | None = None,
     corrects: bool = True,
     inputs_differ: bool = False,
 ) -> NetworkTask:
@@ -84,8 +82,7 @@ def task_for(
     """
     layers = masked_layers(dense, masks)
     found = trace_layers(dense, layers, batch)
-    chain = found.blocks if blocks is None else find_blocks(dense, found.run, blocks)
-    names = () if chain is None else chain.names
+    names = () if found.blocks is None else found.blocks.names
     streams = streams_in(found, layers, names, inputs_differ=inputs_differ) if corrects else {}
     return NetworkTask(dense, dense if start is None else start, layers, found, names, streams, chunk_bytes)
 

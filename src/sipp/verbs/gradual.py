@@ -20,7 +20,7 @@ from sipp.pruning.ranking import masks_within, only_alive, rank
 from sipp.results.checking import check_flag, check_whole, explain_unknown_options
 from sipp.results.gradual import Gradual, budget_at, cut_times
 from sipp.results.numerics import budget_of
-from sipp.results.options import DEFAULT_METHOD, Method, PruneOptions, Scoring, Selector, method_name
+from sipp.results.options import DEFAULT_METHOD, Method, PruneOptions, Selector, method_name
 from sipp.results.ranking import Ranking
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.task import task_of
@@ -40,10 +40,8 @@ def gradual(
     method: Method = DEFAULT_METHOD,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
-    seed: int = 0,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> Gradual:
     """Calls `train_step(step)` for steps 0, 1, ... `steps` - 1, and prunes `model` little by little in between.
@@ -67,10 +65,10 @@ def gradual(
         (48, 192, 10)
     """
     _check_loop(train_step, data, steps, progress)
-    options = PruneOptions(method=method, seed=seed)
+    options = PruneOptions(method=method)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
-    weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
+    weights = task_of(model, None, include=include, exclude=exclude).weights
     n_weights = sum(weight.n_weights for weight in weights)
     last = budget_of(keep, n_weights)
     check_can_be_written(model)
@@ -89,8 +87,8 @@ def gradual(
             if step + 1 not in times:
                 continue
             with lora_merged(model):
-                task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-                masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
+                task = task_of(model, data, include=include, exclude=exclude)
+                masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last))
             hold_masks(model, masks, optimizer=optimizer)
             for averaged in averages:
                 hold_masks(averaged, masks)
@@ -104,7 +102,7 @@ def gradual(
         method=method_name(options.method),
         n_weights=n_weights,
         kept=_n_kept(masks),
-        seed=seed,
+        seed=options.seed,
     )
 
 
@@ -126,10 +124,10 @@ def _train(train_step: Callable[[int], object], step: int) -> None:
         ) from error
 
 
-def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> dict[str, Tensor]:
+def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int) -> dict[str, Tensor]:
     """Cuts the ranked model in place to this budget, within the masks `alive`, and returns the new masks."""
     ranking = only_alive(ranking, alive)
-    rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=seed)
+    rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=ranking.options.seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
     return masks_within(masks_by_name(ranking.model, ranking, rows), alive)
 

@@ -32,11 +32,11 @@ from sipp.pruning.spared_rows import restore_spared, spared_by_name
 from sipp.repairing.data_split import DataSplit, split_batches
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.parts import Part, Side, parts_of, run_part
-from sipp.repairing.repair_options import LARGE_ERROR_FEEDBACK, RIDGE
+from sipp.repairing.repair_task import LARGE_ERROR_FEEDBACK, RIDGE
 from sipp.repairing.walk import NetworkFit, both_of, fit_parts, side_of, task_for
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_path
-from sipp.results.options import Method, PruneOptions, Scoring, pattern_of
+from sipp.results.options import Method, PruneOptions, pattern_of
 from sipp.results.pruned_on_disk import BlockWeight, PrunedOnDisk
 from sipp.scoring.methods import checked_method, refuse_fitted
 from sipp.scoring.sensitivities import chunk_bytes_on
@@ -57,8 +57,6 @@ def prune_on_disk(
     pattern: str | None = None,
     method: Method = "wanda",
     repair: bool = False,
-    seed: int = 0,
-    scoring: Scoring = Scoring(),
     device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> PrunedOnDisk:
@@ -84,14 +82,14 @@ def prune_on_disk(
         >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
         3
     """
-    options = PruneOptions(keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False)
+    options = PruneOptions(keep=keep, pattern=pattern, method=method, statements=False)
     _check(model, options, repair=repair, progress=progress)
     give_back_large_pieces()
     source, target = sharded_weights(check_path("weights", weights, "model")), check_path("out", out, "pruned")
     device = _device(device)
-    batches = tuple(data_of(data, device=device, seed=seed).batches())
+    batches = tuple(data_of(data, device=device).batches())
     split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
-    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device, None)
+    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device)
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
     output = BlockFolder(target, _task_hash(options, repair, source, chain, split.batches))
@@ -254,7 +252,7 @@ def _cut_and_repaired(
     """
     options, batches = work.options, work.batches(part.number)
     data = _ReadOnDemand(len(batches), lambda j: as_given(batches[j]))
-    task = task_of(dense, data, scoring=options.scoring, seed=options.seed)
+    task = task_of(dense, data)
     ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
     network_cut = cut(ranking, budget_for(options, task.weights), seed=options.seed)
     pruned: Any = network_cut.model

@@ -26,8 +26,7 @@ from sipp.inputs.outputs import dense_outputs, error_of
 from sipp.inputs.restore import ONE_AT_A_TIME, copy_of
 from sipp.progress import progress_bar
 from sipp.repairing.data_split import DataSplit, error_on_test_points, merged_batches, split_data
-from sipp.repairing.polishing import polish
-from sipp.repairing.repair_options import LEARNING_RATE, MOST_STEPS
+from sipp.repairing.polishing import LEARNING_RATE, MOST_STEPS, polish
 from sipp.results.batches import Batch
 from sipp.results.checking import check_flag, check_seed, check_share, check_whole
 from sipp.results.display import listed
@@ -121,7 +120,7 @@ class Smaller:
 
 def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) -> Smaller:
     """A copy of the network without the channels that the budget asks for; the rest is refitted and polished."""
-    split = split_data(dense, data, seed=options.seed)
+    split = split_data(dense, data)
     model = copy_of(dense)
     example = points_at(split.fit[0], slice(N_EXAMPLES))
     call = example.args, example.kwargs
