@@ -28,8 +28,8 @@ from repair_split import splitting
 import sipp
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.network import repair_network
-from sipp.repairing.repair_options import PEERS, RepairOptions
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_task import PEERS, RepairTask
 from sipp.results.pruned import Repaired
 
 WITHOUT: dict[str, dict[str, Any]] = {
@@ -75,7 +75,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     images, net = images_of(options.data, options.seed), resnet(options.weights).to(options.device)
     data = list(images.points(0, options.points).split(options.batch))
-    read = data_of(data, device=torch.device(options.device), n_points=None, seed=options.seed)
+    read = data_of(data, device=torch.device(options.device), n_points=None)
     parts = split_batches(read.batches())
     lines = []
     for keep in options.keep:
@@ -85,7 +85,7 @@ def main() -> None:
         ways |= {one: {"method": one} for one in options.peers}
         for name, changed in ways.items():
             with splitting(options.device) if options.split else nullcontext() as split:
-                found, took = timed(partial(repair_network, net, masks, parts, RepairOptions(**changed)))
+                found, took = timed(partial(repair_network, net, masks, parts, RepairTask(**changed)))
             lines.append(line(name, keep, found, accuracy(found.model.cpu(), images), took))
             print(lines[-1], *[] if split is None else [str(split)], sep="\n", flush=True)
     title = f"{options.weights.stem}, dense {accuracy(net.cpu(), images):.2f}: accuracy, %, on 10,000 test images; "

@@ -34,8 +34,8 @@ import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.network import repair_network
-from sipp.repairing.repair_options import RepairOptions
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_task import RepairTask
 from sipp.results.numerics import device_of
 from sipp.results.options import RepairMethod, pattern_of
 
@@ -70,7 +70,7 @@ def by_peer(method: RepairMethod, model: nn.Module, data: Tensor, keep: str) -> 
     masks = magnitude(model, data, keep)[1]
     parts = split_batches(data_of(data, device=device_of(model)).batches())
     pattern = pattern_of(keep) if ":" in keep else None
-    options = RepairOptions(method=method, pattern=pattern, chunk_bytes=1 << 30)
+    options = RepairTask(method=method, pattern=pattern, chunk_bytes=1 << 30)
     return repair_network(model, masks, parts, options).model
 
 

@@ -108,10 +108,6 @@ def results(kind: str) -> Callable[[], Result]:
         for reduce in ("max", "mean"):
             for name, score in sipp.sensitivity(net, x, reduce=reduce).items():
                 found[f"{reduce} {name}"] = score
-        found |= {
-            f"some {name}": score
-            for name, score in sipp.sensitivity(net, x, scoring=sipp.Scoring(n_inputs=4), seed=3).items()
-        }
         for method, draws in METHODS if kind == "linear" else METHODS[:2]:
             pruned = sipp.prune(net, x, keep=0.4, method=method, draws=draws, seed=5)
             how = f"{method} {draws}"

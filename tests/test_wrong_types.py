@@ -152,7 +152,7 @@ RIGHT: dict[str, Callable[[], dict[str, object]]] = {
     "sample_size": lambda: {"model": net(), "example": points(1)},
     "certify": lambda: {"dense": net(), "pruned": pruned().model, "holdout": points(100)},
     "evaluate": lambda: {"dense": net(), "pruned": pruned().model, "data": labelled()},
-    "bench": lambda: {"pruned": pruned(), "example": points(4), "repeats": 5},
+    "bench": lambda: {"pruned": pruned(), "example": points(4)},
     "methods": dict,
     "certify_accuracy": lambda: {"dense": net(), "pruned": pruned().model, "holdout": labelled()},
     "prune_to": lambda: {

@@ -277,7 +277,7 @@ def test_every_form_of_batch() -> None:
     for data in ([(x, labels)], [{"input": x}], once, torch.utils.data.TensorDataset(x, labels)):
         assert check_assumption(model, data, [{"input": y}], c_constant=1.0) == expected
     assert check_assumption(model, x).n_holdout == 0
-    few = check_assumption(model, x, y, scoring=sipp.Scoring(n_inputs=3))
+    few = check_assumption(model, x[:3], y)
     assert (few.n_calibration, few.n_holdout) == (3, len(y))
 
 

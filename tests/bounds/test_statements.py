@@ -126,7 +126,7 @@ def test_assess_of_repaired_and_of_revived_weights() -> None:
     with torch.no_grad():
         repaired[0].weight[0, 0] = 0.0
         repaired[2].bias += 1
-    moved = sipp.assess(model, repaired, x, c_constant=1e4, holdout=points(40, seed=1))
+    moved = sipp.assess(model, repaired, x, holdout=points(40, seed=1))
     assert "2.bias changed" in moved.bound.reason and moved.measured.epsilon is None
 
 
@@ -195,21 +195,15 @@ def test_one_point_repeated_is_one_point() -> None:
 
 
 @pytest.mark.parametrize("method", ["sipp-det", "sipp-hybrid", "sipp-simple", "magnitude"])
-def test_theory_takes_as_many_points_as_the_method_needs(method: str) -> None:
+def test_as_many_points_as_the_theory_asks_for_are_enough_and_one_fewer_is_not(method: str) -> None:
     x = points(400)
-    pruned = sipp.prune(
-        mlp(),
-        x,
-        keep=0.5,
-        method=method,
-        scoring=sipp.Scoring(n_inputs="theory"),
-        c_constant=1e6,
-        draws="fixed",
-    )
-    assert pruned.guarantee.n == pruned.guarantee.n_needed and pruned.guarantee.met, pruned.guarantee
     factor = 16 if method == "sipp-simple" else 8  # T4; eta = 7 + 3 outputs, rho = 7
-    assert pruned.guarantee.n == math.ceil(3 * math.log(factor * 10 * 7 / 1e-16))
-    assert method == "sipp-simple" or sipp.sample_size(mlp(), x[:1]) == pruned.guarantee.n
+    n = math.ceil(3 * math.log(factor * 10 * 7 / 1e-16))
+    for n_given in (n, n - 1):
+        pruned = sipp.prune(mlp(), x[:n_given], keep=0.5, method=method, c_constant=1e6, draws="fixed")
+        assert (pruned.guarantee.n, pruned.guarantee.n_needed) == (n_given, n)
+        assert pruned.guarantee.met is (n_given == n), pruned.guarantee
+    assert method == "sipp-simple" or sipp.sample_size(mlp(), x[:1]) == n
 
 
 # --- T8: fixed draws and the budget ----------------------------------------------------------------------------------

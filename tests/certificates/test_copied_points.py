@@ -53,7 +53,7 @@ def test_many_copies_of_too_few_points_are_refused() -> None:
     assert asked.verdict == cert.verdict and asked.proved_share == pytest.approx(1 - 0.05 ** (1 / 20))
     walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="magnitude", levels=(1.0, 0.5))
     assert walk.certificate is None and "needs n >= 59, the holdout has 20 different inputs" in walk.verdict
-    drop = certify_accuracy(DENSE, PRUNED, x, labels="ignore")
+    drop = certify_accuracy(DENSE, PRUNED, x)
     assert (drop.n, drop.n_duplicates) == (20, 1980) and drop.drop_upper == pytest.approx(1 - 0.05 ** (1 / 20))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import sipp
 from sipp.errors import DataError
@@ -75,10 +75,10 @@ def test_points_of_a_repair_count_whenever_it_was_made() -> None:
 
 
 def test_points_that_chose_no_weights_may_certify() -> None:
-    """`magnitude` uses its data only for statements; with n_inputs=40, only 40 points chose weights."""
+    """`magnitude` uses its data only for statements; of 40 points, 40 chose weights."""
     by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="magnitude")
     assert not shares(by_magnitude, points(1))
-    few = sipp.prune(net(), points(1), keep=0.8, method="sipp-det", scoring=sipp.Scoring(n_inputs=40))
+    few = sipp.prune(net(), points(1)[:40], keep=0.8, method="sipp-det")
     assert sum(shares(few, point[None]) for point in points(1)) == 40
 
 
@@ -134,8 +134,8 @@ def test_all_points_of_a_loader_that_shuffles_are_known(method: Method, statemen
     """Every pass begins with other points, so weights and statements may come from different ones."""
     logged = _Logged()
     pruned = sipp.prune(
-        net(), DataLoader(logged, batch_size=20, shuffle=True), keep=0.8, method=method, statements=statements,
-        scoring=sipp.Scoring(n_inputs=40),
+        net(), DataLoader(logged, batch_size=20, sampler=RandomSampler(logged, num_samples=40)), keep=0.8,
+        method=method, statements=statements,
     )  # fmt: skip
     at = sorted(logged.read)
     known = set(data_of(logged.inputs[at]).hashes())

@@ -11,12 +11,12 @@ from commandline import run, three_lines
 from sipp.cli.commands.prune_command import PruneRequest
 from sipp.cli.errors import CommandError
 from sipp.cli.main import command_of
-from sipp.cli.options import Part, as_command, option
+from sipp.cli.options import Part, as_command
 from sipp.cli.output import Answer
-from sipp.results.options import CliOption, PruneOptions
+from sipp.results.options import Option, PruneOptions
 
 SHOWN = {
-    name: next((one for one in get_args(hint)[1:] if isinstance(one, CliOption)), None)
+    name: next((one for one in get_args(hint)[1:] if isinstance(one, Option)), None)
     for name, hint in get_type_hints(PruneOptions, include_extras=True).items()
 }
 
@@ -44,7 +44,7 @@ def test_every_field_that_is_shown_is_an_option_with_its_default() -> None:
     for field in fields(PruneOptions):
         shown = SHOWN[field.name]
         typed = f"no_{field.name}" if field.default is True else field.name
-        if shown is None:
+        if shown is None or shown.group is None:
             assert typed not in by_name
             continue
         assert by_name[typed].rich_help_panel == shown.group
@@ -82,13 +82,13 @@ def test_an_option_that_prune_to_would_ignore_is_refused(words: list[object]) ->
 def test_a_record_inside_a_record_and_the_order_of_groups() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Inner:
-        late: Annotated[int, option("b", "Machine")] = 2
-        first: Annotated[int, option("a", "Model and data")] = 1
+        late: Annotated[int, Option("b", "Machine")] = 2
+        first: Annotated[int, Option("a", "Model and data")] = 1
 
     globals()["Inner"] = Inner
 
     @as_command
-    def command(inner: Inner, word: Annotated[str, option("c", "Output")] = "x") -> Answer:
+    def command(inner: Inner, word: Annotated[str, Option("c", "Output")] = "x") -> Answer:
         raise RuntimeError(inner, word)
 
     assert [*command.__signature__.parameters] == ["first", "word", "as_json", "late"]  # type: ignore[attr-defined]

@@ -236,9 +236,7 @@ FUNCTIONS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "sensitivity of batches": lambda m, x: sipp.sensitivity(m, [x]),
     "mean": lambda m, x: sipp.sensitivity(m, [x], reduce="mean"),
     "prune": lambda m, x: sipp.prune(m, x, keep=0.5),
-    "prune with theory": lambda m, x: sipp.prune(
-        m, [x], keep=0.5, scoring=sipp.Scoring(n_inputs="theory"), method="sipp-simple"
-    ),
+    "simple": lambda m, x: sipp.prune(m, [x], keep=0.5, method="sipp-simple"),
     "prune, sound": lambda m, x: sipp.prune(m, [x], keep=0.5, bound="sound"),
     "snip": lambda m, x: sipp.prune(m, labelled(x), keep=0.5, method="snip"),
     "sample_size": lambda m, x: sipp.sample_size(m, x),

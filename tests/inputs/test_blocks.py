@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
 from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.data import data_of
 from sipp.inputs.trace import record
@@ -89,8 +88,8 @@ def batch() -> Batch:
     return next(iter(data_of(torch.randn(5, 4, generator=torch.Generator().manual_seed(1))).batches()))
 
 
-def blocks_in(net: nn.Module, named: Any = None) -> Blocks | None:
-    return find_blocks(net, record(net, batch()), named)
+def blocks_in(net: nn.Module) -> Blocks | None:
+    return find_blocks(net, record(net, batch()))
 
 
 NAMES = ("blocks.0", "blocks.1", "blocks.2")
@@ -126,31 +125,3 @@ def test_blocks_that_speak_past_their_outputs_are_not_taken() -> None:
 
 def test_blocks_with_a_cache_that_is_made_anew_are_not_taken() -> None:
     assert blocks_in(WithCache("plain", Remembering).eval()) is None
-
-
-def test_named_blocks_must_be_some() -> None:
-    net = Net("plain").eval()
-    assert blocks_in(net, NAMES) == blocks_in(net, "blocks") == Blocks(NAMES, 0, None)
-    with pytest.raises(OptionError, match="pass a state"):
-        blocks_in(net, ("blocks.1", "blocks.0"))
-
-
-def test_named_blocks_may_be_of_several_classes_and_without_modules_inside() -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))).eval()
-    assert blocks_in(net) is None
-    assert blocks_in(net, "1") == Blocks(("1.0", "1.1", "1.2"), 0, None)
-
-
-@pytest.mark.parametrize(
-    ("net", "named", "words"),
-    [
-        (Net("plain"), "first", r"'first' is a Linear, and must be a list of modules; the network has blocks \(3\)"),
-        (Net("plain"), "block", "'block' is not a module of the network"),
-        (Net("twice"), "blocks", "blocks.0 is called 2 times for a batch"),
-        (Net("activation between"), "blocks", "blocks.1 is not called with the output of blocks.0"),
-        (WithCache("plain", Remembering), "blocks", "blocks.0 is given an object that may hold what blocks computed"),
-    ],
-)
-def test_an_error_says_what_was_found_of_named_blocks(net: nn.Module, named: str, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        blocks_in(net.eval(), named)

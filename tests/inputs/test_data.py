@@ -33,7 +33,11 @@ def test_data_knows_its_length_and_whether_it_can_be_read_again(case: str) -> No
     make, again, n_known = GIVEN[case]
     data = data_of(make())
     assert data_of(data) is data
-    assert (data.can_be_read_again, data.n_points_known, data.with_points(7).n_points_known) == (again, n_known, 7)
+    assert (data.can_be_read_again, data.n_points_known, data_of(data, n_points=7).n_points_known) == (
+        again,
+        n_known,
+        7,
+    )
     assert torch.equal(points(data), X)
     assert data.can_be_read_again is False or torch.equal(points(data), X)
 

@@ -76,7 +76,7 @@ def test_every_form_names_the_same_classes(form: str, net: nn.Module, x: Tensor,
 def test_claims_and_scores_read_every_form(form: str, net: nn.Module, x: Tensor, y: Tensor) -> None:
     labels = FORMS[form](y)
     pruned = sipp.prune(net, None, keep=0.7, method="magnitude")
-    certificates = [sipp.certify_accuracy(net, pruned, [(x, one)], labels="use") for one in (y, labels)]
+    certificates = [sipp.certify_accuracy(net, pruned, [(x, one)]) for one in (y, labels)]
     assert certificates[0].n_lost == certificates[1].n_lost and certificates[1].mode == "labels"
     to = [
         sipp.prune_to(net, [x], [(x + 1, one)], max_accuracy_drop=0.9, method="magnitude", progress=False).pruned.kept

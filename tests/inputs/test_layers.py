@@ -381,5 +381,5 @@ def test_a_tied_weight_is_one_weight_with_all_its_names_and_layers() -> None:
         ("2", ("2.weight",)),
     ]
     masks = sipp.prune(net, None, keep=0.5, method="magnitude", include="0").masks
-    assessed = sipp.assess(net, masks, randn(20, 4), include="0")
+    assessed = sipp.assess(net, masks, randn(20, 4))
     assert assessed.guarantee is not None and assessed.guarantee.left_out == ""

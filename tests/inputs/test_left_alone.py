@@ -28,7 +28,6 @@ CALLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "sensitivity": sipp.sensitivity,
     "mean": lambda m, x: sipp.sensitivity(m, [x], reduce="mean"),
     "sample_size": sipp.sample_size,
-    "theory": lambda m, x: sipp.sensitivity(m, [x], scoring=sipp.Scoring(n_inputs="theory")),
     "prune": lambda m, x: sipp.prune(m, x, keep=0.5),
     "snip": lambda m, x: sipp.prune(m, [(x, LABELS)], keep=0.5, method="snip"),
 }

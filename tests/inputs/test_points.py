@@ -428,9 +428,9 @@ ENDLESS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("case", ENDLESS)
 def test_endless_data_is_refused_and_n_points_bounds_it(case: str) -> None:
-    with pytest.raises(DataError, match=r"calibration does not seem to end.*n_inputs"):
+    with pytest.raises(DataError, match=r"calibration does not seem to end: .*give finite data"):
         sipp.prune(mlp(), ENDLESS[case](), keep=0.5, method="sipp-det")
-    with pytest.raises(DataError, match=r"holdout does not seem to end: .*give finite data \(a list of batches\)$"):
+    with pytest.raises(DataError, match=r"holdout does not seem to end: .*give finite data"):
         certify(mlp(), mlp(), ENDLESS[case]())
     if case != "empty batches":
         assert sum(batch.n_points for batch in data_of(ENDLESS[case](), n_points=100).batches()) == 100

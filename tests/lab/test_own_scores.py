@@ -77,7 +77,7 @@ def test_digests(tmp_path: Path) -> None:
     other = (
         SCORES + MORE,
         SCORES.replace("POWER = 2", "POWER = 3"), SCORES.replace("weight.abs()", "weight"),
-        SCORES.replace('squares)\n', 'squares, cut="row")\n'), SCORES.replace("def sq", "POWER += 1\ndef sq"),
+        SCORES.replace('squares)\n', 'squares, needs="data")\n'), SCORES.replace("def sq", "POWER += 1\ndef sq"),
     )  # fmt: skip
     assert digest(SCORES) == first and first not in {digest(text) for text in other}
     lambdas = "import sipp\nsipp.register_method('squares', lambda task: task.parameters())\n"

@@ -14,7 +14,7 @@ from sipp.repairing import network as repair_network, walk
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.layer_fit import LayerTask
 from sipp.repairing.parts import parts_of
-from sipp.repairing.repair_options import RepairOptions
+from sipp.repairing.repair_task import RepairTask
 
 
 class Model(nn.Module):
@@ -171,7 +171,7 @@ def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.
     net = Model(2).eval()
     masks = {name: p.detach().abs() > p.detach().abs().median() for name, p in net.named_parameters() if p.ndim > 1}
     parts = split_batches(data_of(data("sequences")).batches())
-    repair_network.repair_network(net, masks, parts, RepairOptions())
+    repair_network.repair_network(net, masks, parts, RepairTask())
     assert most == [1, 1]
 
 

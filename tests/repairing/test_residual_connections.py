@@ -13,8 +13,8 @@ from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.trace import trace
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.network import repair_network
-from sipp.repairing.repair_options import RepairOptions
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_task import RepairTask
 from sipp.repairing.streams import reading, streams_in
 
 
@@ -119,9 +119,9 @@ def test_streams_are_found(case: str) -> None:
 
 def corrected(net: nn.Module, data: Any) -> list[str]:
     """The weights that correct a stream, of a network that a search fits with half of its weights."""
-    parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+    parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None).batches())
     masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
-    made = repair_network(net, masks, parts, RepairOptions(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 16))
+    made = repair_network(net, masks, parts, RepairTask(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 16))
     return [layer.name for layer in made.record.layers if layer.corrects]
 
 
@@ -191,11 +191,9 @@ def test_padding_does_not_count() -> None:
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None, seed=0).batches())
+        parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None).batches())
         made.append(
-            repair_network(
-                net, masks, parts, RepairOptions(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 12)
-            )
+            repair_network(net, masks, parts, RepairTask(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 12))
         )
     assert [layer.name for layer in made[0].record.layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
@@ -224,8 +222,8 @@ def test_an_input_that_is_written_to_before_the_addition_is_met_as_it_was() -> N
     for factor in (1.0, 3.0):
         net = Overwrites(factor).eval()
         masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
-        parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None, seed=0).batches())
-        made.append(repair_network(net, masks, parts, RepairOptions(error_feedback=1.0, keeps_budgets=True)))
+        parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None).batches())
+        made.append(repair_network(net, masks, parts, RepairTask(error_feedback=1.0, keeps_budgets=True)))
     assert [layer.corrects for layer in made[1].record.layers] == [False, False, True]
     assert all(map(torch.equal, made[0].model.parameters(), made[1].model.parameters()))
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sipp.repairing import layer_fit, layer_search, solving
 from sipp.repairing.moments import Moments, lie_far, squared
-from sipp.repairing.repair_options import REFIT_RIDGES
+from sipp.repairing.repair_task import REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.results.numerics import exact_matmul
 

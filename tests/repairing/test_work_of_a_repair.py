@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 import sipp
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.network import repair_network
-from sipp.repairing.repair_options import RepairOptions
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_task import RepairTask
 from sipp.results.pruned import Repaired
 
 N_BLOCKS = 5
@@ -61,7 +61,7 @@ def counted_repair(**options: Any) -> tuple[Counter[str], Repaired]:
         patch.setattr(torch, "equal", reading(torch.equal))
         for name in READS:
             patch.setattr(Tensor, name, reading(getattr(Tensor, name)))
-        found = repair_network(net, masks, split, RepairOptions(floor=0.0, **options))
+        found = repair_network(net, masks, split, RepairTask(floor=0.0, **options))
     return count, found
 
 
@@ -124,7 +124,7 @@ def peak_bytes(n_batches: int, n_blocks: int) -> int:
     masks = sipp.prune(net, None, keep=0.5, method="magnitude").masks
     points = torch.randn(n_batches, A_BATCH, N_TOKENS, 8)
     split = split_batches(data_of(list(points)).batches())
-    options = RepairOptions(error_feedback=1.0, keeps_budgets=True)
+    options = RepairTask(error_feedback=1.0, keeps_budgets=True)
     gc.collect()
     gc.disable()
     try:

@@ -13,7 +13,7 @@ from shorter import narrow_resnets
 from torch import Tensor, nn
 
 import sipp
-from sipp.results.display import NAME_LENGTH, short_names
+from sipp.results.display import NAME_LENGTH, number_up, short_names
 from sipp.results.pruned import has_useful_layer_bounds
 from sipp_lab.nets import build
 
@@ -132,6 +132,9 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
         text, whole = " ".join(str(pruned).split()), " ".join(pruned.details.split())
         assert (pruned.measured.sentence in text) == is_useful == ("layer bound:" in text)
         assert ("theory: no useful bound for this network: " in text) == (not is_useful)
+        for layer in pruned.layers:
+            (cells,) = (line.split() for line in str(pruned).splitlines() if line.split()[:1] == [layer.name])
+            assert all(number_up(eps) in cells for eps in (layer.eps, layer.eps_measured) if is_useful)
         assert all(part.sentence in whole for part in (pruned.measured, pruned.bound, pruned.guarantee))
 
 

@@ -76,20 +76,6 @@ def test_gradients_and_labels(net: nn.Module) -> None:
         sipp.prune(net, None, keep=0.4, method=mine)
 
 
-def test_cut_decides_where_scores_compete(net: nn.Module) -> None:
-    def by_layer(task: Any) -> dict[str, Tensor]:  # the first layer's are all larger
-        return {name: weight.abs() + 100 * (name == "0.weight") for name, weight in task.parameters().items()}
-
-    shares = {}
-    for cut in ("global", "layer", "row"):
-        sipp.register_method("mine", by_layer, cut=cut)  # again: it replaces
-        kept = masks(sipp.prune(net, None, keep=0.5, method="mine"))
-        shares[cut] = [float(mask.float().mean()) for mask in kept]
-        if cut == "row":
-            assert {int(row.sum()) for row in kept[0]} == {3}
-    assert shares["global"][1] < 0.5 and shares["layer"] == shares["row"] == [0.5, 0.5]
-
-
 def test_negative_scores_are_an_order(net: nn.Module) -> None:
     found = sipp.prune(
         net, None, keep=0.5, method=lambda task: {n: w.abs() - 5.0 for n, w in task.parameters().items()}
@@ -124,7 +110,7 @@ def test_what_a_score_may_not_do(score: Any, error: type[Exception], words: str,
 @pytest.mark.parametrize(
     "options",
     [{"name": "magnitude"}, {"name": "given"}, {"name": "a b"}, {"name": "../x"}, {"name": 3}, {"score": 3},
-     {"cut": "hybrid"}, {"needs": ["gpu"]}, {"needs": 3}, {"about": "a\nb"}],
+     {"needs": ["gpu"]}, {"needs": 3}, {"about": "a\nb"}],
 )  # fmt: skip
 def test_what_cannot_be_registered(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

@@ -45,14 +45,14 @@ def test_the_simulation_sees_points_that_test_their_own_fit(monkeypatch: pytest.
     taken: list[Tensor] = []
     hold_back, repaired = entry.hold_back_points, entry.repaired_cut
 
-    def take(task, options):  # type: ignore[no-untyped-def]
+    def take(task):  # type: ignore[no-untyped-def]
         taken[:] = [task.data]
-        return hold_back(task, options)
+        return hold_back(task)
 
     monkeypatch.setattr(entry, "hold_back_points", take)
     monkeypatch.setattr(
         entry,
         "repaired_cut",
-        lambda r, cut, start, _, *more: repaired(r, cut, start, split_data(r.model, taken[0]), *more),
+        lambda r, cut, start, _, *more, **how: repaired(r, cut, start, split_data(r.model, taken[0]), *more, **how),
     )
     assert n_false() > MOST_FALSE

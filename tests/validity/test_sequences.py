@@ -8,7 +8,6 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-import pytest
 import torch
 from oracles.rates import at_most
 from torch import Tensor, nn
@@ -18,7 +17,6 @@ from sipp.certificates.claims import AccuracyTolerance, certified_epsilon
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import Outcomes, outcome_counts
 from sipp.certificates.tokens import mean_at
-from sipp.errors import DataError
 from sipp.results.binomial import share_limit
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import from_json, to_json
@@ -77,12 +75,6 @@ def test_shares_of_positions_are_added_without_rounding() -> None:
         found = outcome_counts(Outcomes(*shares, *[torch.ones(n)] * 3), [bytes([i]) for i in range(n)])
         lost, gained, differ = (Fraction(int(one.sum()), length) for one in (kinds == 1, kinds == 2, kinds > 0))
         assert found == (math.ceil(lost), math.floor(gained), math.ceil(differ), n)
-
-
-def test_a_sequence_without_a_next_token_is_refused() -> None:
-    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
-    with pytest.raises(DataError, match="input 0 has no two tokens in a row"):
-        sipp.certify_accuracy(dense, dense, torch.arange(N_TOKENS)[:, None], labels="use", progress=False)
 
 
 def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:
@@ -154,14 +146,3 @@ def test_kl_is_the_mean_of_a_sequence_and_padding_is_none_of_it() -> None:
     assert cert.epsilon == float(certified_epsilon(kl, 0.05, 0.05, n=cert.n)) and cert.measure == "kl"
     assert "nats of the dense network's (KL" in cert.sentence and from_json(AnyCertificate, to_json(cert), "it") == cert
     assert sipp.certify(dense, pruned, ids, progress=False).measure == "output"
-
-
-def test_the_text_itself_judges_with_labels() -> None:
-    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
-    pruned = Talker(torch.where(torch.arange(N_TOKENS) < 32, LENGTH, 0))
-    ids = torch.arange(N_TOKENS)[:, None].expand(-1, LENGTH).contiguous()  # every token repeats: the dense one is right
-    cert = sipp.certify_accuracy(dense, pruned, ids, labels="use", progress=False)
-    assert (cert.mode, cert.n_lost, cert.n_gained, cert.n) == ("labels", 32, 0, N_TOKENS)
-    assert 0.5 < cert.drop_upper < 0.75 and from_json(AnyCertificate, to_json(cert), "it") == cert
-    swapped = sipp.certify_accuracy(pruned, dense, ids, labels="use", progress=False)
-    assert (swapped.n_lost, swapped.n_gained) == (0, 32) and swapped.drop_upper < -0.2

@@ -439,8 +439,6 @@ def test_accuracy_counts_equal_a_loop_over_points():
     free = certify_accuracy(dense, pruned, x)
     assert (free.mode, free.n_differ, free.n_lost) == ("label-free", differ, 0)
     assert free.drop_upper == pytest.approx(oracle.upper(differ, 300, 0.05), abs=1e-9)
-    ignored = certify_accuracy(dense, pruned, [(x, y)], labels="ignore")
-    assert ignored == free
 
 
 class Table(nn.Module):
@@ -474,10 +472,6 @@ def test_labels_that_cannot_be_used_are_refused():
             certify_accuracy(dense, pruned, [(x, y + value)])
     with pytest.raises(DataError, match="10 of 20 holdout inputs have labels"):
         certify_accuracy(dense, pruned, [(x, y), points(10, 3)])
-    with pytest.raises(DataError, match="0 of 10 holdout inputs have labels"):
-        certify_accuracy(dense, pruned, x, labels="use")
-    with pytest.raises(OptionError, match="labels"):
-        certify_accuracy(dense, pruned, x, labels="maybe")
     with pytest.raises(ModelError, match="needs n x classes"):
         certify_accuracy(nn.Linear(6, 1), nn.Linear(6, 1), x)
 

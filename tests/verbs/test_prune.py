@@ -251,20 +251,18 @@ def test_the_dtype_of_the_model_is_kept(dtype: torch.dtype) -> None:
     assert pruned.kept == round(0.5 * 66)
 
 
-def test_theory_points_are_drawn_or_taken_in_order() -> None:
+def test_as_many_points_as_the_theory_asks_for_whatever_holds_them() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     needed = sipp.sample_size(model, torch.rand(1, 4), delta=1e-4)
-    data = torch.rand(500, 4)
-    loader = [data[i : i + 7] for i in range(0, 500, 7)]
+    data = torch.rand(needed, 4)
+    loader = list(data.split(7))
     sources = [data, TensorDataset(data), loader, iter(loader), (b for b in loader)]
     for source in sources:
         options = {"keep": 0.5, "delta": 1e-4, "method": "sipp-det", "c_constant": 1e4}
-        pruned = sipp.prune(model, source, scoring=sipp.Scoring(n_inputs="theory"), **options)
+        pruned = sipp.prune(model, source, **options)
         assert pruned.guarantee.n == needed == pruned.guarantee.n_needed
         assert pruned.guarantee.met
-    short = sipp.prune(
-        model, data[:20], keep=0.5, delta=1e-4, scoring=sipp.Scoring(n_inputs="theory"), method="sipp-det"
-    )
+    short = sipp.prune(model, data[:20], keep=0.5, delta=1e-4, method="sipp-det")
     assert not short.guarantee.met and f"n=20, needs {needed}" in short.guarantee.reason
 
 
@@ -297,7 +295,7 @@ def test_options_out_of_range_are_named(options: dict, word: str) -> None:
 @pytest.mark.parametrize(
     ("record", "values"),
     [
-        (sipp.Scoring, {"n_inputs": 0}),
+        (sipp.Scoring, {"chunk_bytes": 0}),
         (sipp.Scoring, {"norm_stats": "none"}),
         (sipp.Scoring, {"kernel": "cuda"}),
         (sipp.Scoring, {"chunk_bytes": "all"}),

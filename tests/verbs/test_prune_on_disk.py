@@ -15,8 +15,8 @@ import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.network import repair_network
-from sipp.repairing.repair_options import RepairOptions
+from sipp.repairing.repair_network import repair_network
+from sipp.repairing.repair_task import RepairTask
 from sipp.results.options import PruneOptions
 from sipp.verbs import prune_on_disk as on_disk
 
@@ -103,7 +103,7 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path) ->
     net = dense()
     masks = sipp.prune(net, points(), method="wanda", include="layers.*", keep=0.5, statements=False).masks
     parts = split_batches(data_of(points()).batches())
-    options = RepairOptions(error_feedback=0.25, keeps_budgets=True, chunk_bytes=32 << 20)
+    options = RepairTask(error_feedback=0.25, keeps_budgets=True, chunk_bytes=32 << 20)
     whole = repair_network(net, masks, parts, options)
     assert same(tensors_in(tmp_path / "out"), whole.model.state_dict())
 

@@ -25,30 +25,16 @@ from torch import Tensor, nn
 
 from sipp.inputs import AnyData, Data, Maps, data_of, depends_on_batch, point_hashes, points_at
 from sipp.progress import Advance, progress_bar
-from sipp.results import (
-    BOUND_DTYPE,
-    C_CONSTANT,
-    CONFIDENCE,
-    DELTA,
-    K_CONSTANT,
-    MOST_SHARE,
-    SCORE_DTYPE,
-    Assumption,
-    Batch,
-    DrawUnit,
-    LayerAssumption,
-    Measured,
-    Scoring,
-    Selector,
-    Sensitivities,
-    check_flag,
-    check_number,
-    coverage,
-    device_of,
-    ratio_rounding,
-    share_needed,
-)
-from sipp.scoring import ratios_of, resolve_points, task_of, unreached_error
+from sipp.results.assumption import Assumption, LayerAssumption, share_needed
+from sipp.results.batches import Batch
+from sipp.results.bounds import MOST_SHARE, Measured, coverage
+from sipp.results.checking import check_flag, check_number
+from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
+from sipp.results.options import C_CONSTANT, CONFIDENCE, K_CONSTANT, Scoring, Selector
+from sipp.results.ranking import DrawUnit, Sensitivities
+from sipp.scoring.running_sensitivities import unreached_error
+from sipp.scoring.sensitivities import ratios_of
+from sipp.scoring.task import task_of
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0
@@ -85,9 +71,8 @@ def check_assumption(
     c_constant = check_number("c_constant", c_constant, above=0)
     check_number("k_constant", k_constant, above=0)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
-    task = resolve_points(task, DELTA, k_constant=k_constant)
     unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
-    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model), seed=task.seed)
+    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
     counts = [task.points.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     sensitivity, n_above, keys = dict[str, Tensor](), dict[str, Tensor](), list[str]()

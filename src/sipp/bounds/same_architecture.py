@@ -14,8 +14,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from sipp.errors import ModelError
-from sipp.inputs import copy_of, fresh, on_device, run_batch, scoring_mode, with_dtype
-from sipp.results import Batch, NormStats, device_of
+from sipp.inputs.capture import run_batch, scoring_mode
+from sipp.inputs.data import fresh, on_device, with_dtype
+from sipp.inputs.restore import copy_of
+from sipp.results.batches import Batch
+from sipp.results.numerics import device_of
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far two runs of the same operations may differ by rounding, as a share of the largest output: in float64, and
@@ -24,7 +27,7 @@ SAME_OUTPUT = 1e-9
 FEW_UNITS = 64
 
 
-def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, norm_stats: NormStats) -> None:
+def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch) -> None:
     """Raises a ModelError unless `given` is the dense network with other weights, as far as one batch shows."""
     ours, theirs = _tensors("dense", dense), _tensors("pruned", given)
     for name in [*ours, *theirs]:
@@ -39,9 +42,9 @@ def check_same_architecture(dense: nn.Module, given: nn.Module, batch: Batch, no
             raise ModelError(f"{name} has the shapes {shapes}", fix=ALIKE)
     copied = _with_weights(dense, theirs)
     try:
-        outputs = [_outputs(model, batch, norm_stats, torch.float64) for model in (copied, given)]
+        outputs = [_outputs(model, batch, torch.float64) for model in (copied, given)]
     except Exception:  # a network that does not run in float64
-        outputs = [_outputs(model, batch, norm_stats, next(given.parameters()).dtype) for model in (copied, given)]
+        outputs = [_outputs(model, batch, next(given.parameters()).dtype) for model in (copied, given)]
     if not outputs[0] or [x.shape for x in outputs[0]] != [x.shape for x in outputs[1]]:
         raise ModelError("the two networks' outputs cannot be compared", fix="let forward return tensors")
     if not all(map(_alike, *outputs)):
@@ -81,11 +84,11 @@ def _with_weights(dense: nn.Module, theirs: dict[str, Tensor]) -> nn.Module:
     return copied
 
 
-def _outputs(model: nn.Module, batch: Batch, norm_stats: NormStats, dtype: torch.dtype) -> list[Tensor]:
+def _outputs(model: nn.Module, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
     """All tensors that a network returns for a batch in this precision; random layers draw the same numbers."""
     runs = copy_of(model).to(dtype)
     given: Any = with_dtype(on_device(fresh(batch), device_of(model)), dtype)
-    with torch.random.fork_rng(), scoring_mode(runs, norm_stats):
+    with torch.random.fork_rng(), scoring_mode(runs, "running"):
         torch.manual_seed(0)
         return [leaf for leaf in tree_leaves(run_batch(runs, given)) if isinstance(leaf, Tensor)]
 

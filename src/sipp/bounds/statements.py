@@ -73,7 +73,7 @@ def statements_of(
         bound = no_bound(ranking.why_no_sensitivities, ranking.options.delta)
         return Statements(None, bound, None, _layer_records(ranking, cut, bound, no_eps))
     if mode == "paper" and new_points is not None and task is not None:
-        holdout = measure_sensitivities(replace(task.with_points(None, new_points), seed=0))
+        holdout = measure_sensitivities(replace(task.with_points(new_points), seed=0))
     left_out = listed(cut.others) if cut.others else ""
     obstacle, reasons = _obstacle(scores, cut), _why_rows_have_no_bound(ranking, cut)
     guarantee = row_guarantee(ranking, scores, cut.dense, factor_of(ranking.method_name), reasons)

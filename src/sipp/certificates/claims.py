@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sipp.certificates.evidence import MeasuredOutputs
-from sipp.certificates.measures import Labels, Outcomes, outcome_counts, outcomes_of, point_ratios
+from sipp.certificates.measures import Outcomes, outcome_counts, outcomes_of, point_ratios
 from sipp.errors import DataError, OptionError
 from sipp.results import (
     SHARE,
@@ -85,14 +85,14 @@ def output_claim(
     )
 
 
-def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float, labels: Labels) -> AccuracyCertificate:
+def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float) -> AccuracyCertificate:
     """The certificate that follows from measured outcomes (T16)."""
     outcomes = Outcomes(*outputs.measured.unbind(1))
     lost, gained, differ, labelled = outcome_counts(outcomes, outputs.hashes)
-    if labelled not in (0, len(outputs.hashes)) or (labels == "use" and labelled == 0):
+    if labelled not in (0, len(outputs.hashes)):
         raise DataError(
             f"{labelled} of {len(outputs.hashes)} holdout inputs have labels",
-            fix="give (inputs, labels) batches throughout, or labels='ignore' for the bound that needs none",
+            fix="give labels throughout, or none for the bound that needs none",
         )
     return AccuracyCertificate(
         mode="labels" if labelled else "label-free",
@@ -170,7 +170,7 @@ class AccuracyTolerance:
 
     def measure(self, f: Tensor, g: Tensor, batch: Batch) -> Tensor:
         """Which outputs were right before and after, and which changed their class."""
-        return outcomes_of(f, g, batch, "auto")
+        return outcomes_of(f, g, batch)
 
     def check(self, measured: Tensor, role: str) -> None:
         """Raises a DataError if only some points of the data with this role have labels."""
@@ -196,7 +196,7 @@ class AccuracyTolerance:
         return lost if labelled else differ, limit, limit <= self.max_drop
 
     def certificate(self, outputs: MeasuredOutputs) -> AccuracyCertificate:
-        return accuracy_claim(outputs, confidence=self.confidence, labels="auto")
+        return accuracy_claim(outputs, confidence=self.confidence)
 
     def holds(self, cert: AnyCertificate) -> bool:
         """Whether a certificate proves the claim."""

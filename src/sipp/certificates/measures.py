@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes, tokens_of
+from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes
 from sipp.errors import DataError, ModelError
 from sipp.inputs import Truth, truth_of
 from sipp.results import BOUND_DTYPE, Batch, Measure
 
-Labels = Literal["auto", "use", "ignore"]
 MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
 
 MOST_POSITIONS = 1_000_000  # of a sequence: float64 can distinguish two shares of so many
@@ -124,14 +123,15 @@ class Outcomes(NamedTuple):
         return bool(self.is_sequence.any())
 
 
-def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
+def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
     """The `Outcomes` of dense and pruned outputs, n x 6; for sequences (n x tokens x vocabulary), shares of positions.
 
     With non-finite outputs the pruned network counts as wrong and the dense one as right, which can only raise the
     limit.
     """
     if f.dim() == 3 and f.shape[2] > 1:
-        return _token_outcomes(f, g, batch, labels)
+        changed = mean_at(_classes(f, g)[2], real_positions(batch, f.shape[:2], f.device))
+        return _stacked(None, None, changed, None, is_sequence=True)
     if f.dim() != 2 or f.shape[1] < 2:
         raise ModelError(
             f"outputs are {tuple(f.shape)}, accuracy needs n x classes",
@@ -140,7 +140,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
             option="output",
         )
     (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
-    if batch.labels is None or labels == "ignore":
+    if batch.labels is None:
         return _stacked(None, None, differ, None, is_sequence=False)
     classes = truth_of(batch.labels, len(f), f.shape[1])
     if classes.classes_n is None:
@@ -152,28 +152,6 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch, labels: Labels) -> Tensor:
         )
     f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
     return _stacked(f_right & ~g_right, ~f_right & g_right, differ, f_right, is_sequence=False)
-
-
-def _token_outcomes(f: Tensor, g: Tensor, batch: Batch, labels: str) -> Tensor:
-    """`outcomes_of` for sequences; with labels="use", the label of a position is the next token of the text."""
-    (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
-    real_nT = real_positions(batch, f.shape[:2], f.device)
-    if labels != "use":
-        return _stacked(None, None, mean_at(differ, real_nT), None, is_sequence=True)
-    tokens_nT = tokens_of(batch).to(f.device)
-    if tokens_nT.shape != f.shape[:2]:
-        raise DataError(f"{tuple(tokens_nT.shape)} tokens for logits {tuple(f.shape)}", where=batch.where)
-    truth, counted = tokens_nT[:, 1:], real_nT[:, 1:] & real_nT[:, :-1]
-    if not bool(counted.any(1).all()):
-        at = int((~counted.any(1)).nonzero()[0])
-        raise DataError(
-            f"input {at} has no two tokens in a row, so none is predicted",
-            where=batch.where,
-            fix="drop such inputs, or labels='ignore' for the bound that needs none",
-        )
-    f_right, g_right = (f_class[:, :-1] == truth) | ~f_fine[:, :-1], (g_class[:, :-1] == truth) & g_fine[:, :-1]
-    flags = (f_right & ~g_right, ~f_right & g_right, differ[:, :-1], f_right)
-    return _stacked(*(mean_at(flag, counted) for flag in flags), is_sequence=True)
 
 
 def _stacked(

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import sipp
 from sipp.cli.errors import EXIT_CODES, run_and_report
-from sipp.cli.options import OUTPUT_PANEL, as_command
+from sipp.cli.options import as_command
 
 # Command NAME is the function NAME in `commands/NAME_command.py`, imported when it is called. The text
 # is the first line of its help.
@@ -50,7 +50,7 @@ def command_of(name: str) -> Any:
     alone.command(name)(function_of(name))
     command = typer.main.get_command(alone)
     help_option: Any = command.get_help_option(typer.Context(command))
-    help_option.rich_help_panel = OUTPUT_PANEL  # otherwise it would come first, alone
+    help_option.rich_help_panel = "Output"  # otherwise it would come first, alone
     return command
 
 

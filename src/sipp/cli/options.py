@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,7 +21,8 @@ import sipp
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import OptionError, SippError
-from sipp.results import CliOption, Group, NormStats, PruneOptions, method_here, nearest
+from sipp.results.checking import method_here, nearest
+from sipp.results.options import Group, NormStats, Option, PruneOptions
 
 KINDS = (
     "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors, .pt; for hf:DIR .txt and "
@@ -33,27 +34,7 @@ DEFAULT_ROOT = Path("data")  # folder of the data sets
 DEFAULT_RUNS = Path("runs")
 MOST_SIDE = 4096  # pixels; more is probably a typo
 
-# The groups of options in --help, in order
-MODEL_PANEL = "Model and data"
-PRUNE_PANEL = "What to prune"
-GUARANTEE_PANEL: Group = "Guarantee"
-REPAIR_PANEL = "Repair"
-OUTPUT_PANEL = "Output"
-MACHINE_PANEL = "Machine"
-PANELS = (MODEL_PANEL, PRUNE_PANEL, GUARANTEE_PANEL, REPAIR_PANEL, OUTPUT_PANEL, MACHINE_PANEL)
-
-
-def option(
-    words: str,
-    panel: str | None = None,
-    *names: str,
-    least: int | None = None,
-    most: int | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """The annotation of an option: its help text and group, and its names if they differ from the parameter."""
-    declarations = names or (...,)
-    return typer.Option(*declarations, help=words, rich_help_panel=panel, min=least, max=most, metavar=metavar)
+_data = partial(Option, group="Model and data")
 
 
 def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
@@ -90,36 +71,37 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
 def _panel_index(parameter: inspect.Parameter) -> int:
     """The position of a parameter in --help; those without a group come first."""
     panel = getattr((*get_args(parameter.annotation), None, None)[1], "rich_help_panel", None)
-    return -1 if panel is None else PANELS.index(panel)
+    return -1 if panel is None else get_args(Group).index(panel)
 
 
 def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
     """The command parameters for a parameter or field: itself, or one for each field of its dataclass."""
-    metadata = get_args(hint)[1] if get_origin(hint) is Annotated else None
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         for field in fields(hint):
             missing = field.default is MISSING
             yield from _parameters(field.name, hints[field.name], inspect.Parameter.empty if missing else field.default)
-    elif isinstance(metadata, CliOption):
-        kind, words = get_args(hint)[0], metadata.words.replace("{methods}", ", ".join(sipp.methods()))
-        names: tuple[str, ...] = ()
+        return
+    kind, declared = get_args(hint) if get_origin(hint) is Annotated else (hint, Option(""))
+    if isinstance(declared, Option):
+        if declared.group is None:
+            return
+        names = declared.names
         if isinstance(default, bool):  # a flag; one that is on by default becomes --no-NAME
             name = option_name(name, default)
-            names, default, kind = (f"--{name.replace('_', '-')}",), False, bool
-        kind = list[str] | None if metadata.repeated else str if metadata.parse is not None else kind
-        shown = option(words, metadata.group, *names, least=metadata.least, most=metadata.most)
-        yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
-        )
-    elif metadata is not None:
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            names, default, kind = names or (f"--{name.replace('_', '-')}",), False, bool
+        kind = list[str] | None if declared.repeated else str if declared.parse is not None else kind
+        declared = typer.Option(
+            *(names or (...,)), help=declared.words.replace("{methods}", ", ".join(sipp.methods())),
+            rich_help_panel=declared.group, min=declared.least, max=declared.most, metavar=declared.metavar,
+        )  # fmt: skip
+    yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
 
 
 def names_of(kind: type) -> list[str]:
     """The fields of a record that are options."""
     hints = get_type_hints(kind, include_extras=True)
-    return [field.name for field in fields(kind) if get_origin(hints[field.name]) is Annotated]
+    return [field.name for field in fields(kind) if any(_parameters(field.name, hints[field.name], field.default))]
 
 
 def option_name(name: str, default: Any) -> str:
@@ -151,104 +133,85 @@ def _parsed(hint: Any, value: Any) -> Any:
     return value if parse is None else parse(value)
 
 
-def prune_option(name: str) -> Any:
+def of_prune(name: str) -> Any:
     """The annotation of this option of `sipp prune`, for reuse in another command."""
-    hint = get_type_hints(PruneOptions, include_extras=True)[name]
-    return get_args(next(_parameters(name, hint, None)).annotation)[1]
+    return get_type_hints(PruneOptions, include_extras=True)[name].__metadata__[0]
 
 
 def _index_or_name(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
-Model = Annotated[
-    str,
-    option("A built-in network (resnet20, ...), your own as my.py:function, or hf:DIR.", MODEL_PANEL),
-]
+Model = Annotated[str, _data("A built-in network (resnet20, ...), your own as my.py:function, or hf:DIR.")]
 Weights = Annotated[
-    Path | None,
-    option(".safetensors, .pt or a folder from `sipp prune`; default: freshly initialised.", MODEL_PANEL),
+    Path | None, _data(".safetensors, .pt or a folder from `sipp prune`; default: freshly initialised.")
 ]
-Data = Annotated[str | None, option(f"Calibration inputs: {KINDS}.", MODEL_PANEL)]
-NeededData = Annotated[str, option(f"Calibration inputs: {KINDS}.", MODEL_PANEL)]
+Data = Annotated[str | None, _data(f"Calibration inputs: {KINDS}.")]
+NeededData = Annotated[str, _data(f"Calibration inputs: {KINDS}.")]
 Dense = Annotated[
-    Path | None, option("Weights of the dense network: .safetensors or .pt; default: those of hf:DIR.", MODEL_PANEL)
+    Path | None,
+    _data("Weights of the dense network: .safetensors or .pt; default: those of hf:DIR."),
 ]
-PrunedWeights = Annotated[Path, option("Weights of the pruned network, or its folder from `sipp prune`.", MODEL_PANEL)]
+PrunedWeights = Annotated[Path, _data("Weights of the pruned network, or its folder from `sipp prune`.")]
 Normalise = Annotated[
     str | None,
-    option("How to normalise images: imagenet (the default), cifar10, none, or MEAN/STD per channel.", MODEL_PANEL),
+    _data("How to normalise images: imagenet (the default), cifar10, none, or MEAN/STD per channel."),
 ]
 Size = Annotated[
     int | None,
-    option(
+    _data(
         "Side of images from a folder, in pixels; default: what a built-in network takes, else 224 as for ImageNet.",
-        MODEL_PANEL,
         least=1,
         most=MOST_SIDE,
     ),
 ]
 Length = Annotated[
     int | None,
-    option("Tokens per sequence, for a language model; default: 2048, or the model's limit.", MODEL_PANEL, least=2),
+    _data("Tokens per sequence, for a language model; default: 2048, or the model's limit.", least=2),
 ]
-Include = Annotated[list[str] | None, prune_option("include")]
-Exclude = Annotated[list[str] | None, prune_option("exclude")]
-CConstant = Annotated[float, prune_option("c_constant")]
-KConstant = Annotated[float, prune_option("k_constant")]
+Include = Annotated[list[str] | None, of_prune("include")]
+Exclude = Annotated[list[str] | None, of_prune("exclude")]
 PointsOption = Annotated[
     str | None,
-    option(
+    _data(
         "How many calibration inputs: a number, all, or theory (as many as the theory asks for). "
         "Default: all of a file, theory for a data set, 128 sequences of a text.",
-        MODEL_PANEL,
     ),
 ]
-Share = Annotated[float, option("Share of inputs that may be further off than the certificate says.", GUARANTEE_PANEL)]
-Confidence = Annotated[float, prune_option("confidence")]
+Share = Annotated[float, Option("Share of inputs that may be further off than the certificate says.", "Guarantee")]
+Confidence = Annotated[float, of_prune("confidence")]
 Part = Annotated[
     int | str | None,
-    CliOption(
+    Option(
         "Which part of the output to compare, if there are several: an index or a name (logits).",
-        GUARANTEE_PANEL,
+        "Guarantee",
         parse=_index_or_name,
     ),
 ]
-Seed = Annotated[int, prune_option("seed")]
+Seed = Annotated[int, of_prune("seed")]
 BatchNorm = Annotated[
     NormStats | None,
-    option(
+    Option(
         "Statistics of BatchNorm while scoring: its own (running), or those of each batch. Default: batch for an "
         "untrained network, which has none of its own.",
-        MACHINE_PANEL,
+        "Machine",
     ),
 ]
-BatchSize = Annotated[
-    int | None, option("Inputs per forward pass; default: chosen by their size.", MACHINE_PANEL, least=1)
-]
-Device = Annotated[Literal["auto", "cpu", "cuda"], option("Where to compute.", MACHINE_PANEL)]
+BatchSize = Annotated[int | None, Option("Inputs per forward pass; default: chosen by their size.", "Machine", least=1)]
+Device = Annotated[Literal["auto", "cpu", "cuda"], Option("Where to compute.", "Machine")]
 Settings = Annotated[
     list[str] | None,
-    option("Change one value: train.epochs=10.", MODEL_PANEL, "--set", metavar="KEY=VALUE"),
+    _data("Change one value: train.epochs=10.", names=("--set",), metavar="KEY=VALUE"),
 ]
 CodeFiles = Annotated[
     list[Path] | None,
-    option("Your own .py file that calls sipp.register_method; may be repeated.", MODEL_PANEL, "--code"),
+    _data("Your own .py file that calls sipp.register_method; may be repeated."),
 ]
-RunsOut = Annotated[
-    Path, option("Folder that holds one folder per run; other files in it are left alone.", OUTPUT_PANEL)
-]
-DataRoot = Annotated[Path, option("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", MODEL_PANEL)]
-Force = Annotated[
-    bool,
-    option(
-        "Replace what exists there; files that the command reads are never replaced.",
-        OUTPUT_PANEL,
-        "--force",
-    ),
-]
+RunsOut = Annotated[Path, Option("Folder that holds one folder per run; other files in it are left alone.", "Output")]
+DataRoot = Annotated[Path, _data("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.")]
+Force = Annotated[bool, Option("Replace what exists there; files that the command reads are never replaced.", "Output")]
 Json = Annotated[
-    bool, option("Print one JSON document to stdout, and everything else to stderr.", OUTPUT_PANEL, "--json")
+    bool, Option("Print one JSON document to stdout, and everything else to stderr.", "Output", ("--json",))
 ]
 
 
@@ -259,27 +222,24 @@ class RunOptions:
     data: DataRoot = DEFAULT_ROOT
     code: CodeFiles = None
     out: RunsOut = DEFAULT_RUNS
-    accept_changes: Annotated[
-        bool, option("Resume even though data, code or device changed.", OUTPUT_PANEL, "--accept-changes")
-    ] = False
+    accept_changes: Annotated[bool, Option("Resume even though data, code or device changed.", "Output")] = False
     device: Device = "auto"
-    workers: Annotated[int, option("Processes that decode image files.", MACHINE_PANEL, least=0)] = 0
     engine: Annotated[
         Literal["process", "ray"],
-        option(
+        Option(
             "Train one network after another in this process, or several at once on Ray; the records are the same.",
-            MACHINE_PANEL,
+            "Machine",
         ),
     ] = "process"
     at_once: Annotated[
         int | None,
-        option("Ray: how many networks at once; default: as many as the CPUs or GPUs allow.", MACHINE_PANEL, least=1),
+        Option("Ray: how many networks at once; default: as many as the CPUs or GPUs allow.", "Machine", least=1),
     ] = None
     ray_address: Annotated[
         str | None,
-        option(
+        Option(
             "Ray: a running cluster (auto, HOST:PORT); --out and --data must be on a disk all machines share.",
-            MACHINE_PANEL,
+            "Machine",
         ),
     ] = None
 
@@ -307,13 +267,11 @@ class StoredOptions:
     file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")]
     model: Annotated[
         str | None,
-        option(
-            "The network, as for `sipp prune`; default: the built-in one or hf:DIR that the folder names.", MODEL_PANEL
+        _data(
+            "The network, as for `sipp prune`; default: the built-in one or hf:DIR that the folder names.",
         ),
     ] = None
-    data: Annotated[
-        str | None, option(f"Inputs; default: noise for a built-in network. Otherwise {KINDS}.", MODEL_PANEL)
-    ] = None
+    data: Annotated[str | None, _data(f"Inputs; default: noise for a built-in network. Otherwise {KINDS}.")] = None
     reading: ReadingOptions
 
 

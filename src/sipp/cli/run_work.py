@@ -55,7 +55,6 @@ def run_recipes(recipes: Sequence[Recipe], how: RunOptions) -> list[FinishedRun]
                     out=how.out,
                     data_root=how.data,
                     device=how.device,
-                    n_workers=how.workers,
                     accept_changes=how.accept_changes,
                     on_progress=on_progress,
                     processes=processes,

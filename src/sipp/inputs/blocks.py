@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sipp.errors import OptionError
 from sipp.inputs.recording import ModuleCall, Recording, Ref, refs_in
 
 FEWEST_BLOCKS = 2
-MOST_LISTS = 4  # named in an error
 
 
 @dataclass(frozen=True)
@@ -41,43 +38,10 @@ class Blocks:
         return state if self.n_none is None else (state, *[None] * self.n_none)
 
 
-def find_blocks(model: nn.Module, run: Recording, named: str | Sequence[str] | None = None) -> Blocks | None:
-    """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None.
-
-    Modules that are `named`, by their list or one by one, must be such a chain; if not, an OptionError says why.
-    """
-    names = block_names(model, named) if isinstance(named, str) else named
-    calls = _called_once(model, run) if names is None else [c for c in run.calls if c.module in names]
-    found = _longest(calls, names)
-    why = "" if found is None else _why_not_by_themselves(run, found)
-    if names is not None and (found is None or why):
-        why = why or _why_not(calls, names)
-        raise OptionError(
-            f"blocks={', '.join(names)!r:.80} do not pass a state from one to the next: {why}",
-            fix="name a list of modules that are called one after the other, or leave it to be found",
-            option="blocks",
-        )
-    return None if why else found
-
-
-def block_names(model: nn.Module, named: str) -> tuple[str, ...]:
-    """The names of the modules in a list of the model; if it is not one, an OptionError names the lists there are."""
-    module = dict(model.named_modules()).get(named)
-    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= FEWEST_BLOCKS:
-        return tuple(f"{named}.{name}" for name in module._modules)
-    what = "not a module of the network" if module is None else f"a {type(module).__name__}"
-    if isinstance(module, nn.ModuleList | nn.Sequential):
-        what += f" of {len(module)}"
-    lists = [
-        f"{name} ({len(one)})"
-        for name, one in model.named_modules()
-        if name and isinstance(one, nn.ModuleList | nn.Sequential) and len(one) >= FEWEST_BLOCKS
-    ]
-    raise OptionError(
-        f"blocks={named!r:.80} is {what}, and must be a list of modules",
-        fix=f"the network has {', '.join(lists[:MOST_LISTS])}" if lists else "the network has none: leave it out",
-        option="blocks",
-    )
+def find_blocks(model: nn.Module, run: Recording) -> Blocks | None:
+    """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None."""
+    found = _longest(_called_once(model, run))
+    return found if found is not None and _run_by_themselves(run, found) else None
 
 
 def _called_once(model: nn.Module, run: Recording) -> list[ModuleCall]:
@@ -92,16 +56,14 @@ def _called_once(model: nn.Module, run: Recording) -> list[ModuleCall]:
     return [call for call in run.calls if call.module in could_be and len(run.calls_of[call.module]) == 1]
 
 
-def _longest(calls: Sequence[ModuleCall], names: Sequence[str] | None) -> Blocks | None:
-    """The longest chain of modules called once; of one class, unless they are named."""
-    n_calls = Counter(call.module for call in calls)
-    once = {call.module: call for call in calls if n_calls[call.module] == 1}
-    kind_of = {name: call.kind if names is None else nn.Module for name, call in once.items()}
-    by_state = {(state, kind_of[name]): name for name, call in once.items() if (state := _state(call)) is not None}
+def _longest(calls: Sequence[ModuleCall]) -> Blocks | None:
+    """The longest chain of modules of one class."""
+    once = {call.module: call for call in calls}
+    by_state = {(state, call.kind): name for name, call in once.items() if (state := _state(call)) is not None}
     before: dict[str, tuple[str, int | str]] = {}  # by module: the one before it, and where the state goes in
     for name, call in once.items():
         for at, value in call.arguments.items():
-            source = by_state.get((value, kind_of[name])) if isinstance(value, Ref) else None
+            source = by_state.get((value, call.kind)) if isinstance(value, Ref) else None
             if source is not None and source != name and not _is_nested(source, name):
                 before.setdefault(name, (source, at))
     best: list[str] = []
@@ -116,7 +78,7 @@ def _longest(calls: Sequence[ModuleCall], names: Sequence[str] | None) -> Blocks
             chain.insert(0, source)
         if len(chain) > len(best):
             best, best_at = chain, next(iter(places))
-    if len(best) < FEWEST_BLOCKS or (names is not None and list(names) != best):
+    if len(best) < FEWEST_BLOCKS:
         return None
     first = once[best[0]]
     if not isinstance(first.arguments.get(best_at), Ref):  # the first block takes its state elsewhere
@@ -124,8 +86,8 @@ def _longest(calls: Sequence[ModuleCall], names: Sequence[str] | None) -> Blocks
     return Blocks(tuple(best), best_at, None if isinstance(first.output, Ref) else len(first.output) - 1)
 
 
-def _why_not_by_themselves(run: Recording, blocks: Blocks) -> str:
-    """Why the blocks cannot be run one by one: they share what is not the state; "" if they can."""
+def _run_by_themselves(run: Recording, blocks: Blocks) -> bool:
+    """Whether the blocks can be run one by one: they share nothing of what they compute but the state."""
     calls = [run.calls_of[name][0] for name in blocks.names]
     of_blocks = {
         made for call in calls for operation in run.operations[call.start : call.stop] for made in operation.makes
@@ -136,39 +98,23 @@ def _why_not_by_themselves(run: Recording, blocks: Blocks) -> str:
     for call in calls:
         others = {at: value for at, value in call.arguments.items() if at != blocks.at}
         if call.writes_arguments or any(_is_opaque(leaf) for leaf in tree_leaves(others)):
-            return f"{call.module} is given an object that may hold what blocks computed"
+            return False
         given = set(refs_in(others))
         if not given.isdisjoint(of_blocks):
-            return f"{call.module} is given more than the state of what blocks computed"
+            return False
         known = given | set(refs_in(call.arguments[blocks.at]))
         for operation in run.operations[call.start : call.stop]:
             for read in operation.reads:
                 is_constant = read not in run.maker and not run.values[read].of_inputs
                 if read not in known and not is_constant:
-                    return f"{operation.name} in {operation.module} reads what {call.module} is not given"
+                    return False
             known.update(operation.makes)
-    return ""
+    return True
 
 
 def _is_opaque(leaf: Any) -> bool:
     """Whether it stands for an object that was not looked into: the watch notes its type (see `Recorder`)."""
     return isinstance(leaf, type) and not issubclass(leaf, nn.Module)
-
-
-def _why_not(calls: Sequence[ModuleCall], names: Sequence[str]) -> str:
-    """Why the named modules are not a chain."""
-    n_calls = Counter(call.module for call in calls)
-    for name in names:
-        if n_calls[name] != 1:
-            return f"{name} is called {n_calls[name]} times for a batch"
-    by_name = {call.module: call for call in calls}
-    for name in names:
-        if _state(by_name[name]) is None:
-            return f"{name} does not return one tensor"
-    for first, second in pairwise(names):
-        if _state(by_name[first]) not in by_name[second].arguments.values():
-            return f"{second} is not called with the output of {first}"
-    return f"{names[0]} does not take its state where the others do"
 
 
 def _state(call: ModuleCall) -> int | None:

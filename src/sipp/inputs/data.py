@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sipp.errors import DataError, warn_caller
-from sipp.inputs.hashes import is_padding_mask, point_hashes
-from sipp.results import Batch, check_seed, check_whole, integers, same_tensor
+from sipp.inputs.point_hashes import is_padding_mask, point_hashes
+from sipp.results.batches import Batch
+from sipp.results.checking import check_whole
+from sipp.results.numerics import integers, same_tensor
 
 # How many points we put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
@@ -39,8 +41,7 @@ class Data:
     given: Iterable[Any] | Tensor | Dataset[Any]
     role: str = "calibration"  # names the data in errors
     device: torch.device | None = None  # where its batches go; None: they stay where they are
-    n_points: int | None = None  # how many to take; None: all
-    seed: int = 0  # for drawing them from a tensor or a Dataset
+    n_points: int | None = None  # the first that are taken; None: all
     batch_size: int | None = None  # of a tensor or a Dataset; None: by the size of a point
     refuses_non_finite: bool = True
     seen_hashes: set[str] | None = field(default=None, compare=False, repr=False)  # collects those of all points read
@@ -69,30 +70,23 @@ class Data:
             return len(self.given) if self.given.ndim else None
         return _length(self.given) if _is_map_style(self.given) else None
 
-    def with_points(self, n_points: int | None) -> Data:
-        """The same data, limited to this many points; None: all."""
-        return replace(self, n_points=n_points)
-
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The points in checked batches.
 
         A batch is a tensor, (inputs, labels) or a dict of tensors; inputs may be a tuple or a dict of tensors. The
         entry `labels` (or `label`) of a dict batch is its labels; in a pair (dict, labels) the whole dict goes to the
-        model. From a tensor or a Dataset `n_points` are drawn uniformly without replacement with the seed (T4); from
-        any other iterable the first are taken, cutting the last batch if need be.
+        model. Of `n_points` the last batch is cut if need be.
         """
         if self.n_points is not None:
             check_whole("n_inputs", self.n_points, least=1)
-        check_seed(self.seed)
         left, n_seen, role = self.n_points, 0, self.role
         is_endless = _endless() if left is None and not _has_length(self.given) else None
         for index, raw in _read(self._raw_batches(batch_size or self.batch_size), role):
             batch = as_batch(raw, index, role)
             if is_endless is not None and is_endless(batch):
-                or_fewer = ", or sipp.Scoring(n_inputs=...)" if role == "calibration" else ""
                 raise DataError(
                     f"{role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
-                    fix=f"give finite data (a list of batches){or_fewer}",
+                    fix="give finite data, such as a list of batches",
                 )
             if batch.n_points == 0:
                 continue
@@ -162,15 +156,14 @@ class Data:
         if isinstance(data, Tensor):
             check_dense(data, role)
         if isinstance(data, Tensor) and data.ndim > 0:
-            chosen = self._drawn_indices(len(data))
             step = points_per_batch(data, device or data.device)
             step = step if batch_size is None else min(batch_size, step) if is_tokens(data) else batch_size
-            return data.split(step) if chosen is None else (data[part] for part in chosen.split(step))
+            return data.split(step)
         if _is_map_style(data):
             if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
                 batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
-            chosen = self._drawn_indices(_length(data))
-            points: Any = data if chosen is None else Subset(data, chosen.tolist())  # type: ignore[arg-type]
+            points: Any = data
+            _length(points)  # raises if it has none
             # a generator of its own, because a DataLoader would draw its base seed from the global one
             return DataLoader(points, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
         kind = type(data).__name__
@@ -178,13 +171,6 @@ class Data:
             hint = f": {WAYS_OUT['ndarray']}" if kind == "ndarray" else ""
             raise DataError(f"{role} is a {kind}, not a tensor of inputs or an iterable of batches{hint}")
         return data
-
-    def _drawn_indices(self, n_all: int) -> Tensor | None:
-        """The points drawn with the seed; None: all of them, in their order."""
-        if self.n_points is None or self.n_points >= n_all:
-            return None
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        return torch.randperm(n_all, generator=generator, dtype=torch.int64, device="cpu")[: self.n_points]
 
 
 AnyData = Iterable[Any] | Tensor | Dataset[Any] | Data  # what a user may give, to every function that takes data
@@ -196,14 +182,13 @@ def data_of(
     role: str = "calibration",
     device: torch.device | None = None,
     n_points: int | None = None,
-    seed: int = 0,
     batch_size: int | None = None,
     refuses_non_finite: bool = True,
 ) -> Data:
     """What was given, as a `Data`. If it is one already, only `n_points` is applied."""
     if isinstance(given, Data):
-        return given if n_points is None else given.with_points(n_points)
-    return Data(given, role, device, n_points, seed, batch_size, refuses_non_finite)
+        return given if n_points is None else replace(given, n_points=n_points)
+    return Data(given, role, device, n_points, batch_size, refuses_non_finite)
 
 
 def points_per_batch(inputs: Tensor, device: torch.device) -> int:

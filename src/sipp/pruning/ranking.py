@@ -5,7 +5,6 @@ A ranking does not depend on the budget: one ranking can be cut to any number of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,31 +12,19 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.inputs import HELD_BACK_SHARE, Data, fresh, points_at, warn_of_frozen
+from sipp.inputs.data import Data, fresh, points_at
+from sipp.inputs.layers import warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
 from sipp.pruning.spared_rows import rows_of_rare_experts
-from sipp.results import (
-    Batch,
-    BlendInputs,
-    PruneOptions,
-    Ranking,
-    Sensitivities,
-    check_flag,
-    is_like_a_language_model,
-    pattern_of,
-    to_rows,
-)
-from sipp.scoring import (
-    MethodInfo,
-    ScoringTask,
-    checked_method,
-    measure_sensitivities,
-    method_of,
-    own_scores,
-    resolve_points,
-    score_of,
-)
+from sipp.results.batches import Batch
+from sipp.results.checking import check_flag
+from sipp.results.options import PruneOptions, pattern_of
+from sipp.results.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
+from sipp.scoring.methods import MethodInfo, checked_method, method_of, score_of
+from sipp.scoring.own import own_scores
+from sipp.scoring.sensitivities import measure_sensitivities
+from sipp.scoring.task import ScoringTask
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
@@ -109,10 +96,9 @@ def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, stateme
     why_not = _why_no_sensitivities(info, task.data, statements, first_mask_only)
     keys: set[str] = set()
     if info.is_blend:
-        scored, held_back = hold_back_points(task.collecting(keys) if first_mask_only else task, options)
+        scored, held_back = hold_back_points(task.collecting(keys) if first_mask_only else task)
         return _Plan(scored, scored, held_back, first_mask_only, why_not, keys)
-    scored = resolve_points(task, options.delta, method=options.method, k_constant=options.k_constant)
-    return _Plan(scored, scored.collecting(keys), None, first_mask_only, why_not, keys)
+    return _Plan(task, task.collecting(keys), None, first_mask_only, why_not, keys)
 
 
 def _measure(plan: _Plan, options: PruneOptions, info: MethodInfo, *, progress: bool) -> tuple[Sensitivities, Batch]:
@@ -190,14 +176,10 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
     return ""
 
 
-def hold_back_points(task: ScoringTask, options: PruneOptions) -> tuple[ScoringTask, Data]:
+def hold_back_points(task: ScoringTask) -> tuple[ScoringTask, Data]:
     """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
-    is_theory = task.scoring.n_inputs == "theory"
-    task = resolve_points(task, options.delta, method=options.method, k_constant=options.k_constant)
-    if is_theory and task.n_points is not None:  # this many must remain to be scored
-        task = task.with_points(math.ceil(task.n_points / (1 - HELD_BACK_SHARE)), task.data)
     scored, held_back = task.points.hold_back()
-    return task.with_points(None, scored), held_back
+    return task.with_points(scored), held_back
 
 
 def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:

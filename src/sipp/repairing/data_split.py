@@ -54,9 +54,9 @@ class DataSplit:
         return [self.batches[i] for i in range(self.n_fit_batches, len(self.batches))]
 
 
-def split_data(dense: nn.Module, data: AnyData, *, n_points: int | None = None, seed: int = 0) -> DataSplit:
+def split_data(dense: nn.Module, data: AnyData) -> DataSplit:
     """The split of the points that this network is repaired on; the data is read once."""
-    return split_batches(data_of(data, device=device_of(dense), n_points=n_points, seed=seed).batches())
+    return split_batches(data_of(data, device=device_of(dense)).batches())
 
 
 def split_batches(batches: Iterable[Batch]) -> DataSplit:

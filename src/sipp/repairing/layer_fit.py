@@ -25,7 +25,7 @@ from sipp.repairing.layer_search import (
     search,
 )
 from sipp.repairing.moments import Moments, RowBlock, WeightMoments, slice_of, solvable
-from sipp.repairing.repair_options import PEERS, REFIT_RIDGES
+from sipp.repairing.repair_task import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 from sipp.results import (

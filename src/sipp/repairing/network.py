@@ -6,10 +6,10 @@
    `sums.py` runs both networks and sums all that least squares needs, and `layer_fit.py` finds mask and weights from
    these sums alone.
 4. The validation points compare the result with the pruned network. It is undone if it is worse.
-5. `polishing.py` trains all kept weights together, if asked to.
+5. `polished` trains all kept weights together, if `sipp.repair` asks for it.
 
 The search for mask and weights (T21), the refit under fixed masks, and the methods of others share this code;
-`RepairOptions` says what differs.
+`RepairTask` says what differs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sipp.repairing.budgets import masks_between
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted
 from sipp.repairing.polishing import polish
-from sipp.repairing.repair_options import (
+from sipp.repairing.repair_task import (
     ERROR_FEEDBACK,
     LARGE_ERROR_FEEDBACK,
     PEERS,
     REFIT_RIDGES,
     RIDGE,
-    RepairOptions,
+    RepairTask,
 )
 from sipp.repairing.walk import Masks, NetworkFit, NetworkTask, fit_network, task_for
 from sipp.results import (
@@ -62,13 +62,14 @@ def repaired_cut(
     start: nn.Module | None,
     split: DataSplit,
     repairs: Sequence[RepairMethod],
-    options: RepairOptions,
+    *,
+    progress: bool = False,
 ) -> tuple[Cut, Repaired]:
     """Repairs a cut on the points of the split: the cut with its new weights, and what the repair did.
 
     `start` is the network to repair; None: the dense weights under the masks.
     """
-    repaired = apply_repairs(ranking, network_cut.masks, split, repairs, options, start=start)
+    repaired = apply_repairs(ranking, network_cut.masks, split, repairs, start=start, progress=progress)
     budget, seed, choice = network_cut.budget, network_cut.seed, network_cut.choice
     return cut_as_given(ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice), repaired
 
@@ -78,22 +79,23 @@ def apply_repairs(
     masks: Mapping[str, Tensor],
     split: DataSplit,
     repairs: Sequence[RepairMethod],
-    options: RepairOptions,
     *,
     start: nn.Module | None = None,
+    progress: bool = False,
 ) -> Repaired:
     """Runs the repairs one after the other (see `repairs_of`) and returns the result of the last one.
 
     It keeps as many weights as `masks` do. `start` is the pruned network; None means the dense weights under the
-    masks. Method, floor and pattern of `options` are set here.
+    masks.
     """
     dense, model, masks = ranking.model, start, dict(masks)
+    chunk_bytes = ranking.options.scoring.chunk_bytes
     for method in repairs:
-        chosen = replace(options, method=method, floor=ranking.floor, pattern=ranking.pattern)
+        task = RepairTask(method=method, floor=ranking.floor, pattern=ranking.pattern, chunk_bytes=chunk_bytes)
         spared = spared_by_name(ranking, masks)
         fitted = {name: mask & ~spared[name] if name in spared else mask for name, mask in masks.items()}
         has_own_values = model is not None and not is_dense_under_masks(dense, model, masks)
-        repaired = repair_network(dense, fitted, split, chosen, model if has_own_values else None)
+        repaired = repair_network(dense, fitted, split, task, model if has_own_values else None, progress=progress)
         model, masks = repaired.model, restore_spared(repaired.model, dense, repaired.masks, spared)
     return replace(repaired, masks=masks)
 
@@ -102,8 +104,10 @@ def repair_network(
     dense: nn.Module,
     masks: Masks,
     split: DataSplit,
-    options: RepairOptions,
+    asked: RepairTask,
     pruned: nn.Module | None = None,
+    *,
+    progress: bool = False,
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
 
@@ -111,7 +115,7 @@ def repair_network(
     from it. The result is compared with it on the validation points, and undone if it is worse. Weights that are 0
     in the dense network and not in the masks stay 0.
     """
-    is_refit = options.method == "refit"
+    is_refit = asked.method == "refit"
     if is_refit and pruned is None:
         pruned = _under_masks(dense, masks)
     starts_from_pruned = is_refit or pruned is None  # so the layers' errors before the fit are those of the pruned one
@@ -119,43 +123,29 @@ def repair_network(
     give_back_freed()
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if is_refit else "finding masks and weights"
-    with progress_bar(title, cost, shown=options.progress, in_percent=True) as advance:
+    with progress_bar(title, cost, shown=progress, in_percent=True) as advance:
         task = task_for(
             dense,
             masks,
             batches.batches[0],
-            chunk_bytes=chunk_bytes_on(options.chunk_bytes, device_of(dense)),
+            chunk_bytes=chunk_bytes_on(asked.chunk_bytes, device_of(dense)),
             start=pruned if is_refit else None,
-            blocks=options.blocks,
-            corrects=options.corrects_streams and options.method not in PEERS,
+            corrects=asked.corrects_streams and asked.method not in PEERS,
         )
-        layer_task = _layer_task(options, task.weights, masks)
+        layer_task = _layer_task(asked, task.weights, masks)
         first_masks = dict(masks)
         budgets: Budgets = "given"
-        if options.method == "joint" and options.pattern is None and not options.keeps_budgets:
-            first_masks, budgets = masks_between(task, masks, options.floor)
+        if asked.method == "joint" and asked.pattern is None and not asked.keeps_budgets:
+            first_masks, budgets = masks_between(task, masks, asked.floor)
         before = _errors(dense, _under_masks(dense, masks) if pruned is None else pruned, batches)
         fit = fit_network(task, layer_task, first_masks, batches.batches, batches.n_fit_batches, advance=advance)
         give_back_freed()
         after = _errors(dense, fit.model, batches)
-        is_undone = options.method not in PEERS and _is_worse(after.validation, before.validation)
+        is_undone = asked.method not in PEERS and _is_worse(after.validation, before.validation)
         if is_undone:
             knows_errors = starts_from_pruned and budgets == "given"
             fit = _undone(task, masks, fit, pruned, knows_errors=knows_errors)
             after, budgets = before, "given"
-    polished, at_end = None, after
-    if options.steps and not is_undone:
-        polished, validation_error = polish(
-            dense,
-            fit.model,
-            fit.masks,
-            split,
-            steps=options.steps,
-            learning_rate=options.learning_rate,
-            seed=options.seed,
-            progress=options.progress,
-        )
-        at_end = _Errors(validation_error, error_on_test_points(dense, fit.model, split))
     n_fit, n_validation, n_test = map(_n_points, (split.fit, split.validation, split.test))
     record = Repair(
         layers=_layer_records(fit, masks, knows_before=starts_from_pruned),
@@ -164,31 +154,47 @@ def repair_network(
         n_test=n_test,
         output_before=before.test,
         output_refit=after.test,
-        output_after=at_end.test,
-        output_validation=at_end.validation,
-        polish=polished,
+        output_after=after.test,
+        output_validation=after.validation,
+        polish=None,
         undone=UNDONE if is_undone else "",
-        way=options.method,
+        way=asked.method,
         error_feedback=layer_task.error_feedback,
         budgets=budgets,
     )
     return Repaired(fit.model, fit.masks, record, split.keys)
 
 
-def _layer_task(options: RepairOptions, weights: Mapping[str, Weight], masks: Masks) -> LayerTask:
+def polished(
+    dense: nn.Module, repaired: Repaired, split: DataSplit, *, steps: int, learning_rate: float, progress: bool
+) -> Repaired:
+    """The repaired network after training towards the outputs of the dense one, unless its repair was undone."""
+    if not steps or repaired.record.undone:
+        return repaired
+    model, masks = repaired.model, repaired.masks
+    done, error = polish(
+        dense, model, masks, split, steps=steps, learning_rate=learning_rate, seed=0, progress=progress
+    )
+    at_the_end = error_on_test_points(dense, model, split)
+    return replace(
+        repaired, record=replace(repaired.record, polish=done, output_after=at_the_end, output_validation=error)
+    )
+
+
+def _layer_task(asked: RepairTask, weights: Mapping[str, Weight], masks: Masks) -> LayerTask:
     """How each layer is fitted."""
     is_large = is_like_a_language_model(list(weights.values()), masks)
     a = LARGE_ERROR_FEEDBACK if is_large else ERROR_FEEDBACK
     ridges: tuple[float, ...] = (RIDGE,)
-    if options.method in PEERS:
+    if asked.method in PEERS:
         a = 0.0
-    elif options.error_feedback is not None:
-        a = options.error_feedback
-    if options.ridges is not None:
-        ridges = options.ridges
-    elif options.method == "refit" and not is_large:
+    elif asked.error_feedback is not None:
+        a = asked.error_feedback
+    if asked.ridges is not None:
+        ridges = asked.ridges
+    elif asked.method == "refit" and not is_large:
         ridges = REFIT_RIDGES
-    return LayerTask(options.method, a, ridges, options.pattern, keeps_rows=options.floor is not None)
+    return LayerTask(asked.method, a, ridges, asked.pattern, keeps_rows=asked.floor is not None)
 
 
 class _Errors(NamedTuple):

@@ -21,8 +21,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import ModelMap, PrunableLayer, copy_of, find_blocks, find_prunable_layers, trace_layers
-from sipp.native import give_back_freed
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers
+from sipp.inputs.restore import copy_of
+from sipp.inputs.trace import ModelMap, trace_layers
+from sipp.native.memory import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, parts_of
@@ -67,7 +69,6 @@ def task_for(
     *,
     chunk_bytes: int,
     start: nn.Module | None = None,
-    blocks: str | None = None,
     corrects: bool = True,
     inputs_differ: bool = False,
 ) -> NetworkTask:
@@ -78,8 +79,7 @@ def task_for(
     """
     layers = masked_layers(dense, masks)
     found = trace_layers(dense, layers, batch)
-    chain = found.blocks if blocks is None else find_blocks(dense, found.run, blocks)
-    names = () if chain is None else chain.names
+    names = () if found.blocks is None else found.blocks.names
     streams = streams_in(found, layers, names, inputs_differ=inputs_differ) if corrects else {}
     return NetworkTask(dense, dense if start is None else start, layers, found, names, streams, chunk_bytes)
 

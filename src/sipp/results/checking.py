@@ -186,7 +186,7 @@ Result = TypeVar("Result")
 REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
 KEPT = ("density", "keep_ratio")
 SHARES = (*REMOVED, *KEPT)
-SCORING = ("loss", "n_inputs", "norm_stats", "kernel", "chunk_bytes")
+SCORING = ("loss", "norm_stats", "kernel", "chunk_bytes")
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
     **dict.fromkeys(("l1", "global_magnitude", "threshold"), "magnitude"),

@@ -38,7 +38,6 @@ Allocation = Literal["layers", "paper"]  # of the budget of sampled rows (T10)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
 Floor = float | None  # under rows and layers: a share of an even cut; 0 is none, None the default of the method
 ChunkBytes = int | Literal["auto"]
-NInputs = int | Literal["theory"] | None
 Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
 Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
 
@@ -83,42 +82,39 @@ def check_floor(floor: Any) -> None:
         )
 
 
-def _is_word(value: Any, word: str) -> bool:
-    return isinstance(value, str) and value == word
-
-
-Group = Literal["What to prune", "Guarantee", "Repair", "Machine"]
+Group = Literal["Model and data", "What to prune", "Guarantee", "Repair", "Output", "Machine"]  # in the order of --help
 
 
 @dataclass(frozen=True)
-class CliOption:
-    """Annotates what is an option on the command line; fields of a record without it are not."""
+class Option:
+    """Annotates what may be chosen elsewhere than in Python: an option of the command line, a key of a recipe."""
 
-    words: str  # its line in --help; {methods} is replaced by their names
-    group: Group  # its group in --help
+    words: str  # its line in --help and `sipp run NAME --show`; {methods} is replaced by their names
+    group: Group | None = None  # its group in --help; None: it is not on the command line
+    names: tuple[str, ...] = ()  # if they are not --NAME
     repeated: bool = False  # may be given several times
     parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
     least: int | None = None
     most: int | None = None
+    metavar: str | None = None  # what --help writes for its value
 
 
-_goal = partial(CliOption, group="What to prune")
-_guarantee = partial(CliOption, group="Guarantee")
-_repair = partial(CliOption, group="Repair")
+_goal = partial(Option, group="What to prune")
+_guarantee = partial(Option, group="Guarantee")
+_repair = partial(Option, group="Repair")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """Rarely used options for scoring: how calibration inputs are run, and how scores are computed.
+    """Rarely used options for scoring: how inputs are run, and how scores are computed.
 
     Example:
         >>> import sipp
-        >>> sipp.Scoring(n_inputs="theory").norm_stats
-        'running'
+        >>> sipp.Scoring(norm_stats="batch").kernel
+        'auto'
     """
 
     norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
-    n_inputs: NInputs = None  # None: all there are; "theory": as many as T4 asks for
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
     chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
@@ -130,9 +126,7 @@ class Scoring:
             raise OptionError(
                 f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
             )
-        if self.n_inputs is not None and not _is_word(self.n_inputs, "theory"):
-            check_whole("n_inputs (or 'theory')", self.n_inputs, least=1)
-        if not _is_word(self.chunk_bytes, "auto"):
+        if not (isinstance(self.chunk_bytes, str) and self.chunk_bytes == "auto"):
             check_whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
 
 
@@ -140,8 +134,9 @@ class Scoring:
 class PruneOptions:
     """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
 
-    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). A field with a
-    `CliOption`, its help text, is an option of `sipp prune`.
+    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). The arguments of
+    `sipp.prune` have these names and defaults; the options of `sipp prune` and of recipes are made from the fields that
+    have an `Option`, their help text.
 
     Example:
         >>> from sipp.results.options import PruneOptions
@@ -170,11 +165,17 @@ class PruneOptions:
             "sipp-blend, 0 for other methods.",
         ),
     ] = None
-    reduce: Reduce | None = None
-    draws: Draws = "until"
-    allocation: Allocation = "layers"
+    reduce: Annotated[
+        Reduce | None, Option("How positions are combined, for methods that do not say: max (with bounds) or mean.")
+    ] = None
+    draws: Annotated[Draws, Option("How often a sampled row is drawn: until the budget is met, or a fixed number.")] = (
+        "until"
+    )
+    allocation: Annotated[
+        Allocation, Option("How sampled rows share the budget: every layer counts alike, or every row (paper).")
+    ] = "layers"
     confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.")] = CONFIDENCE
-    delta: float = DELTA
+    delta: Annotated[float, Option("Failure probability of the theory.")] = DELTA
     bound: Mode = "paper"
     statements: Annotated[
         bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
@@ -186,7 +187,7 @@ class PruneOptions:
     repair: Annotated[RepairChoice, _repair("Find the mask and the weights together, without labels or training.")] = (
         False
     )
-    seed: Annotated[int, CliOption("Seed for everything random.", "Machine", least=0, most=MOST_SEED)] = 0
+    seed: Annotated[int, Option("Seed for everything random.", "Machine", least=0, most=MOST_SEED)] = 0
     scoring: Scoring = Scoring()
 
     def __post_init__(self) -> None:

@@ -29,7 +29,6 @@ from sipp.results import (
 
 Need = Literal["data", "labels"]
 CutRule = Literal["global", "layer", "row", "sampled", "hybrid"]
-OwnCut = Literal["global", "layer", "row"]  # of a score of one's own: drawing weights needs sensitivities
 
 SENSITIVITY = "sensitivity"  # as a score: the empirical sensitivities themselves (T1-T3)
 BLEND = "blend"  # as a score: sensitivities and magnitudes blended, how is chosen on held-back points (T20)
@@ -116,15 +115,13 @@ NAME = r"[a-z0-9]+(?:[._-][a-z0-9]+)*"  # it becomes part of a folder's name, an
 OWN_METHODS = "for a score of your own see sipp.register_method"
 
 
-def register_method(
-    name: str, score: Score, *, needs: Need | Collection[Need] = (), cut: OwnCut = "global", about: str = ""
-) -> None:
+def register_method(name: str, score: Score, *, needs: Need | Collection[Need] = (), about: str = "") -> None:
     """Adds your own score to the methods of `prune`, `prune_to`, `compare`, `gradual` and recipes, under a name.
 
-    `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores are kept.
+    `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores in the whole
+    network are kept.
     `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:
     `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` are its required inputs: "data", "labels".
-    `cut` says where scores compete: in the whole network ("global"), or in each "layer" or "row" on its own.
     Registering the same name again replaces it.
 
     Example:
@@ -144,14 +141,13 @@ def register_method(
         raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
     if not callable(score):
         raise OptionError(f"score={score!r:.60} must be a function of one task", option="score")
-    check_choice("cut", cut, get_args(OwnCut))
     given = list(needs) if isinstance(needs, list | tuple | set | frozenset) else [needs]
     for need in given:
         check_choice("needs", need, get_args(Need))
     if not isinstance(about, str) or "\n" in about:
         raise OptionError(f"about={about!r:.60} must be one line of text", option="about")
     used = LABELS if "labels" in given else POINTS if given else NOTHING
-    _ROWS[name] = MethodInfo(name, about or "a score of your own", score, used, cut)
+    _ROWS[name] = MethodInfo(name, about or "a score of your own", score, used)
 
 
 def methods() -> dict[str, MethodInfo]:

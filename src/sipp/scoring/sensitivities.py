@@ -42,29 +42,15 @@ from sipp.inputs import (
     why_dependent,
 )
 from sipp.progress import progress_bar
-from sipp.results import (
-    DELTA,
-    Batch,
-    ChunkBytes,
-    LayerSensitivities,
-    NormStats,
-    Reduce,
-    Scoring,
-    Selector,
-    Sensitivities,
-    Weight,
-    WeightUse,
-    check_choice,
-    check_flag,
-    current_device,
-    device_of,
-    float32_products,
-    from_rows,
-)
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.checking import check_choice, check_flag
+from sipp.results.numerics import current_device, device_of, float32_products
+from sipp.results.options import ChunkBytes, NormStats, Reduce, Scoring, Selector
+from sipp.results.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities
-from sipp.scoring.task import ScoringTask, resolve_points, task_of
+from sipp.scoring.task import ScoringTask, task_of
 
 MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
@@ -80,13 +66,10 @@ def sensitivity(
     reduce: Reduce = "max",
     include: Selector | None = None,
     exclude: Selector | None = None,
-    seed: int = 0,
     scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
-
-    All inputs are used unless `scoring.n_inputs` says how many; "theory" takes as many as the theory asks for.
 
     Example:
         >>> import sipp, torch
@@ -96,10 +79,9 @@ def sensitivity(
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
     check_flag("progress", progress)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-    chosen = resolve_points(task, DELTA)
-    with progress_bar("scoring", chosen.points.n_points_known, shown=progress) as advance:
-        scores = measure_sensitivities(chosen, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
+    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
+    with progress_bar("scoring", task.points.n_points_known, shown=progress) as advance:
+        scores = measure_sensitivities(task, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
     return {
         layer.weight.name: from_rows(layer.weight, layer.sensitivity_FK, parameters[layer.weight.name])

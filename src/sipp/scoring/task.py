@@ -12,35 +12,16 @@ from typing import Any
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs import (
-    AnyData,
-    Data,
-    OnUse,
-    PrunableLayer,
-    as_given,
-    data_of,
-    find_prunable_layers,
-    n_positions_of,
-    n_rows_of,
-    read_uses,
-    unwrap,
-)
-from sipp.results import (
-    DEFAULT_METHOD,
-    DELTA,
-    K_CONSTANT,
-    Batch,
-    Method,
-    Scoring,
-    Selector,
-    Weight,
-    WeightUse,
-    check_number,
-    check_record,
-    check_share,
-    device_of,
-)
-from sipp.scoring.methods import method_of
+from sipp.inputs.capture import OnUse
+from sipp.inputs.data import AnyData, Data, data_of
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
+from sipp.inputs.patches import n_positions_of, n_rows_of
+from sipp.inputs.trace import read_uses
+from sipp.results.batches import Batch, WeightUse
+from sipp.results.checking import check_number, check_record, check_share
+from sipp.results.numerics import device_of
+from sipp.results.options import DEFAULT_METHOD, DELTA, K_CONSTANT, Scoring, Selector
+from sipp.results.ranking import Weight
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 
@@ -51,7 +32,7 @@ class ScoringTask:
 
     model: nn.Module  # without wrappers
     layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
-    data: Data | None  # all of it; `points` takes as many as `scoring` asks for
+    data: Data | None
     scoring: Scoring = Scoring()
     seed: int = 0
 
@@ -60,25 +41,19 @@ class ScoringTask:
         """The chosen weights, in the order of the model's parameters."""
         return tuple({weight.name: weight for layer in self.layers for weight in layer.weights.values()}.values())
 
-    @property
-    def n_points(self) -> int | None:
-        """How many points to take; None: all. `resolve_points` must have replaced "theory" by a number."""
-        assert self.scoring.n_inputs != "theory", "call resolve_points first"
-        return self.scoring.n_inputs
-
     def parameters(self) -> dict[str, nn.Parameter]:
         """The chosen weights by name."""
         return {weight.name: self.model.get_parameter(weight.name) for weight in self.weights}
 
     @property
     def points(self) -> Data:
-        """As many points of the data as were asked for."""
+        """The data, which must be there."""
         if self.data is None:
             raise DataError(
                 "the method needs data, and there is none",
                 fix="give a tensor of inputs, a Dataset or an iterable of batches (in the shell: --data)",
             )
-        return self.data.with_points(self.n_points)
+        return self.data
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
@@ -88,11 +63,9 @@ class ScoringTask:
         """The same task; `keys` collects the hash of every point that is read."""
         return self if self.data is None else replace(self, data=replace(self.data, seen_hashes=keys))
 
-    def with_points(self, n_points: int | None, data: AnyData | None) -> ScoringTask:
-        """The same with other data, and this many points of it."""
-        return replace(
-            self, data=_data_for(self.model, data, self.seed), scoring=replace(self.scoring, n_inputs=n_points)
-        )
+    def with_points(self, data: AnyData | None) -> ScoringTask:
+        """The same with other data."""
+        return replace(self, data=_data_for(self.model, data))
 
 
 def each_use(task: ScoringTask, on_use: OnUse) -> None:
@@ -124,11 +97,11 @@ def task_of(
     check_record("scoring", scoring, Scoring)
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
-    return ScoringTask(model, layers, _data_for(model, data, seed), scoring, seed)
+    return ScoringTask(model, layers, _data_for(model, data), scoring, seed)
 
 
-def _data_for(model: nn.Module, data: AnyData | None, seed: int) -> Data | None:
-    return None if data is None else data_of(data, device=device_of(model), seed=seed)
+def _data_for(model: nn.Module, data: AnyData | None) -> Data | None:
+    return None if data is None else data_of(data, device=device_of(model))
 
 
 # --- How many points the guarantees need (T4) -------------------------------------------------------------------------
@@ -163,12 +136,7 @@ def sample_size(
         >>> sipp.sample_size(torch.nn.Linear(4, 3), torch.rand(1, 4), delta=1e-16)
         125
     """
-    check_number("k_constant", k_constant, above=0)
-    return _points_for(task_of(model, [example], include=include, exclude=exclude), delta, DEFAULT_METHOD, k_constant)
-
-
-def _points_for(task: ScoringTask, delta: float, method: str, k_constant: float) -> int:
-    """n of T4, with eta and rho read off the task's data, one batch."""
+    task = task_of(model, [example], include=include, exclude=exclude)
     outputs: dict[str, int] = {}
     fan_ins: list[int] = []
 
@@ -181,8 +149,8 @@ def _points_for(task: ScoringTask, delta: float, method: str, k_constant: float)
         read_uses(task.model, task.layers, batch, on_use)
     if not fan_ins:
         raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
-    factor, n_outputs = factor_of(method), sum(outputs.values())
-    return calibration_needed(n_outputs, max(fan_ins), delta, factor=factor, k_constant=k_constant)
+    factor = factor_of(DEFAULT_METHOD)
+    return calibration_needed(sum(outputs.values()), max(fan_ins), delta, factor=factor, k_constant=k_constant)
 
 
 def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
@@ -190,14 +158,3 @@ def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor:
     check_share("delta", delta)
     check_number("k_constant", k_constant, above=0)
     return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))
-
-
-def resolve_points(
-    task: ScoringTask, delta: float, *, method: Method = DEFAULT_METHOD, k_constant: float = K_CONSTANT
-) -> ScoringTask:
-    """The task with "theory" as a number of points; reads the first batch for this and puts it back."""
-    if task.scoring.n_inputs != "theory" or task.data is None:
-        return task
-    first, data = task.data.first_batch(batch_size=1)
-    example = task.with_points(None, [as_given(first)])
-    return task.with_points(_points_for(example, delta, method_of(method).name, k_constant), data)

@@ -11,23 +11,17 @@ from torch import Tensor, nn
 
 from sipp.bounds import check_same_architecture
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import AnyData, copy_of, data_of, unwrap
-from sipp.pruning import cut_as_given, rank
-from sipp.results import (
-    C_CONSTANT,
-    K_CONSTANT,
-    Mode,
-    NetworkLike,
-    Pruned,
-    PruneOptions,
-    Scoring,
-    Selector,
-    check_choice,
-    check_record,
-    device_of,
-    network_of,
-)
-from sipp.scoring import task_of
+from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.layers import unwrap
+from sipp.inputs.restore import copy_of
+from sipp.pruning.cutting import cut_as_given
+from sipp.pruning.ranking import rank
+from sipp.results.checking import check_choice
+from sipp.results.numerics import device_of
+from sipp.results.options import Mode, PruneOptions, Selector
+from sipp.results.pruned import Pruned
+from sipp.results.pruned_to import NetworkLike, network_of
+from sipp.scoring.task import task_of
 from sipp.verbs.prune import pruned_of
 
 
@@ -37,13 +31,9 @@ def assess(
     pruned: NetworkLike | Mapping[str, Tensor],
     data: AnyData,
     *,
-    include: Selector | None = None,
     exclude: Selector | None = None,
     bound: Mode = "paper",
     holdout: AnyData | None = None,
-    scoring: Scoring = Scoring(),
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Pruned:
     """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
@@ -61,7 +51,6 @@ def assess(
         ('given', True, 0.0)
     """
     check_choice("bound", bound, get_args(Mode))
-    check_record("scoring", scoring, Scoring)
     if bound == "sound" and holdout is None:
         raise OptionError("bound='sound' needs a holdout here: inputs that played no part in the pruning")
     dense = unwrap(dense)
@@ -70,11 +59,10 @@ def assess(
     else:
         given = unwrap(network_of(pruned))
         batch, data = data_of(data, device=device_of(dense)).first_batch()
-        check_same_architecture(dense, given, batch, scoring.norm_stats)
-    task = task_of(dense, data, include=include, exclude=exclude, scoring=scoring)
+        check_same_architecture(dense, given, batch)
+    task = task_of(dense, data, exclude=exclude)
     # sipp-det: its scores are the sensitivities
-    options = PruneOptions(method="sipp-det", c_constant=c_constant, k_constant=k_constant)
-    ranking = rank(task, options, progress=progress, statements=True)
+    ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True)
     ranking = replace(ranking, options=replace(ranking.options, method="given"))
     network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
     return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)

@@ -22,22 +22,16 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
-from sipp.results import (
-    Bench,
-    BenchBytes,
-    BenchRun,
-    BenchStep,
-    NetworkLike,
-    check_whole,
-    model_hash,
-    network_of,
-    speed_of,
-)
-from sipp.runtime import Call, Sparse, call_of, output_difference, plain_copy, sparse
+from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep
+from sipp.results.network_hash import model_hash
+from sipp.results.pruned_to import NetworkLike, network_of
+from sipp.results.speed import speed_of
+from sipp.runtime.examples import Call, call_of, output_difference
+from sipp.runtime.plain_copy import plain_copy
+from sipp.runtime.sparse_network import Sparse, sparse
 from sipp.verbs.save import content_of
 
-REPEATS, LEAST_REPEATS = 15, 5  # with fewer there is no spread
-MOST_REPEATS = 100_000  # a larger number is taken for a mistake
+REPEATS = 15  # pairs of calls, of which the median counts
 AGREEMENT = 1e-4  # relative to the largest output
 LEAST_SECONDS = 0.01  # shorter calls are repeated to take at least this long
 TRIALS = 2  # of each memory format
@@ -45,20 +39,19 @@ MS = 1e3
 
 
 @torch.inference_mode(False)
-def bench(pruned: NetworkLike, example: Any, *, repeats: int = REPEATS) -> Bench:
+def bench(pruned: NetworkLike, example: Any) -> Bench:
     """Measures how small the file of a network is, and how fast `sparse` runs it compared with torch.
 
-    `example` is a batch as for `sparse`; it is timed as a whole and with one input, `repeats` pairs of calls each. The
-    file is that of `save`, which is not written. Nothing is timed if the outputs differ.
+    `example` is a batch as for `sparse`; it is timed as a whole and with one input, in pairs of calls. The file is that
+    of `save`, which is not written. Nothing is timed if the outputs differ.
 
     Example:
         >>> import sipp, torch
         >>> pruned = sipp.prune(torch.nn.Linear(300, 200), None, keep=0.05, method="magnitude")
-        >>> measured = sipp.bench(pruned, torch.rand(16, 300), repeats=5)
+        >>> measured = sipp.bench(pruned, torch.rand(16, 300))
         >>> measured.bytes.file < measured.bytes.dense / 5, [run.n_inputs for run in measured.runs]
         (True, [1, 16])
     """
-    check_whole("repeats", repeats, least=LEAST_REPEATS, most=MOST_REPEATS)
     model = plain_copy(network_of(pruned))
     turn_off_caches(model.modules())  # `sparse` does the same; a cache is not an output
     args, kwargs = call_of(example)
@@ -67,7 +60,7 @@ def bench(pruned: NetworkLike, example: Any, *, repeats: int = REPEATS) -> Bench
     for n in sorted({1, n_inputs}):
         call: Call = pytree.tree_map(partial(_first, n), (args, kwargs))
         fast = sparse(model, call[0] if call[0] else call[1])
-        runs.append(_time_calls(model, fast, call, n, repeats))
+        runs.append(_time_calls(model, fast, call, n))
     contents = content_of(pruned, Path("network"))[1]
     is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [
@@ -94,7 +87,7 @@ def bench(pruned: NetworkLike, example: Any, *, repeats: int = REPEATS) -> Bench
     )  # fmt: skip
 
 
-def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_inputs: int, repeats: int) -> BenchRun:
+def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_inputs: int) -> BenchRun:
     """Times a call, dense and sparse; ModelError if the outputs differ."""
     args, kwargs = call
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
@@ -115,7 +108,7 @@ def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_inputs: int, repea
         ]
         tried = [min(times) for times in alternate(*ways, repeats=TRIALS)]
         dense = ways[tried.index(min(tried))]
-        taken = alternate(lambda: [fast(*args, **kwargs) for _ in range(n_calls)], dense, repeats=repeats)
+        taken = alternate(lambda: [fast(*args, **kwargs) for _ in range(n_calls)], dense, repeats=REPEATS)
     sparse_ms, dense_ms = (MS * statistics.median(times) / n_calls for times in taken)
     return BenchRun(
         n_inputs=n_inputs, dense_ms=dense_ms, sparse_ms=sparse_ms, faster=speed_of(*taken),

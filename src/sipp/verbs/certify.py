@@ -13,25 +13,19 @@ positions that an `attention_mask` or a `*padding_mask` of a dict batch calls pa
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from sipp.certificates import Labels, Output, accuracy_claim, measure_of, measure_outputs, outcomes_of, output_claim
-from sipp.results import (
-    CONFIDENCE,
-    SHARE,
-    AccuracyCertificate,
-    Certificate,
-    Measure,
-    NetworkLike,
-    check_choice,
-    check_flag,
-    check_number,
-    check_share,
-)
+from sipp.certificates.claims import accuracy_claim, output_claim
+from sipp.certificates.evidence import measure_outputs
+from sipp.certificates.measures import measure_of, outcomes_of
+from sipp.certificates.running import Output
+from sipp.results.certificate import AccuracyCertificate, Certificate, Measure
+from sipp.results.checking import check_choice, check_flag, check_number, check_share
+from sipp.results.options import CONFIDENCE, SHARE
+from sipp.results.pruned_to import NetworkLike
 
 
 @torch.inference_mode(False)
@@ -92,16 +86,15 @@ def certify_accuracy(
     holdout: Any,
     *,
     confidence: float = CONFIDENCE,
-    labels: Labels = "auto",
     output: Output = None,
     calibration: Any = None,
     progress: bool = True,
 ) -> AccuracyCertificate:
     """Certifies that accuracy(dense) - accuracy(pruned) <= drop_upper, with the given confidence.
 
-    `labels="auto"` uses labels if the batches have them (the record's `mode` says so); outputs are n x classes.
-    For a language model (n x tokens x vocabulary) an input is a sequence, and the claim is about the share of its
-    positions where the predicted next token changed; with `labels="use"` it is compared with the text itself.
+    Labels are used if the batches have them (the record's `mode` says so); outputs are n x classes. For a language
+    model (n x tokens x vocabulary) an input is a sequence, and the claim is about the share of its positions where the
+    predicted next token changed.
 
     Example:
         >>> import sipp, torch
@@ -114,15 +107,14 @@ def certify_accuracy(
         ('labels', True)
     """
     check_share("confidence", confidence)
-    check_choice("labels", labels, get_args(Labels))
     outputs = measure_outputs(
         dense,
         pruned,
         holdout,
-        partial(outcomes_of, labels=labels),
+        outcomes_of,
         output,
         calibration,
         drops_padding=False,  # n x classes: a class is no position
         progress=check_flag("progress", progress),
     )
-    return accuracy_claim(outputs, confidence=confidence, labels=labels)
+    return accuracy_claim(outputs, confidence=confidence)

@@ -26,12 +26,14 @@ from sipp.inputs import (
     why_not_measured,
 )
 from sipp.progress import progress_bar
-from sipp.pruning import Cut, cut, dead_rows, hold_back_points, needs_first_mask_only, rank
-from sipp.repairing import RepairOptions, repaired_cut, split_data
-from sipp.results import (
-    DELTA,
-    Compared,
-    Comparison,
+from sipp.pruning.cutting import Cut, cut, dead_rows
+from sipp.pruning.ranking import hold_back_points, needs_first_mask_only, rank
+from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import repaired_cut
+from sipp.results.checking import check_flag, check_seed, explain_unknown_options
+from sipp.results.comparison import Compared, Comparison
+from sipp.results.numerics import budget_of, device_of
+from sipp.results.options import (
     Method,
     PruneOptions,
     Ranking,
@@ -45,7 +47,9 @@ from sipp.results import (
     device_of,
     explain_unknown_options,
 )
-from sipp.scoring import ScoringTask, method_of, repairs_of, resolve_points, task_of
+from sipp.results.ranking import Ranking
+from sipp.scoring.methods import method_of, repairs_of
+from sipp.scoring.task import ScoringTask, task_of
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda", "random")
@@ -65,7 +69,6 @@ def compare(
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
-    scoring: Scoring = Scoring(),
     seed: int = 0,
     progress: bool = True,
 ) -> Comparison:
@@ -86,8 +89,7 @@ def compare(
     """
     check_repair(repair)
     check_flag("progress", progress)
-    scoring = _with_loss_of(scoring, output)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=check_seed(seed))
+    task = task_of(model, data, include=include, exclude=exclude, scoring=_with_loss_of(output), seed=check_seed(seed))
     n_weights = sum(weight.n_weights for weight in task.weights)
     n_kept = [budget_of(keep, n_weights) for keep in _checked_list("keeps", keeps)]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
@@ -97,12 +99,11 @@ def compare(
     test_of = partial(_test_network, task.model, test, output)
     # The dense network is tested first, which also checks that no holdout point chooses weights.
     baseline = test_of(task.model, known=None if holdout is None else calibration)
-    task = task.with_points(None, calibration)
+    task = task.with_points(calibration)
     if baseline.why_no_accuracy and baseline.same is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(method_of(method).fitting for method in named_methods.values())
-    split = split_data(task.model, calibration, seed=seed) if fits else None
-    repair_options = RepairOptions(seed=seed, chunk_bytes=scoring.chunk_bytes)
+    split = split_data(task.model, calibration) if fits else None
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
         for name, method in named_methods.items():
@@ -112,9 +113,7 @@ def compare(
                     network_cut, asked = cut(ranking, budgets[keep], seed=seed), ranking.options.repair
                     if repairs := repairs_of(method_of(method), asked):
                         assert split is not None
-                        network_cut, _ = repaired_cut(
-                            ranking, network_cut, network_cut.model, split, repairs, repair_options
-                        )
+                        network_cut, _ = repaired_cut(ranking, network_cut, network_cut.model, split, repairs)
                     rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=bool(asked)))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in calibration.batches())
@@ -181,14 +180,13 @@ def _test_network(
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
     """The points that choose weights, and the test points: the holdout, or the last quarter of the data."""
     if holdout is None:
-        task, held_back = hold_back_points(task, PruneOptions())
+        task, held_back = hold_back_points(task)
         if held_back.is_empty:
             raise DataError("there are too few inputs to hold some back", fix="give at least 4, or a holdout")
         test = _without_copies(held_back, task.points)
         if test.is_empty:
             raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
         return task.points, test
-    task = resolve_points(task, DELTA)
     test = data_of(holdout, device=device_of(task.model), role="holdout")
     return task.points.in_memory(), test.in_memory()
 
@@ -219,12 +217,12 @@ def _usual(data: Data) -> tuple[str, ...]:
     return USUAL + (LABELLED if labelled else ())
 
 
-def _with_loss_of(scoring: Scoring, output: Output) -> Scoring:
-    """The options with the cross-entropy of the compared output as loss, if no loss is given."""
-    if output is None or scoring.loss is not None:
-        return scoring
+def _with_loss_of(output: Output) -> Scoring:
+    """Options with the cross-entropy of the compared output as loss."""
+    if output is None:
+        return Scoring()
     pick = output if callable(output) else itemgetter(output)
-    return replace(scoring, loss=lambda outputs, labels: cross_entropy(pick(outputs), labels))
+    return Scoring(loss=lambda outputs, labels: cross_entropy(pick(outputs), labels))
 
 
 def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_repaired: bool) -> Compared:

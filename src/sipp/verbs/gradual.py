@@ -12,37 +12,17 @@ from torch.optim import Optimizer
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, check_can_be_written, data_of
 from sipp.progress import progress_line
-from sipp.pruning import (
-    checked_optimizers,
-    cut_rows,
-    hold_masks,
-    lora_merged,
-    masks_by_name,
-    masks_of,
-    masks_within,
-    only_alive,
-    prepare_rows,
-    rank,
-    release,
-    write_rows,
-)
-from sipp.results import (
-    DEFAULT_METHOD,
-    Gradual,
-    Method,
-    PruneOptions,
-    Ranking,
-    Scoring,
-    Selector,
-    budget_at,
-    budget_of,
-    check_flag,
-    check_whole,
-    cut_times,
-    explain_unknown_options,
-    method_name,
-)
-from sipp.scoring import checked_method, refuse_fitted, task_of
+from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.lora import lora_merged
+from sipp.pruning.masking import checked_optimizers, hold_masks, masks_of, release
+from sipp.pruning.ranking import masks_within, only_alive, rank
+from sipp.results.checking import check_flag, check_whole, explain_unknown_options
+from sipp.results.gradual import Gradual, budget_at, cut_times
+from sipp.results.numerics import budget_of
+from sipp.results.options import DEFAULT_METHOD, Method, PruneOptions, Selector, method_name
+from sipp.results.ranking import Ranking
+from sipp.scoring.methods import checked_method, refuse_fitted
+from sipp.scoring.task import task_of
 
 MOST_STEPS = 10**9  # a larger number is taken for a mistake
 
@@ -59,10 +39,8 @@ def gradual(
     method: Method = DEFAULT_METHOD,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
-    seed: int = 0,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    scoring: Scoring = Scoring(),
     progress: bool = True,
 ) -> Gradual:
     """Calls `train_step(step)` for steps 0, 1, ... `steps` - 1, and prunes `model` little by little in between.
@@ -86,10 +64,10 @@ def gradual(
         (48, 192, 10)
     """
     _check_loop(train_step, data, steps, progress)
-    options = PruneOptions(method=method, seed=seed)
+    options = PruneOptions(method=method)
     checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
-    weights = task_of(model, None, include=include, exclude=exclude, scoring=scoring).weights
+    weights = task_of(model, None, include=include, exclude=exclude).weights
     n_weights = sum(weight.n_weights for weight in weights)
     last = budget_of(keep, n_weights)
     check_can_be_written(model)
@@ -108,8 +86,8 @@ def gradual(
             if step + 1 not in times:
                 continue
             with lora_merged(model):
-                task = task_of(model, data, include=include, exclude=exclude, scoring=scoring, seed=seed)
-                masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last), seed)
+                task = task_of(model, data, include=include, exclude=exclude)
+                masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last))
             hold_masks(model, masks, optimizer=optimizer)
             for averaged in averages:
                 hold_masks(averaged, masks)
@@ -123,7 +101,7 @@ def gradual(
         method=method_name(options.method),
         n_weights=n_weights,
         kept=_n_kept(masks),
-        seed=seed,
+        seed=options.seed,
     )
 
 
@@ -145,10 +123,10 @@ def _train(train_step: Callable[[int], object], step: int) -> None:
         ) from error
 
 
-def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int, seed: int) -> dict[str, Tensor]:
+def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int) -> dict[str, Tensor]:
     """Cuts the ranked model in place to this budget, within the masks `alive`, and returns the new masks."""
     ranking = only_alive(ranking, alive)
-    rows, _ = cut_rows(ranking, prepare_rows(ranking), budget, seed=seed)
+    rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=ranking.options.seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
     return masks_within(masks_by_name(ranking.model, ranking, rows), alive)
 

@@ -13,19 +13,16 @@ from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs import AnyData, Data, data_of
 from sipp.native import give_back_freed
 from sipp.progress import progress_bar
-from sipp.pruning import (
-    Cut,
-    budget_for,
-    cut,
-    hold_back_points,
-    masks_within,
-    n_candidates,
-    only_alive,
-    output_change,
-    rank,
-)
-from sipp.repairing import RepairOptions, repaired_cut, split_data
-from sipp.results import (
+from sipp.pruning.blending import n_candidates
+from sipp.pruning.cutting import Cut, budget_for, cut, output_change
+from sipp.pruning.ranking import hold_back_points, masks_within, only_alive, rank
+from sipp.repairing.data_split import split_data
+from sipp.repairing.repair_network import repaired_cut
+from sipp.results.checking import explain_unknown_options
+from sipp.results.display import listed
+from sipp.results.network_hash import tensors_hash
+from sipp.results.numerics import device_of
+from sipp.results.options import (
     C_CONSTANT,
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -127,9 +124,8 @@ def prune(
     if repairs:
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
-        split = split_data(ranking.model, task.points, seed=options.seed)  # without new points
-        repair_options = RepairOptions(seed=options.seed, chunk_bytes=options.scoring.chunk_bytes, progress=progress)
-        network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, repair_options)
+        split = split_data(ranking.model, task.points)  # without new points
+        network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, progress=progress)
     moved = None if repairs else output_change(ranking, network_cut, task)
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
@@ -196,7 +192,7 @@ def _with_new_points(
     if holdout is not None:
         return task, data_of(holdout, role="holdout", device=device_of(task.model))
     if options.bound == "sound" and task.data is not None:
-        return hold_back_points(task, options)
+        return hold_back_points(task)
     return task, None
 
 

@@ -23,36 +23,24 @@ from sipp.files import file_hash, sha256_of
 from sipp.inputs import AnyData, Blocks, as_given, copy_of, data_of, point_hashes
 from sipp.native import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
-from sipp.pruning import budget_for, cut, rank, restore_spared, spared_by_name
-from sipp.repairing import (
-    LARGE_ERROR_FEEDBACK,
-    RIDGE,
-    DataSplit,
-    LayerTask,
-    NetworkFit,
-    Part,
-    Side,
-    both_of,
-    fit_parts,
-    parts_of,
-    run_part,
-    side_of,
-    split_batches,
-    task_for,
-)
-from sipp.results import (
-    Batch,
-    BlockWeight,
-    Method,
-    PrunedOnDisk,
-    PruneOptions,
-    Scoring,
-    check_flag,
-    check_path,
-    pattern_of,
-)
-from sipp.scoring import checked_method, chunk_bytes_on, refuse_fitted, task_of
-from sipp.storage import BlockFolder, NetworkInFiles, ShardedWeights, file_of_block, sharded_weights, write_shard
+from sipp.pruning.cutting import budget_for, cut
+from sipp.pruning.ranking import rank
+from sipp.pruning.spared_rows import restore_spared, spared_by_name
+from sipp.repairing.data_split import DataSplit, split_batches
+from sipp.repairing.layer_fit import LayerTask
+from sipp.repairing.parts import Part, Side, parts_of, run_part
+from sipp.repairing.repair_task import LARGE_ERROR_FEEDBACK, RIDGE
+from sipp.repairing.walk import NetworkFit, both_of, fit_parts, side_of, task_for
+from sipp.results.batches import Batch
+from sipp.results.checking import check_flag, check_path
+from sipp.results.options import Method, PruneOptions, pattern_of
+from sipp.results.pruned_on_disk import BlockWeight, PrunedOnDisk
+from sipp.scoring.methods import checked_method, refuse_fitted
+from sipp.scoring.sensitivities import chunk_bytes_on
+from sipp.scoring.task import task_of
+from sipp.storage.block_by_block.block_folder import BlockFolder, file_of_block
+from sipp.storage.block_by_block.network_in_files import NetworkInFiles
+from sipp.storage.block_by_block.sharded_weights import ShardedWeights, sharded_weights, write_shard
 
 
 @torch.inference_mode(False)
@@ -66,8 +54,6 @@ def prune_on_disk(
     pattern: str | None = None,
     method: Method = "wanda",
     repair: bool = False,
-    seed: int = 0,
-    scoring: Scoring = Scoring(),
     device: str | torch.device = "cpu",
     progress: bool = True,
 ) -> PrunedOnDisk:
@@ -93,14 +79,14 @@ def prune_on_disk(
         >>> sipp.prune_on_disk(empty, folder, torch.rand(20, 5, 8), folder / "pruned", keep=0.5).n_blocks
         3
     """
-    options = PruneOptions(keep=keep, pattern=pattern, method=method, seed=seed, scoring=scoring, statements=False)
+    options = PruneOptions(keep=keep, pattern=pattern, method=method, statements=False)
     _check(model, options, repair=repair, progress=progress)
     give_back_large_pieces()
     source, target = sharded_weights(check_path("weights", weights, "model")), check_path("out", out, "pruned")
     device = _device(device)
-    batches = tuple(data_of(data, device=device, seed=seed).batches())
+    batches = tuple(data_of(data, device=device).batches())
     split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
-    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device, None)
+    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device)
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
     output = BlockFolder(target, _task_hash(options, repair, source, chain, split.batches))
@@ -263,7 +249,7 @@ def _cut_and_repaired(
     """
     options, batches = work.options, work.batches(part.number)
     data = _ReadOnDemand(len(batches), lambda j: as_given(batches[j]))
-    task = task_of(dense, data, scoring=options.scoring, seed=options.seed)
+    task = task_of(dense, data)
     ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
     network_cut = cut(ranking, budget_for(options, task.weights), seed=options.seed)
     pruned: Any = network_cut.model

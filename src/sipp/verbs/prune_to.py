@@ -38,9 +38,15 @@ from sipp.certificates import (
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import OUTPUT_BYTES, AnyData, Data, copy_of, data_of, point_hashes, scoring_mode
 from sipp.progress import estimate_line, progress_bar
-from sipp.pruning import cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
-from sipp.repairing import DataSplit, RepairOptions, apply_repairs, split_data
-from sipp.results import (
+from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
+from sipp.pruning.ranking import rank
+from sipp.repairing.data_split import DataSplit, split_data
+from sipp.repairing.repair_network import apply_repairs
+from sipp.results.batches import Batch
+from sipp.results.blend import BlendChoice
+from sipp.results.checking import check_number, explain_unknown_options
+from sipp.results.numerics import budget_of, integers
+from sipp.results.options import (
     CONFIDENCE,
     DEFAULT_METHOD,
     Batch,
@@ -204,7 +210,7 @@ def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None)
         return None
     if calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return split_data(ranking.model, calibration, seed=options.seed)
+    return split_data(ranking.model, calibration)
 
 
 # --- the network of a level -------------------------------------------------------------------------------------------
@@ -218,7 +224,6 @@ class _LevelNetworks:
         self.prepared = prepare_rows(ranking, many_budgets=True)
         self.shared_copy = copy_of(ranking.model)
         self.split = split  # None: levels are not repaired
-        self.repair_options = RepairOptions(seed=options.seed, chunk_bytes=options.scoring.chunk_bytes)
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
 
     def network(self, budget: int) -> nn.Module:
@@ -250,9 +255,7 @@ class _LevelNetworks:
             network_cut = cut(self.ranking, budget, seed=self.options.seed)
             self._fix_blend(network_cut.choice)
             repairs = repairs_asked(self.options.repair)
-            repaired = apply_repairs(
-                self.ranking, network_cut.masks, split, repairs, self.repair_options, start=network_cut.model
-            )
+            repaired = apply_repairs(self.ranking, network_cut.masks, split, repairs, start=network_cut.model)
             self.repaired[budget] = repaired, network_cut.choice
         return self.repaired[budget]
 

@@ -9,33 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import AnyData, unwrap
-from sipp.pruning import dead_rows
-from sipp.repairing import (
-    LEARNING_RATE,
-    MOST_STEPS,
-    RepairOptions,
-    is_dense_under_masks,
-    masked_layers,
-    repair_network,
-    split_data,
-)
-from sipp.results import (
-    Pruned,
-    PrunedLayer,
-    check_flag,
-    check_number,
-    check_seed,
-    check_whole,
-    device_of,
-    pattern_of,
-    points_seen,
-    regrown_weight,
-    tensors_hash,
-    tensors_of,
-    to_rows,
-    without_statements,
-)
+from sipp.inputs.data import AnyData
+from sipp.inputs.layers import unwrap
+from sipp.pruning.cutting import dead_rows
+from sipp.repairing.data_split import split_data
+from sipp.repairing.polishing import LEARNING_RATE, MOST_STEPS
+from sipp.repairing.repair_network import is_dense_under_masks, polished, repair_network
+from sipp.repairing.repair_task import RepairTask
+from sipp.repairing.walk import masked_layers
+from sipp.results.checking import check_flag, check_number, check_whole
+from sipp.results.network_hash import tensors_hash, tensors_of
+from sipp.results.numerics import device_of
+from sipp.results.options import pattern_of
+from sipp.results.pruned import Pruned, PrunedLayer, regrown_weight, without_statements
+from sipp.results.pruned_to import points_seen
+from sipp.results.ranking import to_rows
 
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
 
@@ -49,7 +37,6 @@ def repair(
     moves_mask: bool = False,
     steps: int = 0,
     learning_rate: float = LEARNING_RATE,
-    seed: int = 0,
     progress: bool = True,
 ) -> Pruned:
     """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
@@ -76,25 +63,21 @@ def repair(
     """
     steps = check_whole("steps", steps, least=0, most=MOST_STEPS)
     check_number("learning_rate", learning_rate, above=0)
-    check_seed(seed)
     check_flag("progress", progress)
     check_flag("moves_mask", moves_mask)
     _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_same_tensors(dense, given, pruned.masks)
-    split = split_data(dense, data, seed=seed)
+    split = split_data(dense, data)
     has_dead_rows = any(layer.dead_rows for layer in pruned.layers)  # otherwise none is to die
-    options = RepairOptions(
+    asked = RepairTask(
         method="joint" if moves_mask else "refit",
         floor=None if has_dead_rows else 0.0,
         pattern=None if pruned.pattern is None else pattern_of(pruned.pattern),
-        steps=steps,
-        learning_rate=learning_rate,
-        seed=seed,
-        progress=progress,
     )
     has_own_values = not moves_mask or not is_dense_under_masks(dense, given, pruned.masks)
-    result = repair_network(dense, pruned.masks, split, options, given if has_own_values else None)
+    result = repair_network(dense, pruned.masks, split, asked, given if has_own_values else None, progress=progress)
+    result = polished(dense, result, split, steps=steps, learning_rate=learning_rate, progress=progress)
     undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     before = points_seen(pruned)
     return replace(

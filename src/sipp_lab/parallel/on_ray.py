@@ -60,7 +60,6 @@ class RunOnRay:
     folder: Path
     data_root: Path
     device: str  # "cpu" or "cuda"
-    n_workers: int  # image-decoding processes per task
     checkpoint_seconds: float
     origin: Origin
     code: tuple[Path, ...] = ()
@@ -99,7 +98,7 @@ def _open_run(run: RunOnRay) -> Feed:
     for path in run.code:
         load_scores(path)
     device = device_named("cuda" if run.device == "cuda" else "cpu")
-    feed = load_feed(run.recipe, data_root=run.data_root, device=device, n_workers=run.n_workers)
+    feed = load_feed(run.recipe, data_root=run.data_root, device=device)
     origin = Origin(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
     if origin != run.origin:
         raise OptionError(

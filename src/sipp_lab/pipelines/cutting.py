@@ -67,18 +67,12 @@ def _cut(context: RunContext, stage: Stage, network: Network, budget: int, norm_
             points,
             budget=budget,
             method=arm.method,
-            delta=spec.delta,
             seed=prune_seed(stage.seed, stage.method, stage.level),
-            draws=spec.draws,
-            allocation=spec.allocation,
-            reduce=arm.reduce or spec.reduce,
             within=network.masks or None,
             statements=False,  # for other methods, they take longer than the pruning
-            repair=spec.repair,
             scoring=sipp.Scoring(norm_stats=norm_stats),
-            c_constant=spec.c_constant,
-            k_constant=spec.k_constant,
             progress=False,  # a run has its own display
+            **{**spec.of_prune, "reduce": arm.reduce or spec.reduce},
         )
     pruned_in = time.monotonic() - began
     before = evaluate(pruned.model, feed, feed.splits.test, precision=context.recipe.train.precision)

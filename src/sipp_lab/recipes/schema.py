@@ -5,13 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 
 from sipp.errors import OptionError
-from sipp.results import Allocation, Draws, Reduce, RepairChoice, check_choice, nearest, problem_words
+from sipp.results.checking import check_choice, nearest, problem_words
+from sipp.results.options import PruneOptions
 from sipp_lab.arms import arm_of
 from sipp_lab.nets import INPUT_SHAPES, net_spec
 from sipp_lab.recipes.merging import merge
@@ -162,33 +172,39 @@ class Retraining(_Section):
     """learn the dense parent's outputs as well"""
 
 
-class Pruning(_Section):
+FROM_PRUNE = ("delta", "c_constant", "k_constant", "draws", "allocation", "reduce", "repair")
+
+
+def _section_of_prune() -> Any:
+    """A section with these options of `sipp.prune`: types, defaults, words and checks are those of `PruneOptions`."""
+    hints = get_type_hints(PruneOptions, include_extras=True)
+    defaults = {field.name: field.default for field in fields(PruneOptions)}
+    defaults["reduce"] = "max"  # by name, so that an arm without a reduction equals the one that says it
+
+    def key(name: str) -> Any:
+        def checked(value: Any) -> Any:
+            PruneOptions(**{name: value})
+            return value
+
+        words = hints[name].__metadata__[0].words
+        return Annotated[hints[name], AfterValidator(checked)], Field(defaults[name], description=words)
+
+    return create_model("_OfPrune", __base__=_Section, **{name: key(name) for name in FROM_PRUNE})
+
+
+class Pruning(_section_of_prune()):  # type: ignore[misc]
     """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
 
     methods: Annotated[tuple[Annotated[str, AfterValidator(_valid_label)], ...], Field(min_length=1)]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
-    delta: Share
-    """allowed failure probability of the theory"""
-    c_constant: Annotated[float, Field(gt=0)] = 3.0
-    """C of the theory's assumption"""
-    k_constant: Annotated[float, Field(gt=0)] = 3.0
-    """K of the theory's assumption"""
     alpha: Share | None = None
     """the share that each level KEEPS of what the level before kept"""
     levels: Count | None = None
     """number of levels"""
     keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """the share of all weights that each level keeps, instead of alpha and levels"""
-    draws: Draws = "until"
-    """how often a sampled row is drawn"""
-    allocation: Allocation = "layers"
-    """how sampled rows share the budget: every layer counts alike, or every row as the paper prints it"""
-    reduce: Reduce = "max"
-    """how to combine patches, for methods that do not say: max (with bounds) or mean"""
     batch_size: Count = 128
     """calibration inputs per forward pass"""
-    repair: RepairChoice = False
-    """what happens before retraining: true finds mask and weights together, refit keeps the mask"""
 
     @model_validator(mode="after")
     def _no_arm_twice(self, info: ValidationInfo) -> Pruning:
@@ -204,6 +220,11 @@ class Pruning(_Section):
         if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
             raise ValueError("keeps must decrease")
         return self
+
+    @property
+    def of_prune(self) -> dict[str, Any]:
+        """The options of `sipp.prune` that the recipe sets."""
+        return {name: getattr(self, name) for name in FROM_PRUNE}
 
     @property
     def n_levels(self) -> int:

@@ -122,7 +122,6 @@ DIGITS_ROWS: dict[str, tuple[str, Values, Values]] = {  # {start of the name: wo
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 DATA_WORDS = {CIFAR10: "CIFAR-10", MNIST: "MNIST", IMAGES: "ImageNet"}
-PRUNE: Values = {"delta": 1e-16, "draws": "until", "reduce": "max"}
 
 
 def _full(net: str, row: Row, pipeline: str) -> Values:
@@ -140,7 +139,7 @@ def _full(net: str, row: Row, pipeline: str) -> Values:
         # others: set data.n_holdout for certificates (T14).
         "data": {"name": row.data, "n_calibration": 256, "n_holdout": 0},
         "train": row.train,
-        "prune": {**PRUNE, **ladder, "methods": METHODS[pipeline]},
+        "prune": {**ladder, "methods": METHODS[pipeline]},
     }
     values |= {"init": "fan-out"} if pipeline == AT_INIT else {}  # as the authors
     return values | ({"retrain": row.retrain} if row.retrain and pipeline == ITERATIVE else {})
@@ -163,9 +162,8 @@ def _on_digits(words: str, net: Values, prune: Values, pipeline: str) -> Values:
         "repetitions": 1,
         "seed": 0,
         "n_threads": 1,  # 8 x 8 images: handing work to a second thread costs more than the work
-        # Only the first shows certificates. The others repeat the paper, which trains on all that is not in S.
-        "data": {"name": "digits", "n_calibration": 200, "n_holdout": 400 if net["net"] == "digits-cnn" else 0},
-        "prune": {"delta": 1e-16, **prune},
+        "data": {"name": "digits", "n_calibration": 200, "n_holdout": 400},
+        "prune": prune,
         **net,
     }
 

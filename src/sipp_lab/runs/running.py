@@ -55,7 +55,6 @@ def run(
     out: Path = Path("runs"),
     data_root: Path = Path("data"),
     device: Device = "auto",
-    n_workers: int = 0,
     accept_changes: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -79,7 +78,7 @@ def run(
     n_made = 0
     with threads(recipe.n_threads), ExitStack() as stack:
         place = torch.device("cpu") if ray is not None else target
-        feed = load_feed(recipe, data_root=data_root, device=place, n_workers=n_workers)
+        feed = load_feed(recipe, data_root=data_root, device=place)
         device_name = target.type if processes.world_size == 1 else f"{target.type} x {processes.world_size}"
         origin = Origin(data=feed.splits.digest, code=version, device=device_name)
         opened = open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
@@ -111,9 +110,7 @@ def run(
             on_progress(Progress(todo[0].name, len(records), len(stages), n_epochs=n_epochs))
         finished: Iterator[Stage]
         if ray is not None:
-            finished = run_on_ray(
-                RunOnRay(recipe, folder, data_root, target.type, n_workers, checkpoint_seconds, origin), ray
-            )
+            finished = run_on_ray(RunOnRay(recipe, folder, data_root, target.type, checkpoint_seconds, origin), ray)
         else:
             finished = train_networks(RunContext(recipe, folder, feed, checkpoint_seconds, show, processes))
         for stage in stack.enter_context(closing(finished)):  # type: ignore[type-var]  # before the lock is released

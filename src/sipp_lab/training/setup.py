@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,14 +23,17 @@ from sipp_lab.runs.folder import code_version
 from sipp_lab.training.feed import Feed
 
 Device = Literal["auto", "cpu", "cuda"]
+MANY_IMAGES, MOST_WORKERS = 10_000, 8  # in a folder of so many, several processes decode; what they read is the same
 
 
-def load_feed(recipe: Recipe, *, data_root: Path, device: torch.device, n_workers: int = 0) -> Feed:
+def load_feed(recipe: Recipe, *, data_root: Path, device: torch.device) -> Feed:
     """Loads the recipe's data and splits it; images in memory are moved to the device."""
     spec, data = recipe.data, _load(recipe, data_root)
     splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout, seed=spec.split_seed)
-    placed = data.to(device) if isinstance(data, ImageSet) else data
-    return Feed(placed, splits, device, n_workers, recipe.train.channels_last)
+    if isinstance(data, ImageSet):
+        return Feed(data.to(device), splits, device, channels_last=recipe.train.channels_last)
+    n_workers = min(MOST_WORKERS, os.cpu_count() or 1) if len(data.paths) >= MANY_IMAGES else 0
+    return Feed(data, splits, device, n_workers, recipe.train.channels_last)
 
 
 def _load(recipe: Recipe, root: Path) -> ImageSet | FolderIndex:

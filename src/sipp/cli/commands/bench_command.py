@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import sipp
-from sipp.cli.options import MACHINE_PANEL, OUTPUT_PANEL, Force, StoredOptions, option
+from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
+from sipp.results.options import Option
 
 N_POINTS, MOST_POINTS = 64, 4096
 
@@ -17,11 +18,11 @@ def bench(
     *,
     stored: StoredOptions,
     out: Annotated[
-        Path | None, option("File for the record; in the network's folder, it appears on the page.", OUTPUT_PANEL)
+        Path | None, Option("File for the record; in the network's folder, it appears on the page.", "Output")
     ] = None,
     force: Force = False,
     batch_size: Annotated[
-        int, option("Inputs per call; a single input is timed too.", MACHINE_PANEL, least=1, most=MOST_POINTS)
+        int, Option("Inputs per call; a single input is timed too.", "Machine", least=1, most=MOST_POINTS)
     ] = N_POINTS,
 ) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.

@@ -11,10 +11,12 @@ import typer
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
-from sipp.cli.options import GUARANTEE_PANEL, MODEL_PANEL, OUTPUT_PANEL, REAL_KINDS, option
+from sipp.cli.options import REAL_KINDS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.results import CERTIFICATE_KIND, CONFIDENCE, SHARE, AnyCertificate, Certificate, Measure, to_json
+from sipp.results.certificate import KIND, AnyCertificate, Certificate, Measure
+from sipp.results.jsonio import to_json
+from sipp.results.options import CONFIDENCE, SHARE, Option
 
 
 def certify(
@@ -22,29 +24,29 @@ def certify(
     model: shared.Model,
     pruned: shared.PrunedWeights,
     dense: shared.Dense = None,
-    holdout: Annotated[str, option(f"Inputs that are new to both networks: {REAL_KINDS}.", MODEL_PANEL)],
+    holdout: Annotated[str, Option(f"Inputs that are new to both networks: {REAL_KINDS}.", "Model and data")],
     calibration: Annotated[
         str | None,
-        option("Inputs that were used for pruning, beside those that the folder of --pruned knows.", MODEL_PANEL),
+        Option("Inputs that were used for pruning, beside those that the folder of --pruned knows.", "Model and data"),
     ] = None,
     device: shared.Device = "auto",
     inputs: shared.InputOptions,
     epsilon: Annotated[
-        float | None, option("Relative error to certify; default: the smallest that can be certified.", GUARANTEE_PANEL)
+        float | None, Option("Relative error to certify; default: the smallest that can be certified.", "Guarantee")
     ] = None,
-    accuracy: Annotated[bool, option("Certify the drop in accuracy instead.", GUARANTEE_PANEL, "--accuracy")] = False,
+    accuracy: Annotated[bool, Option("Certify the drop in accuracy instead.", "Guarantee")] = False,
     measure: Annotated[
         Measure,
-        option(
+        Option(
             "What epsilon limits: the output; for a language model also kl (nats per token) or next-token.",
-            GUARANTEE_PANEL,
+            "Guarantee",
         ),
     ] = "output",
     share: shared.Share = SHARE,
     confidence: shared.Confidence = CONFIDENCE,
     part: shared.Part = None,
     out: Annotated[
-        Path | None, option("File for the certificate; in the network's folder, it appears on the page.", OUTPUT_PANEL)
+        Path | None, Option("File for the certificate; in the network's folder, it appears on the page.", "Output")
     ] = None,
     force: shared.Force = False,
 ) -> Answer:

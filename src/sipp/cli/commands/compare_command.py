@@ -7,9 +7,11 @@ from typing import Annotated
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import MODEL_PANEL, PRUNE_PANEL, REPAIR_PANEL, option
 from sipp.cli.output import Answer
-from sipp.results import check_keep, labelled_line, to_json
+from sipp.results.checking import check_keep
+from sipp.results.display import labelled_line
+from sipp.results.jsonio import to_json
+from sipp.results.options import Option
 
 
 def compare(
@@ -18,27 +20,27 @@ def compare(
     data: shared.NeededData,
     weights: shared.Weights = None,
     holdout: Annotated[
-        str | None, option("Inputs to test on; default: the last quarter of the data.", MODEL_PANEL)
+        str | None, Option("Inputs to test on; default: the last quarter of the data.", "Model and data")
     ] = None,
     device: shared.Device = "auto",
     inputs: shared.InputOptions,
     code: shared.CodeFiles = None,
     points: shared.PointsOption = None,
     keeps: Annotated[
-        str, option("Shares of the prunable weights to keep, each in (0, 1], separated by commas.", PRUNE_PANEL)
+        str, Option("Shares of the prunable weights to keep, each in (0, 1], separated by commas.", "What to prune")
     ] = "0.5,0.3,0.1",
     methods: Annotated[
         str | None,
-        option(
+        Option(
             f"Separated by commas: {', '.join(sipp.methods())}, or those from --code. Default: a usual set.",
-            PRUNE_PANEL,
+            "What to prune",
         ),
     ] = None,
     include: shared.Include = None,
     exclude: shared.Exclude = None,
     part: shared.Part = None,
     repair: Annotated[
-        bool, option("Also try each method with repair: mask and weights found together.", REPAIR_PANEL, "--repair")
+        bool, Option("Also try each method with repair: mask and weights found together.", "Repair")
     ] = False,
     seed: shared.Seed = 0,
 ) -> Answer:

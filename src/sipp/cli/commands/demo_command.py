@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich import box
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from sipp.cli.output import Answer
 from sipp.extras import needed_for
 from sipp.files import check_file
 from sipp.progress import progress_bar
+from sipp.results.options import Option
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short
@@ -32,7 +32,7 @@ Records = list[dict[str, Any]]  # one of each network
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("demo"),
+    out: Annotated[Path, Option("Folder for the page.", "Output")] = Path("demo"),
     force: Force = False,
 ) -> Answer:
     """Train a small network on built-in digits, prune it with several methods, and show what that costs."""

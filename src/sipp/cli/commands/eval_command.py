@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import KINDS, MODEL_PANEL, OUTPUT_PANEL, option
+from sipp.cli.options import KINDS
 from sipp.cli.output import Answer
-from sipp.results import labelled_line, to_json
+from sipp.results.display import labelled_line
+from sipp.results.jsonio import to_json
+from sipp.results.options import Option
 
 
 def eval(  # the name of the command
@@ -19,16 +21,16 @@ def eval(  # the name of the command
     model: shared.Model,
     pruned: shared.PrunedWeights,
     dense: shared.Dense = None,
-    data: Annotated[str, option(f"Inputs to measure on: {KINDS}. For a data set, its test part.", MODEL_PANEL)],
+    data: Annotated[str, Option(f"Inputs to measure on: {KINDS}. For a data set, its test part.", "Model and data")],
     device: shared.Device = "auto",
     inputs: shared.InputOptions,
     points: Annotated[
         int | None,
-        option("How many inputs; default: all, up to 5,000 images from a folder.", MODEL_PANEL, least=1),
+        Option("How many inputs; default: all, up to 5,000 images from a folder.", "Model and data", least=1),
     ] = None,
     part: shared.Part = None,
     out: Annotated[
-        Path | None, option("File for the record; in the network's folder, it appears on the page.", OUTPUT_PANEL)
+        Path | None, Option("File for the record; in the network's folder, it appears on the page.", "Output")
     ] = None,
     force: shared.Force = False,
 ) -> Answer:

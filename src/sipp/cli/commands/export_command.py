@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import OUTPUT_PANEL, Force, StoredOptions, option
+from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
 from sipp.files import FILE_SUFFIX
-from sipp.results import to_json
+from sipp.results.jsonio import to_json
+from sipp.results.options import Option
 
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 ONNX = ".onnx"
@@ -21,21 +22,20 @@ def export(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        option(
+        Option(
             f"NAME{FILE_SUFFIX}: the small file that sipp.save writes; NAME{ONNX}; any other name: a new Hugging Face "
             "folder.",
-            OUTPUT_PANEL,
-            "--out",
-            "-o",
+            "Output",
+            ("--out", "-o"),
         ),
     ],
     force: Force = False,
     values: Annotated[
         Literal["same", "bf16", "fp16"],
-        option("Of a small file or a folder: the precision of the weights.", OUTPUT_PANEL, metavar="FORMAT"),
+        Option("Of a small file or a folder: the precision of the weights.", "Output", metavar="FORMAT"),
     ] = "same",
     shard: Annotated[
-        str | None, option("Of a folder: size of the largest file of weights, such as 5GB.", OUTPUT_PANEL)
+        str | None, Option("Of a folder: size of the largest file of weights, such as 5GB.", "Output")
     ] = None,
     sparse: Annotated[
         bool,

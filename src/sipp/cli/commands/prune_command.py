@@ -9,23 +9,15 @@ from typing import Annotated, Any
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
-from sipp.cli.options import GUARANTEE_PANEL, OUTPUT_PANEL, PRUNE_PANEL, option, option_name
+from sipp.cli.options import option_name
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results import (
-    SHARE,
-    AnyCertificate,
-    Precision,
-    PruneOptions,
-    bytes_in_words,
-    check_drop,
-    check_number,
-    check_share,
-    labelled_line,
-    size_words,
-    to_json,
-)
+from sipp.results.certificate import AnyCertificate
+from sipp.results.checking import check_drop, check_number, check_share
+from sipp.results.display import bytes_in_words, labelled_line, size_words
+from sipp.results.jsonio import to_json
+from sipp.results.options import SHARE, Option, Precision, PruneOptions
 
 # of torch, and of files that import it
 Module = Any
@@ -53,49 +45,44 @@ class PruneRequest:
     points: shared.PointsOption = None
     holdout: Annotated[
         str | None,
-        option(
+        Option(
             "Inputs for a certificate; must be new to the network. Default with --epsilon: a part of the data.",
-            GUARANTEE_PANEL,
+            "Guarantee",
         ),
     ] = None
     share: Annotated[
         float | None,
-        option(
-            f"Share of inputs that may be further off than the certificate says. Default: {SHARE}.", GUARANTEE_PANEL
-        ),
+        Option(f"Share of inputs that may be further off than the certificate says. Default: {SHARE}.", "Guarantee"),
     ] = None
     part: shared.Part = None
     options: PruneOptions
     batchnorm: shared.BatchNorm = None
     epsilon: Annotated[
         float | None,
-        option("Instead of --keep: prune as far as this relative error can be certified.", PRUNE_PANEL),
+        Option("Instead of --keep: prune as far as this relative error can be certified.", "What to prune"),
     ] = None
     max_accuracy_drop: Annotated[
-        float | None, option("Instead of --keep: prune as far as this accuracy drop can be certified.", PRUNE_PANEL)
+        float | None, Option("Instead of --keep: prune as far as this accuracy drop can be certified.", "What to prune")
     ] = None
     out: Annotated[
         Path | None,
-        option(f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}; or one small file, name{FILE_SUFFIX}.", OUTPUT_PANEL),
+        Option(f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}; or one small file, name{FILE_SUFFIX}.", "Output"),
     ] = None
-    dry_run: Annotated[
-        bool, option("Print what would be done and what it costs; write nothing.", OUTPUT_PANEL, "--dry-run")
-    ] = False
+    dry_run: Annotated[bool, Option("Print what would be done and what it costs; write nothing.", "Output")] = False
     on_disk: Annotated[
         bool,
-        option(
+        Option(
             "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. "
             "wanda takes the place of sipp-blend.",
-            shared.MACHINE_PANEL,
-            "--on-disk",
+            "Machine",
         ),
     ] = False
     values: Annotated[
         Precision,
-        option(
+        Option(
             f"Values in name{FILE_SUFFIX}: fp32 or lossless (exact), or rounded to fp16, bf16 or int8. The "
             "certificate is about what is stored.",
-            OUTPUT_PANEL,
+            "Output",
             metavar="FORMAT",
         ),
     ] = "fp32"

@@ -10,14 +10,15 @@ import typer
 from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
 from sipp.cli.output import Answer
-from sipp.results import counted
+from sipp.results.display import counted
+from sipp.results.options import Option
 
 
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Run folders, folders of runs, or folders that `sipp prune` wrote.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("page.html"),
+    out: Annotated[Path, Option("The page to write.", "Output", ("--out", "-o"))] = Path("page.html"),
     force: Force = False,
 ) -> Answer:
     """Write a page about runs or pruned networks that works offline.

@@ -10,10 +10,10 @@ from rich.markup import escape
 
 from sipp.cli import options as shared
 from sipp.cli.errors import HOW_TO_REPAIR
-from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
 from sipp.errors import OptionError
-from sipp.results import plain_table
+from sipp.results.display import plain_table
+from sipp.results.options import Option
 
 KEYS = ("pipeline", "n_done", "n_stages", "state", "n_origins")  # of a run, for --json
 
@@ -25,22 +25,20 @@ def run(
     settings: shared.Settings = None,
     model: Annotated[
         str | None,
-        option("Your own network instead of the recipe's: package.module:callable.", MODEL_PANEL),
+        Option("Your own network instead of the recipe's: package.module:callable.", "Model and data"),
     ] = None,
     own_data: Annotated[
         str | None,
-        option(
+        Option(
             "Your own data: package.module:callable that returns images and labels to train on, then to test on.",
-            MODEL_PANEL,
+            "Model and data",
         ),
     ] = None,
-    show: Annotated[bool, option("Explain every key of the recipe; run nothing.", OUTPUT_PANEL, "--show")] = False,
+    show: Annotated[bool, Option("Explain every key of the recipe; run nothing.", "Output")] = False,
     dry_run: Annotated[
-        bool, option("Say what would be trained, and for how many hours; train nothing.", OUTPUT_PANEL, "--dry-run")
+        bool, Option("Say what would be trained, and for how many hours; train nothing.", "Output")
     ] = False,
-    status: Annotated[
-        bool, option("List the runs in --out and how far each has got; run nothing.", OUTPUT_PANEL, "--status")
-    ] = False,
+    status: Annotated[bool, Option("List the runs in --out and how far each has got; run nothing.", "Output")] = False,
     *,
     how: shared.RunOptions,
 ) -> Answer | None:

@@ -8,28 +8,26 @@ from typing import Annotated
 import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
-from sipp.cli.options import OUTPUT_PANEL, option
 from sipp.cli.output import Answer
-from sipp.results import C_CONSTANT, K_CONSTANT, Scoring, labelled_line
+from sipp.results.display import labelled_line
+from sipp.results.options import Option, Scoring
 
 
 def sensitivity(
     *,
     model: shared.Model,
     data: shared.NeededData,
-    out: Annotated[Path, option("A .safetensors file: a tensor of scores for each weight.", OUTPUT_PANEL)],
+    out: Annotated[Path, Option("A .safetensors file: a tensor of scores for each weight.", "Output")],
     force: shared.Force = False,
     weights: shared.Weights = None,
     holdout: Annotated[
-        str | None, option("New inputs on which to look at the theory's inequality, too.", shared.GUARANTEE_PANEL)
+        str | None, Option("New inputs on which to look at the theory's inequality, too.", "Guarantee")
     ] = None,
     device: shared.Device = "auto",
     inputs: shared.InputOptions,
     points: shared.PointsOption = None,
     include: shared.Include = None,
     exclude: shared.Exclude = None,
-    c_constant: shared.CConstant = C_CONSTANT,
-    k_constant: shared.KConstant = K_CONSTANT,
     batchnorm: shared.BatchNorm = None,
     seed: shared.Seed = 0,
 ) -> Answer:
@@ -48,12 +46,12 @@ def sensitivity(
     scoring = Scoring(norm_stats=norm_stats_of(network, batchnorm))
     reader = Reader(network, model, inputs, seed)
     test = None if holdout is None else reader.holdout(holdout, None)
-    chosen = reader.calibration(data, points, include=include, exclude=exclude, k_constant=k_constant)
+    chosen = reader.calibration(data, points, include=include, exclude=exclude)
     with naming_option(f"--model {model}, --data {data}", "see sipp sensitivity --help"):
-        scores = sipp.sensitivity(network, chosen.batches, include=include, exclude=exclude, seed=seed, scoring=scoring)
+        scores = sipp.sensitivity(network, chosen.batches, include=include, exclude=exclude, scoring=scoring)
         assumption = sipp.check_assumption(
             network, chosen.batches, None if test is None else test.batches, include=include, exclude=exclude,
-            scoring=scoring, c_constant=c_constant, k_constant=k_constant,
+            scoring=scoring,
         )  # fmt: skip
     write_out(out, save({name: score.contiguous() for name, score in scores.items()}))
     shown = [labelled_line("network", model), labelled_line("data", chosen.words)]

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import OUTPUT_PANEL, PRUNE_PANEL, Force, StoredOptions, option
+from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
-from sipp.results import to_json
+from sipp.results.jsonio import to_json
+from sipp.results.options import Option
 
 KINDS = (".pt", ".onnx")
 
-BATCH_SIZE = 50  # of calibration inputs
+N_CALIBRATION, BATCH_SIZE = 1000, 50  # calibration inputs, for a budget
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 
@@ -24,16 +25,9 @@ def shrink(
     stored: StoredOptions,
     out: Annotated[
         Path,
-        option("NAME.pt (the module, by torch.save), or NAME.onnx.", OUTPUT_PANEL, "--out", "-o"),
+        Option("NAME.pt (the module, by torch.save), or NAME.onnx.", "Output", ("--out", "-o")),
     ],
-    multiply_adds: Annotated[float | None, option("Share of the multiply-adds to keep.", PRUNE_PANEL)] = None,
-    weights: Annotated[float | None, option("Share of all parameters to keep instead.", PRUNE_PANEL)] = None,
-    uniform: Annotated[
-        bool, option("The same share of every layer, as Hugging Face models need.", PRUNE_PANEL, "--uniform")
-    ] = False,
-    multiple_of: Annotated[int, option("Leave multiples of so many channels.", PRUNE_PANEL)] = 1,
-    steps: Annotated[int, option("Steps of Adam towards the original outputs.", PRUNE_PANEL)] = 0,
-    points: Annotated[int, option("How many calibration inputs to take from --data.", PRUNE_PANEL)] = 1000,
+    multiply_adds: Annotated[float | None, Option("Share of the multiply-adds to keep.", "What to prune")] = None,
     force: Force = False,
 ) -> Answer:
     """Make a smaller dense network: without dead channels (the same outputs), or within a budget.
@@ -53,13 +47,10 @@ def shrink(
     network = stored_network(stored)
     example = example_for(network, stored, N_POINTS)[0]
     data = example
-    if multiply_adds is not None or weights is not None:
-        data = example_for(network, stored, points, BATCH_SIZE)[1].batches
+    if multiply_adds is not None:
+        data = example_for(network, stored, N_CALIBRATION, BATCH_SIZE)[1].batches
     with naming_option(f"FILE {stored.file}", "see sipp shrink --help"):
-        small = sipp.shrink(
-            network.model, data, multiply_adds=multiply_adds, weights=weights, uniform=uniform,
-            multiple_of=multiple_of, steps=steps,
-        )  # fmt: skip
+        small = sipp.shrink(network.model, data, multiply_adds=multiply_adds)
         certificate = network.certificate
         if certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)

@@ -8,16 +8,16 @@ import typer
 
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
-from sipp.cli.options import MODEL_PANEL, OUTPUT_PANEL, option
 from sipp.cli.output import Answer, listing
+from sipp.results.options import Option
 
 
 def study(
     name: Annotated[str | None, typer.Argument(help="A study; without one, all of them are listed.")] = None,
-    full: Annotated[bool, option("Use the paper's schedules, not the short form.", MODEL_PANEL, "--full")] = False,
+    full: Annotated[bool, Option("Use the paper's schedules, not the short form.", "Model and data")] = False,
     settings: shared.Settings = None,
     dry_run: Annotated[
-        bool, option("Say what would be trained, and for how many hours; train nothing.", OUTPUT_PANEL, "--dry-run")
+        bool, Option("Say what would be trained, and for how many hours; train nothing.", "Output")
     ] = False,
     *,
     how: shared.RunOptions,

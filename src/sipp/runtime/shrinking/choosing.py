@@ -22,28 +22,13 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import ONE_AT_A_TIME, AnyData, copy_of, dense_outputs, error_of, find_prunable_layers, points_at
 from sipp.progress import progress_bar
-from sipp.repairing import (
-    LEARNING_RATE,
-    MOST_STEPS,
-    DataSplit,
-    error_on_test_points,
-    merged_batches,
-    polish,
-    split_data,
-)
-from sipp.results import (
-    Batch,
-    ChannelsLeft,
-    Chosen,
-    Counted,
-    Selector,
-    check_flag,
-    check_seed,
-    check_share,
-    check_whole,
-    listed,
-)
-from sipp.runtime.counting import multiply_adds
+from sipp.repairing.data_split import DataSplit, error_on_test_points, merged_batches, split_data
+from sipp.repairing.polishing import LEARNING_RATE, MOST_STEPS, polish
+from sipp.results.batches import Batch
+from sipp.results.checking import check_flag, check_seed, check_share, check_whole
+from sipp.results.display import listed
+from sipp.results.options import Selector
+from sipp.results.shrunk import ChannelsLeft, Chosen, Counted
 from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of
 from sipp.runtime.shrinking.applying import parameters_and_buffers
@@ -131,7 +116,7 @@ class Smaller:
 
 def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) -> Smaller:
     """A copy of the network without the channels that the budget asks for; the rest is refitted and polished."""
-    split = split_data(dense, data, seed=options.seed)
+    split = split_data(dense, data)
     model = copy_of(dense)
     example = points_at(split.fit[0], slice(N_EXAMPLES))
     call = example.args, example.kwargs

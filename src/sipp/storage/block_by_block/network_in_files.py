@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from sipp.errors import ModelError
-from sipp.inputs import Blocks, block_names, find_blocks, record
-from sipp.results import Batch
+from sipp.inputs.blocks import Blocks, find_blocks
+from sipp.inputs.trace import record
+from sipp.results.batches import Batch
 from sipp.storage.block_by_block.renamed_weights import renamed_weights
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
 
@@ -23,11 +24,11 @@ REST = "rest.safetensors"
 class NetworkInFiles:
     """A network on the meta device, and the files from which its weights are read, one block at a time."""
 
-    def __init__(self, model: nn.Module, source: ShardedWeights, device: torch.device, named: str | None) -> None:
+    def __init__(self, model: nn.Module, source: ShardedWeights, device: torch.device) -> None:
         self.model, self.source, self.device = model, source, device
         self.weights = renamed_weights(model, source)
-        self.is_named, self.list_name = named is not None, named or _largest_list(model)
-        self.names = block_names(model, self.list_name)
+        self.list_name = _largest_list(model)
+        self.names = tuple(f"{self.list_name}.{name}" for name in model.get_submodule(self.list_name)._modules)
 
     def load_rest(self) -> None:
         """Loads the weights outside the blocks."""
@@ -66,8 +67,7 @@ class NetworkInFiles:
             self.load_block(i)
         try:
             setattr(owner, local, type(whole)(*first) if isinstance(whole, nn.Sequential) else type(whole)(first))
-            run = record(self.model, batch)
-            blocks = find_blocks(self.model, run, self.names[:n_first] if self.is_named else None)
+            blocks = find_blocks(self.model, record(self.model, batch))
         finally:
             setattr(owner, local, whole)
             for i in range(n_first):
