@@ -12,6 +12,7 @@ from oracles import joint as oracle
 from oracles.refit import conv_patches
 from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
 from repairing.fit_points import fit_points
+from sipp.repairing.repair_network import repair_network
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,7 +31,6 @@ from sipp.repairing import (
 from sipp.repairing.data_split import DataSplit, in_large_batches, split_batches
 from sipp.repairing.layer_search import GROWTHS, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments, WeightMoments
-from sipp.repairing.repair_network import repair_network
 from sipp.repairing.repair_task import RepairTask
 from sipp.repairing.sparsegpt import sparsegpt
 from sipp.results import ranking as weights_module

@@ -5,7 +5,11 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.bounds.same_architecture import check_same_architecture as check_same_architecture
-    from sipp.bounds.statements import statements_of as statements_of
+    from sipp.bounds.same_architecture import (
+        check_same_architecture as check_same_architecture,
+    )
+    from sipp.bounds.statements import (
+        statements_of as statements_of,
+    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -25,16 +25,29 @@ from torch import Tensor, nn
 
 from sipp.inputs import AnyData, Data, Maps, data_of, depends_on_batch, point_hashes, points_at
 from sipp.progress import Advance, progress_bar
-from sipp.results.assumption import Assumption, LayerAssumption, share_needed
-from sipp.results.batches import Batch
-from sipp.results.bounds import MOST_SHARE, Measured, coverage
-from sipp.results.checking import check_flag, check_number
-from sipp.results.numerics import BOUND_DTYPE, SCORE_DTYPE, device_of, ratio_rounding
-from sipp.results.options import C_CONSTANT, CONFIDENCE, K_CONSTANT, Scoring, Selector
-from sipp.results.ranking import DrawUnit, Sensitivities
-from sipp.scoring.running_sensitivities import unreached_error
-from sipp.scoring.sensitivities import ratios_of
-from sipp.scoring.task import task_of
+from sipp.results import (
+    BOUND_DTYPE,
+    C_CONSTANT,
+    CONFIDENCE,
+    K_CONSTANT,
+    MOST_SHARE,
+    SCORE_DTYPE,
+    Assumption,
+    Batch,
+    DrawUnit,
+    LayerAssumption,
+    Measured,
+    Scoring,
+    Selector,
+    Sensitivities,
+    check_flag,
+    check_number,
+    coverage,
+    device_of,
+    ratio_rounding,
+    share_needed,
+)
+from sipp.scoring import ratios_of, task_of, unreached_error
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0

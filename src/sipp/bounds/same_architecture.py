@@ -14,11 +14,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from sipp.errors import ModelError
-from sipp.inputs.capture import run_batch, scoring_mode
-from sipp.inputs.data import fresh, on_device, with_dtype
-from sipp.inputs.restore import copy_of
-from sipp.results.batches import Batch
-from sipp.results.numerics import device_of
+from sipp.inputs import copy_of, fresh, on_device, run_batch, scoring_mode, with_dtype
+from sipp.results import Batch, device_of
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far two runs of the same operations may differ by rounding, as a share of the largest output: in float64, and

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         refuse_shared as refuse_shared,
     )
     from sipp.certificates.measures import (
-        Labels as Labels,
         PointComparisons as PointComparisons,
         compare_outputs as compare_outputs,
         measure_of as measure_of,

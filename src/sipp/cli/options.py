@@ -21,8 +21,7 @@ import sipp
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import OptionError, SippError
-from sipp.results.checking import method_here, nearest
-from sipp.results.options import Group, NormStats, Option, PruneOptions
+from sipp.results import Group, NormStats, Option, PruneOptions, method_here, nearest
 
 KINDS = (
     "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors, .pt; for hf:DIR .txt and "

@@ -16,10 +16,7 @@ from sipp.cli.hugging_face_models import PREFIX
 from sipp.cli.language_text import is_language_model, is_text, length_of
 from sipp.cli.model_option import load_model
 from sipp.cli.options import InputOptions, StoredOptions
-from sipp.results.certificate import AnyCertificate
-from sipp.results.pruned import Pruned
-from sipp.results.saved_file import SavedFile
-from sipp.results.stored import Report
+from sipp.results import AnyCertificate, Pruned, Report, SavedFile
 from sipp_lab.nets import NETS
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"

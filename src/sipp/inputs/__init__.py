@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.inputs.blocks import Blocks as Blocks, block_names as block_names, find_blocks as find_blocks
+    from sipp.inputs.blocks import (
+        Blocks as Blocks,
+        find_blocks as find_blocks,
+    )
     from sipp.inputs.capture import (
         OnUse as OnUse,
         depends_on_batch as depends_on_batch,
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
     )
     from sipp.inputs.data import (
         FEWEST_POINTS as FEWEST_POINTS,
-        HELD_BACK_SHARE as HELD_BACK_SHARE,
         AnyData as AnyData,
         Data as Data,
         as_given as as_given,
@@ -39,12 +41,13 @@ if TYPE_CHECKING:
         truth_of as truth_of,
         why_not_measured as why_not_measured,
     )
-    from sipp.inputs.layers import (
+    from sipp.inputs.layers.registry import (
         PrunableLayer as PrunableLayer,
+        find_prunable_layers as find_prunable_layers,
+        lora_layers as lora_layers,
         unwrap as unwrap,
         warn_of_frozen as warn_of_frozen,
     )
-    from sipp.inputs.layers.registry import find_prunable_layers as find_prunable_layers, lora_layers as lora_layers
     from sipp.inputs.outputs import (
         ORDER as ORDER,
         OUTPUT_BYTES as OUTPUT_BYTES,
@@ -93,7 +96,11 @@ if TYPE_CHECKING:
         restoring as restoring,
         turn_off_caches as turn_off_caches,
     )
-    from sipp.inputs.structure import NOWHERE as NOWHERE, Place as Place, output_weight as output_weight
+    from sipp.inputs.structure import (
+        NOWHERE as NOWHERE,
+        Place as Place,
+        output_weight as output_weight,
+    )
     from sipp.inputs.trace import (
         Maps as Maps,
         ModelMap as ModelMap,

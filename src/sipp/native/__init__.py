@@ -25,7 +25,11 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.native import memory as memory, pytree as pytree, two_of_four as two_of_four
+    from sipp.native import (
+        memory as memory,
+        pytree as pytree,
+        two_of_four as two_of_four,
+    )
     from sipp.native.compiling import (
         INT as INT,
         INT64_BYTES as INT64_BYTES,
@@ -50,7 +54,9 @@ if TYPE_CHECKING:
         reading as reading,
         short_at as short_at,
     )
-    from sipp.native.exporting import quiet_export as quiet_export
+    from sipp.native.exporting import (
+        quiet_export as quiet_export,
+    )
     from sipp.native.instructions import (
         F32 as F32,
         F64 as F64,
@@ -80,13 +86,15 @@ if TYPE_CHECKING:
     )
     from sipp.native.machine_code import (
         Arguments as Arguments,
-        MachineCode as MachineCode,
         argument_list as argument_list,
         bits_of as bits_of,
         generate as generate,
         run as run,
     )
-    from sipp.native.memory import give_back_freed as give_back_freed, give_back_large_pieces as give_back_large_pieces
+    from sipp.native.memory import (
+        give_back_freed as give_back_freed,
+        give_back_large_pieces as give_back_large_pieces,
+    )
     from sipp.native.processor import (
         HAS_AVX2 as HAS_AVX2,
         HAS_VECTOR_CODE as HAS_VECTOR_CODE,
@@ -95,6 +103,10 @@ if TYPE_CHECKING:
         PROCESSOR as PROCESSOR,
         WIDE as WIDE,
     )
-    from sipp.native.threads import cut_evenly as cut_evenly, run_parallel as run_parallel, threads_for as threads_for
+    from sipp.native.threads import (
+        cut_evenly as cut_evenly,
+        run_parallel as run_parallel,
+        threads_for as threads_for,
+    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.pruning.blending import n_candidates as n_candidates
+    from sipp.pruning.blending import (
+        n_candidates as n_candidates,
+    )
     from sipp.pruning.cutting import (
         Cut as Cut,
         budget_for as budget_for,
@@ -18,13 +20,18 @@ if TYPE_CHECKING:
         prepare_rows as prepare_rows,
         write_rows as write_rows,
     )
-    from sipp.pruning.given_masks import WithMasks as WithMasks, masks_in as masks_in
+    from sipp.pruning.given_masks import (
+        WithMasks as WithMasks,
+        masks_in as masks_in,
+    )
     from sipp.pruning.largest_scores import (
         even_layers as even_layers,
         largest as largest,
         largest_above_floor as largest_above_floor,
     )
-    from sipp.pruning.lora import lora_merged as lora_merged
+    from sipp.pruning.lora import (
+        lora_merged as lora_merged,
+    )
     from sipp.pruning.masking import (
         checked_optimizers as checked_optimizers,
         hold_masks as hold_masks,
@@ -38,8 +45,17 @@ if TYPE_CHECKING:
         only_alive as only_alive,
         rank as rank,
     )
-    from sipp.pruning.spared_rows import restore_spared as restore_spared, spared_by_name as spared_by_name
-    from sipp.pruning.sparse_rows import RAND as RAND, STRATEGIES as STRATEGIES, eps_given as eps_given
-    from sipp.pruning.torch_masks import masked_by_torch as masked_by_torch
+    from sipp.pruning.spared_rows import (
+        restore_spared as restore_spared,
+        spared_by_name as spared_by_name,
+    )
+    from sipp.pruning.sparse_rows import (
+        RAND as RAND,
+        STRATEGIES as STRATEGIES,
+        eps_given as eps_given,
+    )
+    from sipp.pruning.torch_masks import (
+        masked_by_torch as masked_by_torch,
+    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -12,19 +12,22 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.inputs.data import Data, fresh, points_at
-from sipp.inputs.layers import warn_of_frozen
+from sipp.inputs import Data, fresh, points_at, warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
 from sipp.pruning.spared_rows import rows_of_rare_experts
-from sipp.results.batches import Batch
-from sipp.results.checking import check_flag
-from sipp.results.options import PruneOptions, pattern_of
-from sipp.results.ranking import BlendInputs, Ranking, Sensitivities, is_like_a_language_model, to_rows
-from sipp.scoring.methods import MethodInfo, checked_method, method_of, score_of
-from sipp.scoring.own import own_scores
-from sipp.scoring.sensitivities import measure_sensitivities
-from sipp.scoring.task import ScoringTask
+from sipp.results import (
+    Batch,
+    BlendInputs,
+    PruneOptions,
+    Ranking,
+    Sensitivities,
+    check_flag,
+    is_like_a_language_model,
+    pattern_of,
+    to_rows,
+)
+from sipp.scoring import MethodInfo, ScoringTask, checked_method, measure_sensitivities, method_of, own_scores, score_of
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
 

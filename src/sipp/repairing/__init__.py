@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.repairing.channels import Sums as Sums, eliminate as eliminate
+    from sipp.repairing.channels import (
+        Sums as Sums,
+        eliminate as eliminate,
+    )
     from sipp.repairing.data_split import (
         DataSplit as DataSplit,
         error_on_test_points as error_on_test_points,
@@ -13,21 +16,31 @@ if TYPE_CHECKING:
         split_batches as split_batches,
         split_data as split_data,
     )
-    from sipp.repairing.layer_fit import LayerTask as LayerTask
+    from sipp.repairing.layer_fit import (
+        LayerTask as LayerTask,
+    )
     from sipp.repairing.network import (
         apply_repairs as apply_repairs,
         is_dense_under_masks as is_dense_under_masks,
+        polished as polished,
         repair_network as repair_network,
         repaired_cut as repaired_cut,
     )
-    from sipp.repairing.parts import Part as Part, Side as Side, parts_of as parts_of, run_part as run_part
-    from sipp.repairing.polishing import polish as polish
-    from sipp.repairing.repair_options import (
-        LARGE_ERROR_FEEDBACK as LARGE_ERROR_FEEDBACK,
+    from sipp.repairing.parts import (
+        Part as Part,
+        Side as Side,
+        parts_of as parts_of,
+        run_part as run_part,
+    )
+    from sipp.repairing.polishing import (
         LEARNING_RATE as LEARNING_RATE,
         MOST_STEPS as MOST_STEPS,
+        polish as polish,
+    )
+    from sipp.repairing.repair_task import (
+        LARGE_ERROR_FEEDBACK as LARGE_ERROR_FEEDBACK,
         RIDGE as RIDGE,
-        RepairOptions as RepairOptions,
+        RepairTask as RepairTask,
     )
     from sipp.repairing.walk import (
         NetworkFit as NetworkFit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from sipp.results.options import ChunkBytes, Pattern, PeerMethod, RepairMethod
+from sipp.results import ChunkBytes, Pattern, PeerMethod, RepairMethod
 
 PEERS: tuple[PeerMethod, ...] = get_args(PeerMethod)  # methods of others, by their definitions
 

@@ -21,10 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.layers import PrunableLayer, find_prunable_layers
-from sipp.inputs.restore import copy_of
-from sipp.inputs.trace import ModelMap, trace_layers
-from sipp.native.memory import give_back_freed
+from sipp.inputs import ModelMap, PrunableLayer, copy_of, find_prunable_layers, trace_layers
+from sipp.native import give_back_freed
 from sipp.progress import Advance, fit_cost
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, parts_of

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.report.compare_networks import networks_article as networks_article  # several networks side by side
+    from sipp.report.compare_networks import (
+        networks_article as networks_article,  # several networks side by side
+    )
     from sipp.report.contents import (
         Article as Article,  # what the page says about one thing: sections, tiles, tables
         Finding as Finding,
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
         flatten as flatten,  # nested values by dotted keys
         key_value_rows as key_value_rows,
     )
-    from sipp.report.glossary import WORDS as WORDS  # what is explained on every page
+    from sipp.report.glossary import (
+        WORDS as WORDS,  # what is explained on every page
+    )
     from sipp.report.numbers import (
         TOLERANCE as TOLERANCE,  # the loss of accuracy that counts as none
         Unit as Unit,
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
         seconds as seconds,
         tone_of as tone_of,  # the colour of a change in accuracy
     )
-    from sipp.report.one_network import pruned_article as pruned_article  # one network
+    from sipp.report.one_network import (
+        pruned_article as pruned_article,  # one network
+    )
     from sipp.report.plots import (
         LAYER_DIGITS as LAYER_DIGITS,
         LAYER_VALUES as LAYER_VALUES,
@@ -38,7 +44,10 @@ if TYPE_CHECKING:
         rounded as rounded,
         statement_cards as statement_cards,
     )
-    from sipp.report.rendering import render as render, write_page as write_page
+    from sipp.report.rendering import (
+        render as render,
+        write_page as write_page,
+    )
     from sipp.report.results import (
         PrunedModel as PrunedModel,  # a pruned network and what was measured and certified
         is_pruned_result as is_pruned_result,

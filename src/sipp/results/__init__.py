@@ -5,13 +5,18 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.results.accuracy import Accuracy as Accuracy
+    from sipp.results.accuracy import (
+        Accuracy as Accuracy,
+    )
     from sipp.results.assumption import (
         Assumption as Assumption,
         LayerAssumption as LayerAssumption,
         share_needed as share_needed,
     )
-    from sipp.results.batches import Batch as Batch, WeightUse as WeightUse
+    from sipp.results.batches import (
+        Batch as Batch,
+        WeightUse as WeightUse,
+    )
     from sipp.results.bench import (
         BENCH_KIND as BENCH_KIND,
         Bench as Bench,
@@ -72,7 +77,10 @@ if TYPE_CHECKING:
         nearest as nearest,
         problem_words as problem_words,
     )
-    from sipp.results.comparison import Compared as Compared, Comparison as Comparison
+    from sipp.results.comparison import (
+        Compared as Compared,
+        Comparison as Comparison,
+    )
     from sipp.results.display import (
         bytes_in_words as bytes_in_words,
         counted as counted,
@@ -90,8 +98,15 @@ if TYPE_CHECKING:
         AnyEvaluation as AnyEvaluation,
         Evaluation as Evaluation,
     )
-    from sipp.results.gradual import Gradual as Gradual, budget_at as budget_at, cut_times as cut_times
-    from sipp.results.jsonio import from_json as from_json, to_json as to_json
+    from sipp.results.gradual import (
+        Gradual as Gradual,
+        budget_at as budget_at,
+        cut_times as cut_times,
+    )
+    from sipp.results.jsonio import (
+        from_json as from_json,
+        to_json as to_json,
+    )
     from sipp.results.network_hash import (
         WRAPPERS as WRAPPERS,
         buffers_hash as buffers_hash,
@@ -130,7 +145,6 @@ if TYPE_CHECKING:
         SHARE as SHARE,
         Allocation as Allocation,
         ChunkBytes as ChunkBytes,
-        CliOption as CliOption,
         Draws as Draws,
         Floor as Floor,
         Group as Group,
@@ -139,6 +153,7 @@ if TYPE_CHECKING:
         Method as Method,
         Mode as Mode,
         NormStats as NormStats,
+        Option as Option,
         Pattern as Pattern,
         PeerMethod as PeerMethod,
         Precision as Precision,
@@ -160,12 +175,17 @@ if TYPE_CHECKING:
         PrunedFacts as PrunedFacts,
         PrunedLayer as PrunedLayer,
         Repaired as Repaired,
+        cost_of as cost_of,
+        headline as headline,
         pruned_sheet as pruned_sheet,
         regrown_weight as regrown_weight,
         up_to_date as up_to_date,
         without_statements as without_statements,
     )
-    from sipp.results.pruned_on_disk import BlockWeight as BlockWeight, PrunedOnDisk as PrunedOnDisk
+    from sipp.results.pruned_on_disk import (
+        BlockWeight as BlockWeight,
+        PrunedOnDisk as PrunedOnDisk,
+    )
     from sipp.results.pruned_to import (
         Level as Level,
         NetworkLike as NetworkLike,
@@ -220,13 +240,18 @@ if TYPE_CHECKING:
         Shrunk as Shrunk,
         ShrunkLayer as ShrunkLayer,
     )
-    from sipp.results.speed import speed_of as speed_of, speed_words as speed_words
+    from sipp.results.speed import (
+        speed_of as speed_of,
+        speed_words as speed_words,
+    )
     from sipp.results.stored import (
         Identity as Identity,
         Report as Report,
         read_report as read_report,
         report_values as report_values,
     )
-    from sipp.results.text_scores import TextScores as TextScores
+    from sipp.results.text_scores import (
+        TextScores as TextScores,
+    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

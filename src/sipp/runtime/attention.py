@@ -21,12 +21,10 @@ from sipp.native import (
     LANES,
     Arguments,
     address_of,
-    bits_of,
     constant,
     each,
     floats_on_heap,
     fused,
-    generate,
     load,
     memory,
     splat,
@@ -34,8 +32,6 @@ from sipp.native import (
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments
-from sipp.native.processor import LANES
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import Op

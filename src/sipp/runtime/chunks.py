@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native.instructions import FLOAT_BYTES
+from sipp.native import FLOAT_BYTES
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.pools import POOLS
 

@@ -18,12 +18,23 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.files import new_folder
-from sipp.inputs.restore import ONE_AT_A_TIME, turn_off_caches
-from sipp.results.certificate import AnyCertificate, check_certificate
-from sipp.results.checking import check_choice, check_flag, check_path, check_size
-from sipp.results.network_hash import model_hash, raw_bytes
-from sipp.results.pruned import Pruned
-from sipp.results.pruned_to import NetworkLike, certificate_of, network_of, pruned_or_module
+from sipp.inputs import ONE_AT_A_TIME, turn_off_caches
+from sipp.results import (
+    AnyCertificate,
+    NetworkLike,
+    Pruned,
+    certificate_of,
+    check_certificate,
+    check_choice,
+    check_flag,
+    check_path,
+    check_size,
+    model_hash,
+    network_of,
+    pruned_or_module,
+    raw_bytes,
+)
+from sipp.runtime.copying import plain_copy
 from sipp.runtime.examples import call_of, try_example, without_aliases
 from sipp.runtime.exported import Exported
 from sipp.runtime.model_card import CARD, model_card

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sipp.native.instructions import I64, constant, each, fused, store, variables
-from sipp.native.machine_code import Arguments
+from sipp.native import I64, Arguments, constant, each, fused, store, variables
 
 Watch = Callable[[Any], None]  # takes note of a vector
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sipp import __version__
-from sipp.results.certificate import AnyCertificate
-from sipp.results.pruned import Pruned, cost_of, headline, up_to_date
+from sipp.results import AnyCertificate, Pruned, cost_of, headline, up_to_date
 
 CARD = "README.md"
 PAPER = "[SiPP](https://arxiv.org/abs/1910.05422)"

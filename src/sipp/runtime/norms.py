@@ -8,27 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native.instructions import (
+from sipp.native import (
     FLOAT_BYTES,
     I64,
     LANES,
     Arguments,
     address_of,
-    bits_of,
     call,
     constant,
     each,
     fused,
-    generate,
     load,
-    memory,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments
-from sipp.native.processor import LANES
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.loop import tasks

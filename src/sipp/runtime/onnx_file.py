@@ -68,7 +68,7 @@ def write_onnx(model: nn.Module, call: Call, path: Path, sparse: bool) -> Export
 
 
 def _leave_out_zeros(graph: Any) -> int:
-    """Stores the tensors of an ONNX graph that get smaller by it as values and positions; returns how many these are."""
+    """Stores tensors of an ONNX graph as values and positions where that is smaller; returns how many these are."""
     from onnx import helper, numpy_helper
 
     n_sparse = 0

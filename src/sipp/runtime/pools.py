@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sipp.native.instructions import (
+from sipp.native import (
     F32,
     FLOAT_BYTES,
     I32,
@@ -18,16 +18,12 @@ from sipp.native.instructions import (
     bits_of,
     constant,
     each,
-    generate,
     load,
-    memory,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments, bits_of
-from sipp.native.processor import WIDE
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
 from sipp.runtime.layers import pair

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import memory
-from sipp.native.instructions import FLOAT_BYTES, I64, address_of, each, fused, load, store, vector
-from sipp.native.machine_code import Arguments
-from sipp.native.processor import LANES
+from sipp.native import FLOAT_BYTES, I64, LANES, Arguments, address_of, each, fused, load, memory, store, vector
 from sipp.runtime import steps
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import memory, pytree
-from sipp.native.machine_code import Arguments, argument_list, bits_of, generate, run
+from sipp.native import Arguments, argument_list, bits_of, generate, memory, pytree, run
 from sipp.runtime.activations import BY_TORCH, NONE
 from sipp.runtime.graph import ATEN, Op, Ref
 

@@ -23,19 +23,15 @@ from sipp.native import (
     LANES,
     WIDE,
     Arguments,
-    MachineCode,
     address_of,
     each,
     fused,
-    generate,
     load,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments
-from sipp.native.processor import LANES, WIDE
 from sipp.runtime.activations import activate
 from sipp.runtime.loop import Watch, tasks
 

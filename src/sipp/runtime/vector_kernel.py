@@ -26,15 +26,13 @@ from sipp.native import (
     constant,
     each,
     fused,
-    generate,
     load,
+    memory,
     splat,
     store,
     variables,
     vector,
 )
-from sipp.native.machine_code import Arguments
-from sipp.native.processor import HAS_AVX2, LANES, WIDE
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.layers import Layer, dense_step, faster_step

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.scoring.lamp import shares_of as shares_of
+    from sipp.scoring.lamp import (
+        shares_of as shares_of,
+    )
     from sipp.scoring.methods import (
         METHODS as METHODS,
         CutRule as CutRule,
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
         repairs_of as repairs_of,
         score_of as score_of,
     )
-    from sipp.scoring.own import own_scores as own_scores
-    from sipp.scoring.running_sensitivities import unreached_error as unreached_error
+    from sipp.scoring.own import (
+        own_scores as own_scores,
+    )
+    from sipp.scoring.running_sensitivities import (
+        unreached_error as unreached_error,
+    )
     from sipp.scoring.sensitivities import (
         chunk_bytes_on as chunk_bytes_on,
         measure_sensitivities as measure_sensitivities,
@@ -30,7 +36,6 @@ if TYPE_CHECKING:
         calibration_needed as calibration_needed,
         each_use as each_use,
         factor_of as factor_of,
-        resolve_points as resolve_points,
         task_of as task_of,
     )
 else:

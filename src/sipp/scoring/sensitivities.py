@@ -42,11 +42,24 @@ from sipp.inputs import (
     why_dependent,
 )
 from sipp.progress import progress_bar
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.checking import check_choice, check_flag
-from sipp.results.numerics import current_device, device_of, float32_products
-from sipp.results.options import ChunkBytes, NormStats, Reduce, Scoring, Selector
-from sipp.results.ranking import LayerSensitivities, Sensitivities, Weight, from_rows
+from sipp.results import (
+    Batch,
+    ChunkBytes,
+    LayerSensitivities,
+    NormStats,
+    Reduce,
+    Scoring,
+    Selector,
+    Sensitivities,
+    Weight,
+    WeightUse,
+    check_choice,
+    check_flag,
+    current_device,
+    device_of,
+    float32_products,
+    from_rows,
+)
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities

@@ -12,16 +12,32 @@ from typing import Any
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs.capture import OnUse
-from sipp.inputs.data import AnyData, Data, data_of
-from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
-from sipp.inputs.patches import n_positions_of, n_rows_of
-from sipp.inputs.trace import read_uses
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.checking import check_number, check_record, check_share
-from sipp.results.numerics import device_of
-from sipp.results.options import DEFAULT_METHOD, DELTA, K_CONSTANT, Scoring, Selector
-from sipp.results.ranking import Weight
+from sipp.inputs import (
+    AnyData,
+    Data,
+    OnUse,
+    PrunableLayer,
+    data_of,
+    find_prunable_layers,
+    n_positions_of,
+    n_rows_of,
+    read_uses,
+    unwrap,
+)
+from sipp.results import (
+    DEFAULT_METHOD,
+    DELTA,
+    K_CONSTANT,
+    Batch,
+    Scoring,
+    Selector,
+    Weight,
+    WeightUse,
+    check_number,
+    check_record,
+    check_share,
+    device_of,
+)
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.storage.block_by_block.block_folder import BlockFolder as BlockFolder, file_of_block as file_of_block
-    from sipp.storage.block_by_block.network_in_files import NetworkInFiles as NetworkInFiles
+    from sipp.storage.block_by_block.block_folder import (
+        BlockFolder as BlockFolder,
+        file_of_block as file_of_block,
+    )
+    from sipp.storage.block_by_block.network_in_files import (
+        NetworkInFiles as NetworkInFiles,
+    )
     from sipp.storage.block_by_block.sharded_weights import (
         ShardedWeights as ShardedWeights,
         companion_files as companion_files,
@@ -32,6 +37,9 @@ if TYPE_CHECKING:
         named_tensors as named_tensors,
         read_contents as read_contents,
     )
-    from sipp.storage.tensors import read_tensors as read_tensors, tensors_to_bytes as tensors_to_bytes
+    from sipp.storage.tensors import (
+        read_tensors as read_tensors,
+        tensors_to_bytes as tensors_to_bytes,
+    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

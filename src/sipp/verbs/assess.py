@@ -11,17 +11,10 @@ from torch import Tensor, nn
 
 from sipp.bounds import check_same_architecture
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.data import AnyData, data_of
-from sipp.inputs.layers import unwrap
-from sipp.inputs.restore import copy_of
-from sipp.pruning.cutting import cut_as_given
-from sipp.pruning.ranking import rank
-from sipp.results.checking import check_choice
-from sipp.results.numerics import device_of
-from sipp.results.options import Mode, PruneOptions, Selector
-from sipp.results.pruned import Pruned
-from sipp.results.pruned_to import NetworkLike, network_of
-from sipp.scoring.task import task_of
+from sipp.inputs import AnyData, copy_of, data_of, unwrap
+from sipp.pruning import cut_as_given, rank
+from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, Selector, check_choice, device_of, network_of
+from sipp.scoring import task_of
 from sipp.verbs.prune import pruned_of
 
 

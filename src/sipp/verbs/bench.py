@@ -22,13 +22,8 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
-from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep
-from sipp.results.network_hash import model_hash
-from sipp.results.pruned_to import NetworkLike, network_of
-from sipp.results.speed import speed_of
-from sipp.runtime.examples import Call, call_of, output_difference
-from sipp.runtime.plain_copy import plain_copy
-from sipp.runtime.sparse_network import Sparse, sparse
+from sipp.results import Bench, BenchBytes, BenchRun, BenchStep, NetworkLike, model_hash, network_of, speed_of
+from sipp.runtime import Call, Sparse, call_of, output_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
 REPEATS = 15  # pairs of calls, of which the median counts

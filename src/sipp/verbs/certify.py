@@ -18,14 +18,19 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from sipp.certificates.claims import accuracy_claim, output_claim
-from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.measures import measure_of, outcomes_of
-from sipp.certificates.running import Output
-from sipp.results.certificate import AccuracyCertificate, Certificate, Measure
-from sipp.results.checking import check_choice, check_flag, check_number, check_share
-from sipp.results.options import CONFIDENCE, SHARE
-from sipp.results.pruned_to import NetworkLike
+from sipp.certificates import Output, accuracy_claim, measure_of, measure_outputs, outcomes_of, output_claim
+from sipp.results import (
+    CONFIDENCE,
+    SHARE,
+    AccuracyCertificate,
+    Certificate,
+    Measure,
+    NetworkLike,
+    check_choice,
+    check_flag,
+    check_number,
+    check_share,
+)
 
 
 @torch.inference_mode(False)

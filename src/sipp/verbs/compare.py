@@ -26,14 +26,11 @@ from sipp.inputs import (
     why_not_measured,
 )
 from sipp.progress import progress_bar
-from sipp.pruning.cutting import Cut, cut, dead_rows
-from sipp.pruning.ranking import hold_back_points, needs_first_mask_only, rank
-from sipp.repairing.data_split import split_data
-from sipp.repairing.repair_network import repaired_cut
-from sipp.results.checking import check_flag, check_seed, explain_unknown_options
-from sipp.results.comparison import Compared, Comparison
-from sipp.results.numerics import budget_of, device_of
-from sipp.results.options import (
+from sipp.pruning import Cut, cut, dead_rows, hold_back_points, needs_first_mask_only, rank
+from sipp.repairing import repaired_cut, split_data
+from sipp.results import (
+    Compared,
+    Comparison,
     Method,
     PruneOptions,
     Ranking,
@@ -47,9 +44,7 @@ from sipp.results.options import (
     device_of,
     explain_unknown_options,
 )
-from sipp.results.ranking import Ranking
-from sipp.scoring.methods import method_of, repairs_of
-from sipp.scoring.task import ScoringTask, task_of
+from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda", "random")

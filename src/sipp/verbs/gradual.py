@@ -12,17 +12,36 @@ from torch.optim import Optimizer
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, check_can_be_written, data_of
 from sipp.progress import progress_line
-from sipp.pruning.cutting import masks_by_name, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.lora import lora_merged
-from sipp.pruning.masking import checked_optimizers, hold_masks, masks_of, release
-from sipp.pruning.ranking import masks_within, only_alive, rank
-from sipp.results.checking import check_flag, check_whole, explain_unknown_options
-from sipp.results.gradual import Gradual, budget_at, cut_times
-from sipp.results.numerics import budget_of
-from sipp.results.options import DEFAULT_METHOD, Method, PruneOptions, Selector, method_name
-from sipp.results.ranking import Ranking
-from sipp.scoring.methods import checked_method, refuse_fitted
-from sipp.scoring.task import task_of
+from sipp.pruning import (
+    checked_optimizers,
+    cut_rows,
+    hold_masks,
+    lora_merged,
+    masks_by_name,
+    masks_of,
+    masks_within,
+    only_alive,
+    prepare_rows,
+    rank,
+    release,
+    write_rows,
+)
+from sipp.results import (
+    DEFAULT_METHOD,
+    Gradual,
+    Method,
+    PruneOptions,
+    Ranking,
+    Selector,
+    budget_at,
+    budget_of,
+    check_flag,
+    check_whole,
+    cut_times,
+    explain_unknown_options,
+    method_name,
+)
+from sipp.scoring import checked_method, refuse_fitted, task_of
 
 MOST_STEPS = 10**9  # a larger number is taken for a mistake
 
@@ -126,7 +145,7 @@ def _train(train_step: Callable[[int], object], step: int) -> None:
 def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int) -> dict[str, Tensor]:
     """Cuts the ranked model in place to this budget, within the masks `alive`, and returns the new masks."""
     ranking = only_alive(ranking, alive)
-    rows, _ = sparse_rows(ranking, prepare_rows(ranking), budget, seed=ranking.options.seed)
+    rows, _ = cut_rows(ranking, prepare_rows(ranking), budget, seed=ranking.options.seed)
     write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
     return masks_within(masks_by_name(ranking.model, ranking, rows), alive)
 

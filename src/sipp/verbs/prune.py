@@ -13,16 +13,19 @@ from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs import AnyData, Data, data_of
 from sipp.native import give_back_freed
 from sipp.progress import progress_bar
-from sipp.pruning.blending import n_candidates
-from sipp.pruning.cutting import Cut, budget_for, cut, output_change
-from sipp.pruning.ranking import hold_back_points, masks_within, only_alive, rank
-from sipp.repairing.data_split import split_data
-from sipp.repairing.repair_network import repaired_cut
-from sipp.results.checking import explain_unknown_options
-from sipp.results.display import listed
-from sipp.results.network_hash import tensors_hash
-from sipp.results.numerics import device_of
-from sipp.results.options import (
+from sipp.pruning import (
+    Cut,
+    budget_for,
+    cut,
+    hold_back_points,
+    masks_within,
+    n_candidates,
+    only_alive,
+    output_change,
+    rank,
+)
+from sipp.repairing import repaired_cut, split_data
+from sipp.results import (
     C_CONSTANT,
     CONFIDENCE,
     DEFAULT_METHOD,

@@ -23,24 +23,26 @@ from sipp.files import file_hash, sha256_of
 from sipp.inputs import AnyData, Blocks, as_given, copy_of, data_of, point_hashes
 from sipp.native import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
-from sipp.pruning.cutting import budget_for, cut
-from sipp.pruning.ranking import rank
-from sipp.pruning.spared_rows import restore_spared, spared_by_name
-from sipp.repairing.data_split import DataSplit, split_batches
-from sipp.repairing.layer_fit import LayerTask
-from sipp.repairing.parts import Part, Side, parts_of, run_part
-from sipp.repairing.repair_task import LARGE_ERROR_FEEDBACK, RIDGE
-from sipp.repairing.walk import NetworkFit, both_of, fit_parts, side_of, task_for
-from sipp.results.batches import Batch
-from sipp.results.checking import check_flag, check_path
-from sipp.results.options import Method, PruneOptions, pattern_of
-from sipp.results.pruned_on_disk import BlockWeight, PrunedOnDisk
-from sipp.scoring.methods import checked_method, refuse_fitted
-from sipp.scoring.sensitivities import chunk_bytes_on
-from sipp.scoring.task import task_of
-from sipp.storage.block_by_block.block_folder import BlockFolder, file_of_block
-from sipp.storage.block_by_block.network_in_files import NetworkInFiles
-from sipp.storage.block_by_block.sharded_weights import ShardedWeights, sharded_weights, write_shard
+from sipp.pruning import budget_for, cut, rank, restore_spared, spared_by_name
+from sipp.repairing import (
+    LARGE_ERROR_FEEDBACK,
+    RIDGE,
+    DataSplit,
+    LayerTask,
+    NetworkFit,
+    Part,
+    Side,
+    both_of,
+    fit_parts,
+    parts_of,
+    run_part,
+    side_of,
+    split_batches,
+    task_for,
+)
+from sipp.results import Batch, BlockWeight, Method, PrunedOnDisk, PruneOptions, check_flag, check_path, pattern_of
+from sipp.scoring import checked_method, chunk_bytes_on, refuse_fitted, task_of
+from sipp.storage import BlockFolder, NetworkInFiles, ShardedWeights, file_of_block, sharded_weights, write_shard
 
 
 @torch.inference_mode(False)

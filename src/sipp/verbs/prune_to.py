@@ -38,15 +38,9 @@ from sipp.certificates import (
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import OUTPUT_BYTES, AnyData, Data, copy_of, data_of, point_hashes, scoring_mode
 from sipp.progress import estimate_line, progress_bar
-from sipp.pruning.cutting import cut, cut_as_given, prepare_rows, sparse_rows, write_rows
-from sipp.pruning.ranking import rank
-from sipp.repairing.data_split import DataSplit, split_data
-from sipp.repairing.repair_network import apply_repairs
-from sipp.results.batches import Batch
-from sipp.results.blend import BlendChoice
-from sipp.results.checking import check_number, explain_unknown_options
-from sipp.results.numerics import budget_of, integers
-from sipp.results.options import (
+from sipp.pruning import cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
+from sipp.repairing import DataSplit, apply_repairs, split_data
+from sipp.results import (
     CONFIDENCE,
     DEFAULT_METHOD,
     Batch,

@@ -9,21 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs.data import AnyData
-from sipp.inputs.layers import unwrap
-from sipp.pruning.cutting import dead_rows
-from sipp.repairing.data_split import split_data
-from sipp.repairing.polishing import LEARNING_RATE, MOST_STEPS
-from sipp.repairing.repair_network import is_dense_under_masks, polished, repair_network
-from sipp.repairing.repair_task import RepairTask
-from sipp.repairing.walk import masked_layers
-from sipp.results.checking import check_flag, check_number, check_whole
-from sipp.results.network_hash import tensors_hash, tensors_of
-from sipp.results.numerics import device_of
-from sipp.results.options import pattern_of
-from sipp.results.pruned import Pruned, PrunedLayer, regrown_weight, without_statements
-from sipp.results.pruned_to import points_seen
-from sipp.results.ranking import to_rows
+from sipp.inputs import AnyData, unwrap
+from sipp.pruning import dead_rows
+from sipp.repairing import (
+    LEARNING_RATE,
+    MOST_STEPS,
+    RepairTask,
+    is_dense_under_masks,
+    masked_layers,
+    polished,
+    repair_network,
+    split_data,
+)
+from sipp.results import (
+    Pruned,
+    PrunedLayer,
+    check_flag,
+    check_number,
+    check_whole,
+    device_of,
+    pattern_of,
+    points_seen,
+    regrown_weight,
+    tensors_hash,
+    tensors_of,
+    to_rows,
+    without_statements,
+)
 
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
 

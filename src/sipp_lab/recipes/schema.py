@@ -20,8 +20,7 @@ from pydantic import (
 )
 
 from sipp.errors import OptionError
-from sipp.results.checking import check_choice, nearest, problem_words
-from sipp.results.options import PruneOptions
+from sipp.results import PruneOptions, check_choice, nearest, problem_words
 from sipp_lab.arms import arm_of
 from sipp_lab.nets import INPUT_SHAPES, net_spec
 from sipp_lab.recipes.merging import merge

@@ -9,7 +9,7 @@ from typing import Annotated
 import sipp
 from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
-from sipp.results.options import Option
+from sipp.results import Option
 
 N_POINTS, MOST_POINTS = 64, 4096
 

@@ -14,9 +14,7 @@ from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
 from sipp.cli.options import REAL_KINDS
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.results.certificate import KIND, AnyCertificate, Certificate, Measure
-from sipp.results.jsonio import to_json
-from sipp.results.options import CONFIDENCE, SHARE, Option
+from sipp.results import CERTIFICATE_KIND, CONFIDENCE, SHARE, AnyCertificate, Certificate, Measure, Option, to_json
 
 
 def certify(

@@ -8,10 +8,7 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.output import Answer
-from sipp.results.checking import check_keep
-from sipp.results.display import labelled_line
-from sipp.results.jsonio import to_json
-from sipp.results.options import Option
+from sipp.results import Option, check_keep, labelled_line, to_json
 
 
 def compare(

@@ -14,7 +14,7 @@ from sipp.cli.output import Answer
 from sipp.extras import needed_for
 from sipp.files import check_file
 from sipp.progress import progress_bar
-from sipp.results.options import Option
+from sipp.results import Option
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short

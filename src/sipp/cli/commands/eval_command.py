@@ -11,9 +11,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import KINDS
 from sipp.cli.output import Answer
-from sipp.results.display import labelled_line
-from sipp.results.jsonio import to_json
-from sipp.results.options import Option
+from sipp.results import Option, labelled_line, to_json
 
 
 def eval(  # the name of the command

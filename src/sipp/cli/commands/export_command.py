@@ -10,8 +10,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
 from sipp.files import FILE_SUFFIX
-from sipp.results.jsonio import to_json
-from sipp.results.options import Option
+from sipp.results import Option, to_json
 
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 ONNX = ".onnx"
@@ -39,7 +38,7 @@ def export(
     ] = None,
     sparse: Annotated[
         bool,
-        option("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.", OUTPUT_PANEL),
+        Option("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.", "Output"),
     ] = False,
 ) -> Answer:
     """Export a pruned network for other programs, or as one small file; the result is compared.

@@ -13,11 +13,20 @@ from sipp.cli.options import option_name
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results.certificate import AnyCertificate
-from sipp.results.checking import check_drop, check_number, check_share
-from sipp.results.display import bytes_in_words, labelled_line, size_words
-from sipp.results.jsonio import to_json
-from sipp.results.options import SHARE, Option, Precision, PruneOptions
+from sipp.results import (
+    SHARE,
+    AnyCertificate,
+    Option,
+    Precision,
+    PruneOptions,
+    bytes_in_words,
+    check_drop,
+    check_number,
+    check_share,
+    labelled_line,
+    size_words,
+    to_json,
+)
 
 # of torch, and of files that import it
 Module = Any

@@ -10,8 +10,7 @@ import typer
 from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
 from sipp.cli.output import Answer
-from sipp.results.display import counted
-from sipp.results.options import Option
+from sipp.results import Option, counted
 
 
 def report(

@@ -12,8 +12,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import HOW_TO_REPAIR
 from sipp.cli.output import Answer, listing
 from sipp.errors import OptionError
-from sipp.results.display import plain_table
-from sipp.results.options import Option
+from sipp.results import Option, plain_table
 
 KEYS = ("pipeline", "n_done", "n_stages", "state", "n_origins")  # of a run, for --json
 

@@ -9,8 +9,7 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.output import Answer
-from sipp.results.display import labelled_line
-from sipp.results.options import Option, Scoring
+from sipp.results import Option, Scoring, labelled_line
 
 
 def sensitivity(

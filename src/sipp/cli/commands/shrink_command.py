@@ -11,8 +11,7 @@ import sipp
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import Force, StoredOptions
 from sipp.cli.output import Answer
-from sipp.results.jsonio import to_json
-from sipp.results.options import Option
+from sipp.results import Option, to_json
 
 KINDS = (".pt", ".onnx")
 

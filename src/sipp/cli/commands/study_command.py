@@ -9,7 +9,7 @@ import typer
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.output import Answer, listing
-from sipp.results.options import Option
+from sipp.results import Option
 
 
 def study(

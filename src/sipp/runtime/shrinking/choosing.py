@@ -22,13 +22,28 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import ONE_AT_A_TIME, AnyData, copy_of, dense_outputs, error_of, find_prunable_layers, points_at
 from sipp.progress import progress_bar
-from sipp.repairing.data_split import DataSplit, error_on_test_points, merged_batches, split_data
-from sipp.repairing.polishing import LEARNING_RATE, MOST_STEPS, polish
-from sipp.results.batches import Batch
-from sipp.results.checking import check_flag, check_seed, check_share, check_whole
-from sipp.results.display import listed
-from sipp.results.options import Selector
-from sipp.results.shrunk import ChannelsLeft, Chosen, Counted
+from sipp.repairing import (
+    LEARNING_RATE,
+    MOST_STEPS,
+    DataSplit,
+    error_on_test_points,
+    merged_batches,
+    polish,
+    split_data,
+)
+from sipp.results import (
+    Batch,
+    ChannelsLeft,
+    Chosen,
+    Counted,
+    Selector,
+    check_flag,
+    check_seed,
+    check_share,
+    check_whole,
+    listed,
+)
+from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of
 from sipp.runtime.shrinking.applying import parameters_and_buffers

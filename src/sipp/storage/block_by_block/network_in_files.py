@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from sipp.errors import ModelError
-from sipp.inputs.blocks import Blocks, find_blocks
-from sipp.inputs.trace import record
-from sipp.results.batches import Batch
+from sipp.inputs import Blocks, find_blocks, record
+from sipp.results import Batch
 from sipp.storage.block_by_block.renamed_weights import renamed_weights
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
 
