@@ -24,10 +24,10 @@ from bench_repair import timed
 from common import table
 from published import accuracy, images_of, resnet
 from repair_split import splitting
-from sipp.repairing.repair_network import repair_network
 
 import sipp
 from sipp.inputs.data import data_of
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_task import PEERS, RepairTask
 from sipp.results.pruned import Repaired

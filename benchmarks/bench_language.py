@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from language_peers import pruned_by
 from repair_split import splitting
-from sipp.repairing.repair_network import repair_network
 from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_task import RepairTask
 from sipp.results.numerics import device_of

@@ -12,7 +12,6 @@ from oracles import joint as oracle
 from oracles.refit import conv_patches
 from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
 from repairing.fit_points import fit_points
-from sipp.repairing.repair_network import repair_network
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +24,7 @@ from sipp.repairing import (
     layer_fit,
     layer_search,
     network as repair_module,
+    repair_network,
     sums,
     walk,
 )

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sipp.repairing.repair_network import repair_network
 from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.trace import trace
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_task import RepairTask
 from sipp.repairing.streams import reading, streams_in

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from sipp.repairing.repair_network import repair_network
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import sipp
 from sipp.inputs.data import data_of
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_task import RepairTask
 from sipp.results.pruned import Repaired

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from sipp.repairing.repair_network import repair_network
 from torch import nn
 
 import sipp
 from sipp.errors import OptionError
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
 from sipp.repairing.repair_task import RepairTask
 from sipp.results.options import RepairChoice

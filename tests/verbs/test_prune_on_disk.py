@@ -9,12 +9,12 @@ import pytest
 import torch
 from fresh_process import run_python
 from safetensors.torch import load_file, save_file
-from sipp.repairing.repair_network import repair_network
 from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
+from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_task import RepairTask
 from sipp.results.options import PruneOptions
