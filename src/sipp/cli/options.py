@@ -179,6 +179,8 @@ PointsOption = Annotated[
 ]
 Share = Annotated[float, Option("Share of inputs that may be further off than the certificate says.", "Guarantee")]
 Confidence = Annotated[float, of_prune("confidence")]
+CConstant = Annotated[float, of_prune("c_constant")]
+KConstant = Annotated[float, of_prune("k_constant")]
 Part = Annotated[
     int | str | None,
     Option(

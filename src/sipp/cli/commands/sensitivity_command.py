@@ -9,7 +9,7 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.output import Answer
-from sipp.results import Option, Scoring, labelled_line
+from sipp.results import C_CONSTANT, K_CONSTANT, Option, Scoring, labelled_line
 
 
 def sensitivity(
@@ -27,6 +27,8 @@ def sensitivity(
     points: shared.PointsOption = None,
     include: shared.Include = None,
     exclude: shared.Exclude = None,
+    c_constant: shared.CConstant = C_CONSTANT,
+    k_constant: shared.KConstant = K_CONSTANT,
     batchnorm: shared.BatchNorm = None,
     seed: shared.Seed = 0,
 ) -> Answer:
@@ -45,12 +47,12 @@ def sensitivity(
     scoring = Scoring(norm_stats=norm_stats_of(network, batchnorm))
     reader = Reader(network, model, inputs, seed)
     test = None if holdout is None else reader.holdout(holdout, None)
-    chosen = reader.calibration(data, points, include=include, exclude=exclude)
+    chosen = reader.calibration(data, points, include=include, exclude=exclude, k_constant=k_constant)
     with naming_option(f"--model {model}, --data {data}", "see sipp sensitivity --help"):
         scores = sipp.sensitivity(network, chosen.batches, include=include, exclude=exclude, scoring=scoring)
         assumption = sipp.check_assumption(
             network, chosen.batches, None if test is None else test.batches, include=include, exclude=exclude,
-            scoring=scoring,
+            scoring=scoring, c_constant=c_constant, k_constant=k_constant,
         )  # fmt: skip
     write_out(out, save({name: score.contiguous() for name, score in scores.items()}))
     shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
