@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from commandline import run
 from typer import rich_utils
 
-from sipp.cli import options
 from sipp.cli.main import COMMANDS, command_of
+from sipp.results.options import Group
 
-PANELS = [
-    options.MODEL_PANEL,
-    options.PRUNE_PANEL,
-    options.GUARANTEE_PANEL,
-    options.REPAIR_PANEL,
-    options.OUTPUT_PANEL,
-    options.MACHINE_PANEL,
-]
+PANELS = list(get_args(Group))
 FEW = 10  # options that need no groups
 FIRST = ["model", "keep", "holdout", "repair", "out", "device"]  # of the groups of prune
 

@@ -48,7 +48,7 @@ def test_the_other_verbs_answer_too() -> None:
     with pytest.raises(UnknownOption, match=r"compare has no option sparsity; sparsity=0.9 is keeps=\(0.1,\)"):
         sipp.compare(net(), points(1), sparsity=0.9)  # type: ignore[call-arg]
     with pytest.raises(UnknownOption, match="write scoring"):
-        sipp.prune_to(net(), points(1), points(2), epsilon=0.5, n_inputs=3)  # type: ignore[call-arg]
+        sipp.prune_to(net(), points(1), points(2), epsilon=0.5, kernel="cpu")  # type: ignore[call-arg]
     with pytest.raises(UnknownOption, match=r"sparsity=0.5 is keep=0.5"):
         sipp.gradual(net(), lambda step: None, points(1), steps=3, sparsity=0.5)  # type: ignore[call-arg]
 

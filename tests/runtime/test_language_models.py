@@ -167,9 +167,9 @@ def test_a_spared_expert_gives_a_cut_no_values_of_its_own(monkeypatch: pytest.Mo
     model, data = routed(20)
     repair, given = repair_network.repair_network, list[object]()
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: Any, **options: Any) -> Any:
         given.append(args[4])
-        return repair(*args)
+        return repair(*args, **options)
 
     monkeypatch.setattr(repair_network, "repair_network", noted)
     sipp.compare(model, data, keeps=(0.5,), methods=("wanda",), repair=True, progress=False)

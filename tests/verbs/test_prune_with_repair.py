@@ -210,7 +210,7 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
 def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 1000)
     endless = {w.name: torch.full((w.n_rows, w.fan_in), torch.inf) for w in task_of(net()).weights}
-    monkeypatch.setattr(blending, "wanda", lambda task: endless)
+    monkeypatch.setattr(blending, "score_of", lambda method: lambda task: endless)
     large = sipp.prune(net(), points(), keep=0.4, repair=True, statements=False, progress=False)
     assert large.choice is not None and [one.name for one in large.choice.tried] == ["magnitude"]
 

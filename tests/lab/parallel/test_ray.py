@@ -235,7 +235,7 @@ def test_shares_of_the_machines() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
     origin = Origin(data="", code="", device="cpu")
-    job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 0, 60.0, origin, n_threads=2)
+    job = RunOnRay(ITERATIVE, Path(), Path(), "cpu", 60.0, origin, n_threads=2)
     assert on_ray._resources(nodes, job, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
     assert on_ray._resources(nodes, replace(job, n_threads=64), None) == (1, {"num_cpus": 8})
     assert on_ray._resources(nodes, job, 3) == (3, {"num_cpus": 2})
@@ -252,7 +252,7 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
     feed = load_feed(ITERATIVE, data_root=tmp_path, device=torch.device("cpu"))
     origin = Origin(data=feed.splits.digest, code=code_version(), device="cpu")
     with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
-        yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 0, 60.0, origin)
+        yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 60.0, origin)
 
 
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
