@@ -13,7 +13,7 @@ import time
 import warnings
 
 import torch
-from common import table
+from common import table, write_figures
 
 import sipp
 
@@ -74,12 +74,14 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--write", action="store_true", help="write figures/block-h200.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     small = argparse.Namespace(
         **vars(options) | {"width": 256, "inner": 512, "heads": 4, "sequences": 16, "length": 64}
     )
     lines = []
+    found: dict[str, dict[str, float]] = {}
     for way in options.ways:
         run(small, 2, way)  # what is compiled and loaded once
         (few, _), (more, gib) = (run(options, n, way) for n in options.depths)
@@ -88,9 +90,16 @@ def main() -> None:
             [way, f"{few:.1f}", f"{more:.1f}", f"{a_block:.1f}", f"{a_block * options.of / 60:.1f}", f"{gib:.1f}"]
         )
         print(lines[-1], flush=True)
+        found[way] = {
+            "seconds": round(a_block, 1),
+            "minutes": round(a_block * options.of / 60, 1),
+            "GiB": round(gib, 1),
+        }
     title = f"{options.width} x {options.inner}, {options.sequences} x {options.length} tokens, {options.dtype}"
     depths = [f"{n} blocks, s" for n in options.depths]
     table(title, ["", *depths, "a block, s", f"{options.of} blocks, min", "GiB at the peak"], lines)
+    if options.write:
+        write_figures("block-h200", f"a block, random weights, {title}", found)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Prints what spending a budget costs: time and memory of OptAlloc, of sampling and of the largest scores.
 
-    python benchmarks/bench_budget.py
+    python benchmarks/bench_budget.py [--write]
 
 For the shapes of ResNet20 and ResNet101, in both forms of the problem (T10).
 """
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import torch
-from common import alternate, peak_extra_bytes
+from common import alternate, peak_extra_bytes, write_figures
 from torch import Tensor, nn
 
 from sipp.pruning.budgets import AllocationProblem, allocate, allocation_problem, sampling_constant
@@ -45,7 +47,8 @@ def sampled(weights: list[Tensor], posed: AllocationProblem, budget: int) -> int
     return n_kept
 
 
-def measure(name: str) -> None:
+def measure(name: str) -> dict[str, float]:
+    """Prints a line for each step, and returns the seconds that the pages quote."""
     weights, rows = layers_of(name)
     n_weights = sum(layer.numel() for layer in rows)
     budget = round(KEEP * n_weights)
@@ -61,9 +64,11 @@ def measure(name: str) -> None:
     size = f"{sum(map(len, rows)):,} rows, {n_weights:,} weights"
     for what, best, memory in zip(steps, seconds, extra):
         print(f"| {name} | {size} | {what} | {best:.3f} s | {memory / 2**30:.2f} GiB |", flush=True)
+    return {"allocate": round(seconds[0], 3), "largest": round(seconds[-1], 3)}
 
 
 if __name__ == "__main__":
     print("| network | size | what | time | extra memory |\n|---|---|---|---|---|")
-    measure("resnet20")
-    measure("resnet101")
+    found = {name: measure(name) for name in ("resnet20", "resnet101")}
+    if "--write" in sys.argv:
+        write_figures("budget", "synthetic rows with the shapes of the networks, keep 0.2, seconds", found)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from common import table
+from common import table, write_figures
 from safetensors.torch import load_file, save as dense_file
 from torch import nn
 
@@ -36,6 +36,11 @@ VALUES: tuple[Precision, ...] = ("fp32", "lossless", "fp16", "bf16", "int8")
 FACTOR, ADDED = 1.03, 16 * 1024  # what a file may take above values and entropy
 ACCURACY_KEEPS = (1.0, 0.5, 0.2, 0.1)
 EXACT = ("fp32", "lossless")  # the same network
+QUOTED_KEEP = 0.1
+WORK = (
+    "keep 0.1 by magnitude, untrained networks with random numbers in norms and biases; times smaller than the dense "
+    "fp32 file"
+)
 N_REPAIR = 1024  # training images without labels, on which kept weights are refitted
 BATCH = 500
 
@@ -47,6 +52,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="of a CIFAR-10 ResNet20: only the accuracy")
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10")
     parser.add_argument("--keeps", nargs="*", type=float, help="other shares than the usual ones")
+    parser.add_argument("--write", action="store_true", help="write the figures of keep 0.1 by magnitude")
     parser.add_argument("--test-images", type=int, default=10_000, help="of CIFAR-10, for the accuracy")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +62,9 @@ def main() -> None:
         elif args.times:
             times(args.times, path)
         else:
-            sizes(args.nets, path, args.keeps or KEEPS)
+            found = sizes(args.nets, path, args.keeps or KEEPS)
+            if args.write:
+                write_figures("files", WORK, found)
 
 
 def network(name: str) -> nn.Module:
@@ -79,9 +87,13 @@ def even(net: nn.Module, names: list[str], keep: float) -> nn.Module:
     return net
 
 
-def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
-    """How many times smaller than the dense fp32 file, and the share of the bytes allowed that is used."""
+def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> dict[str, dict[str, float]]:
+    """How many times smaller than the dense fp32 file, and the share of the bytes allowed that is used.
+
+    Returns the figures of `QUOTED_KEEP`.
+    """
     rows, worst = [], 0.0
+    found: dict[str, dict[str, float]] = {}
     for name in names:
         dense = len(dense_file(network(name).state_dict()))
         for keep in keeps:
@@ -96,12 +108,15 @@ def sizes(names: list[str], path: Path, keeps: Sequence[float]) -> None:
                 kept = pruned.model if kind == "magnitude" else uniform
                 zipped = len(gzip.compress(dense_file(kept.state_dict())))  # what anyone has: zeros in place, then gzip
                 smaller = [f"{dense / n_bytes:.2f}" for n_bytes in (zipped, *(one.n_bytes for one in files))]
+                if keep == QUOTED_KEEP and kind == "magnitude":
+                    found[name] = {"dense_bytes": dense, **dict(zip(("gzip", *VALUES), map(float, smaller)))}
                 rows.append((name, keep, kind, f"{dense:,}", *smaller, *(f"{share:.3f}" for share in shares)))
                 print(*rows[-1], flush=True)
     ratios = [f"{name} x" for name in ("gzip", *VALUES)]
     header = ("network", "keep", "masks", "dense bytes", *ratios, *(f"{v} used" for v in VALUES))
     table("Times smaller than the dense fp32 file; share of the allowed bytes that is used", header, rows)
     print(f"\nallowed: {FACTOR} x (values + n H(keep) / 8) + {ADDED:,} bytes; most used: {worst:.3f}")
+    return found
 
 
 def allowed(contents: SavedFile) -> float:

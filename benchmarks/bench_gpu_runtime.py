@@ -2,6 +2,7 @@
 
     python benchmarks/bench_gpu_runtime.py                       # all of it; two to three minutes on an H200
     python benchmarks/bench_gpu_runtime.py few decode 2:4 refused   # or some of it
+    python benchmarks/bench_gpu_runtime.py --write       # into figures/runtime-h200.json
 
 Kernels are timed in a CUDA graph over enough copies of a layer that none of them is found in the second-level cache;
 networks as they are called from Python. Masks are those of magnitude pruning a layer, of random weights.
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import write_figures
 from torch import Tensor, nn
 
 import sipp
@@ -24,7 +27,16 @@ from sipp.runtime.sparse_network import Sparse
 
 GOALS = {0.5: 1.3, 0.3: 1.9, 0.2: 2.7, 0.1: 4.5, 0.05: None}  # by the share kept, one token
 SHAPES = [(4096, 4096), (11008, 4096), (4096, 11008)]  # rows x columns
+WORK = (
+    "one token in fp16, kernels alone, against torch dense in a CUDA graph; decode: eight blocks of Llama-7B's shape, "
+    "256 cached tokens; by per cent of zeros"
+)
 PAST_THE_CACHE = 2  # times the second-level cache
+
+
+def zeros(keep: float) -> str:
+    """The per cent of zeros, as the figures name it."""
+    return f"{round(100 * (1 - keep))}"
 
 
 def thin(weight: Tensor, keep: float) -> Tensor:
@@ -50,7 +62,7 @@ def read_bandwidth() -> float:
     return large.nbytes / recording.kernel_seconds([large.amax])
 
 
-def few() -> None:
+def few() -> dict[str, Any]:
     bandwidth = read_bandwidth()
     print(f"\nLinear layers on few tokens; the largest of two gigabytes is found at {bandwidth / 1e12:.2f} TB/s")
     print("  layer          dtype     tokens  zeros  dense us  sparse us  ratio  (goal)   MB (dense)  bandwidth  way")
@@ -60,6 +72,7 @@ def few() -> None:
     cases += [(square, dtype, 1, keep, False) for dtype in (torch.bfloat16, torch.float32) for keep in (0.5, 0.1)]
     cases += [(square, half, n_tokens, keep, False) for n_tokens in (4, 8, 16) for keep in (0.3, 0.1)]
     dense_us: dict[object, float] = {}
+    found: dict[str, Any] = {}
     for (n_rows, n_columns), dtype, n_tokens, keep, as_int8 in cases:
         x, whole = torch.randn(n_tokens, n_columns, device="cuda").to(dtype), random_weight(n_rows, n_columns, dtype)
         kind = n_rows, n_columns, dtype, n_tokens
@@ -88,6 +101,10 @@ def few() -> None:
             f"{n_bytes / us * 1e6 / bandwidth:9.0%}  {name}",
             flush=True,
         )
+        if dtype is half and n_tokens == 1:
+            at = found.setdefault("int8", {}) if as_int8 else found
+            at.setdefault(f"{n_rows}x{n_columns}", {})[zeros(keep)] = round(dense / us, 2)
+    return found
 
 
 class Block(nn.Module):
@@ -124,13 +141,14 @@ def compared(model: nn.Module, x: Tensor) -> tuple[Sparse, list[float], float]:
 
 
 @torch.no_grad()
-def decode(n_blocks: int = 8) -> None:
+def decode(n_blocks: int = 8) -> dict[str, Any]:
     print(f"\nA decode step of {n_blocks} blocks of Llama-7B's shape, fp16, one token, as called from Python")
     print("  zeros  ms as called  ms recorded  ms sipp.sparse  tokens/s recorded  sipp.sparse  ratio  off by")
     with torch.device("cuda"):
         model = nn.Sequential(*(Block() for _ in range(n_blocks))).half().eval()
     x = torch.randn(1, 1, 4096, device="cuda").half()
     whole = {name: p.clone() for name, p in model.named_parameters() if p.ndim == 2}
+    found = {}
     for keep in (0.5, 0.3, 0.1):
         for name, weight in whole.items():
             model.get_parameter(name).copy_(thin(weight, keep))
@@ -142,12 +160,15 @@ def decode(n_blocks: int = 8) -> None:
             f"{fast.seconds:.0f} s",
             flush=True,
         )
+        found[zeros(keep)] = round(recorded / ours, 2)
+    return {"decode": found}
 
 
 @torch.no_grad()
-def two_of_four() -> None:
+def two_of_four() -> dict[str, Any]:
     print("\n2:4, four linear layers of 4096 x 4096 with a ReLU between, as called from Python (goal: 1.3)")
     print("  dtype     tokens  ms as called  ms recorded  ms sipp.sparse  ratio  off by  runs")
+    found: dict[str, dict[str, float]] = {}
     for dtype in (torch.float16, torch.bfloat16):
         layers: list[nn.Module] = []
         for _ in range(4):
@@ -164,10 +185,13 @@ def two_of_four() -> None:
                 f"{min(called, recorded) / ours:5.2f}  {off_by:.0e}  {fast.latest.how}: {', '.join(kernels)}",
                 flush=True,
             )
+            name = "fp16" if dtype is torch.float16 else "bf16"
+            found.setdefault(name, {})[str(n_tokens)] = round(min(called, recorded) / ours, 2)
+    return {"2:4": found}
 
 
 @torch.no_grad()
-def refused() -> None:
+def refused() -> dict[str, Any]:
     """What was tried once, by cuSPARSE on kept weights and on inputs unfolded into columns, and lost."""
     print("\nTried and refused, fp16, recorded kernels: torch dense against a sparse product of cuSPARSE")
     print("  layer                                       zeros  dense us  sparse us  ratio")
@@ -200,6 +224,7 @@ def refused() -> None:
                 print(f"{head}  {sparse:9.2f}  {dense / sparse:5.2f}", flush=True)
             except RuntimeError as error:
                 print(f"{head}  refused: {str(error)[:60]}", flush=True)
+    return {}
 
 
 def main() -> None:
@@ -209,8 +234,12 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     parts = {"few": few, "decode": decode, "2:4": two_of_four, "refused": refused}
-    for name in sys.argv[1:] or parts:
-        parts[name]()
+    asked = [name for name in sys.argv[1:] if name != "--write"]
+    found: dict[str, Any] = {}
+    for name in asked or parts:
+        found |= parts[name]()
+    if "--write" in sys.argv:
+        write_figures("runtime-h200", WORK, found)
 
 
 if __name__ == "__main__":

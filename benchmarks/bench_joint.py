@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from bench_repair import timed
-from common import table
+from common import table, write_figures
 from published import accuracy, images_of, resnet
 from repair_split import splitting
 
@@ -32,6 +32,10 @@ from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_task import PEERS, RepairTask
 from sipp.results.pruned import Repaired
 
+WORK = (
+    "published ResNet, first masks by magnitude, 1,000 unlabelled training images; accuracy in per cent, seconds of the "
+    "repair"
+)
 WITHOUT: dict[str, dict[str, Any]] = {
     "search": {"method": "refit"},
     "target": {"error_feedback": 0.0},
@@ -70,6 +74,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--split", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write the figures of a quiet machine")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
@@ -78,6 +83,7 @@ def main() -> None:
     read = data_of(data, device=torch.device(options.device), n_points=None)
     parts = split_batches(read.batches())
     lines = []
+    found_at: dict[str, dict[str, float]] = {}
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="magnitude", progress=False).masks
         ways: dict[str, dict[str, Any]] = {"joint": {"error_feedback": options.error_feedback}}
@@ -86,7 +92,11 @@ def main() -> None:
         for name, changed in ways.items():
             with splitting(options.device) if options.split else nullcontext() as split:
                 found, took = timed(partial(repair_network, net, masks, parts, RepairTask(**changed)))
-            lines.append(line(name, keep, found, accuracy(found.model.cpu(), images), took))
+            score = accuracy(found.model.cpu(), images)
+            lines.append(line(name, keep, found, score, took))
+            if name in options.peers or name == "joint":
+                at = found_at.setdefault(f"{keep:g}", {})
+                at |= {name: score} if name in options.peers else {"accuracy": score, "seconds": float(took.split()[0])}
             print(lines[-1], *[] if split is None else [str(split)], sep="\n", flush=True)
     title = f"{options.weights.stem}, dense {accuracy(net.cpu(), images):.2f}: accuracy, %, on 10,000 test images; "
     header = [
@@ -100,6 +110,10 @@ def main() -> None:
         "s (CPU s a thread)",
     ]
     table(title + f"{options.points} unlabelled training images", header, lines)
+    if options.write:
+        device = "h200" if options.device == "cuda" else "cpu"
+        dense = accuracy(net.cpu(), images)
+        write_figures(f"repair-{device}", WORK, {options.weights.stem.split("-")[0]: {"dense": dense, **found_at}})
 
 
 if __name__ == "__main__":

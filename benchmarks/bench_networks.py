@@ -1,6 +1,6 @@
 """Prints how many forward passes a network's sensitivities take on the same points, and the memory they need.
 
-python benchmarks/bench_networks.py [--busy]
+python benchmarks/bench_networks.py [--busy] [--write]
 
 The networks are untrained, with BatchNorm statistics of the images (so that activations are like a trained one's);
 images are smooth noise, other inputs independent numbers. Scores are compared with the float64 reference kernel on a
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from common import alternate, clock_for, peak_extra_bytes, smooth_images, table
+from common import alternate, clock_for, peak_extra_bytes, smooth_images, table, write_figures
 from torch import Tensor, nn
 
 import sipp
@@ -33,6 +33,9 @@ OTHERS_WANTED, TARGET_BYTES = 5.0, 600 << 20
 MEMORY_BATCH = 16
 CHECKED = 4
 AGREEMENT = 1e-5
+WORK = (
+    "sensitivities (max), forward pass included; forward and all in ms, ratio in forward passes; larger batches first"
+)
 
 
 class Recurrent(nn.Module):
@@ -96,7 +99,7 @@ def run(model: nn.Module, batches: Sequence[Tensor]) -> None:
         model(batch)
 
 
-def time_table(busy: bool) -> None:
+def time_table(busy: bool, writes: bool) -> None:
     clock = clock_for(busy)
     cases = []
     for name, n_images, batch, side, repeats, wanted in NETWORKS:
@@ -105,7 +108,8 @@ def time_table(busy: bool) -> None:
         cases.append((name, network(name, images), list(images.split(batch)), few, repeats, wanted))
     for name, (model, points) in others().items():
         cases.append((name, model.eval(), [points], points[:CHECKED], 9, OTHERS_WANTED))
-    rows = []
+    rows: list[list[object]] = []
+    found: dict[str, dict[str, float]] = {}
     for name, model, batches, few, repeats, wanted in cases:
         check(model, few)
         with torch.no_grad():
@@ -125,8 +129,17 @@ def time_table(busy: bool) -> None:
             f"{mean / largest:.2f}",
         ]
         rows.append([name, points, f"{forward * 1e3:.1f}", *times])
+        one = {
+            "forward": forward * 1e3,
+            "all": largest * 1e3,
+            "ratio": largest / forward,
+            "mean_by_max": mean / largest,
+        }
+        found.setdefault(name.split()[0].strip(",").lower(), {key: round(value, 3) for key, value in one.items()})
     header = ["network", "points", "forward ms", "max ms", "forwards", "wanted", "mean ms", "mean / max"]
     table("sensitivities", header, rows)
+    if writes:
+        write_figures("scoring-cpu", WORK, found)
 
 
 def extra_bytes(n_images: int) -> int:
@@ -150,12 +163,13 @@ def memory_table() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--busy", action="store_true", help="one thread, measured in CPU time")
+    parser.add_argument("--write", action="store_true", help="write the figures of a quiet machine")
     parser.add_argument("--memory", type=int, help="only print the extra bytes for so many images")
     options = parser.parse_args()
     if options.memory:
         print(extra_bytes(options.memory))
         return
-    time_table(options.busy)
+    time_table(options.busy, options.write)
     memory_table()
 
 

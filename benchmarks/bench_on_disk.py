@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from common import write_figures
 
 WIDTH, INNER, VOCABULARY = 1024, 2816, 2000
 
@@ -87,10 +90,12 @@ def child(source: Path, out: Path, n_blocks: int, megabytes: int, repair: bool) 
     print(f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB", flush=True)
 
 
-def run(arguments: list[str], journal: Path, kill_at: int | None) -> int:
-    """Runs this file as a child; kills it when so many blocks are finished."""
+def run(arguments: list[str], journal: Path, kill_at: int | None) -> tuple[int, str]:
+    """Runs this file as a child; kills it when so many blocks are finished. Its exit code, and what it printed."""
     started = subprocess.Popen(
         [sys.executable, __file__, *arguments, "--child"],
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072"},
     )
     while started.poll() is None:
@@ -102,7 +107,7 @@ def run(arguments: list[str], journal: Path, kill_at: int | None) -> int:
             if finished >= kill_at:
                 started.send_signal(signal.SIGKILL)
         time.sleep(0.05)
-    return started.returncode
+    return started.returncode, started.stdout.read() if started.stdout is not None else ""
 
 
 def digest(folder: Path) -> str:
@@ -120,6 +125,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1200)
     parser.add_argument("--repair", action="store_true")
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write the peak memory to figures/on-disk.json")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     source = given.work / "dense"
@@ -130,18 +136,22 @@ def main() -> None:
     print(f"{n_bytes / 1e9:.2f} GB of weights in {given.blocks} blocks, {given.megabytes} MB of memory", flush=True)
     options = [str(given.work), "--blocks", str(given.blocks), "--megabytes", str(given.megabytes)]
     options += ["--repair"] * given.repair
-    digests = []
+    digests, peaks = [], []
     for name, kills in (("killed", (given.blocks // 4, given.blocks // 2)), ("undisturbed", ())):
         out, start = given.work / name, time.time()
         shutil.rmtree(out, ignore_errors=True)
         for kill_at in (*kills, None):
-            code = run([*options, "--out", str(out)], out / "progress.json", kill_at)
+            code, told = run([*options, "--out", str(out)], out / "progress.json", kill_at)
+            peaks += [int(found) for found in re.findall(r"peak resident (\d+) MB", told)]
             print(f"{name}: exit {code}" + (f", killed behind block {kill_at}" if kill_at else ""), flush=True)
             if code != (-signal.SIGKILL if kill_at else 0):  # two runs that failed have the same bits too: none
                 raise SystemExit(f"{name}: it ended by itself with {code}")
         digests.append(digest(out))
         print(f"{name}: {time.time() - start:.0f} s, {digests[-1]}", flush=True)
-    print("same bits" if digests[0] == digests[1] else "DIFFERENT", flush=True)
+    print("same bits" if digests[0] == digests[1] else "DIFFERENT", f"peak resident {max(peaks)} MB", flush=True)
+    if given.write:
+        work = f"a Llama of {given.blocks} blocks with random weights, killed twice, {given.megabytes} MB allowed"
+        write_figures("on-disk", work, {"large": {"GB": round(n_bytes / 1e9, 2), "peak_MB": max(peaks)}})
 
 
 if __name__ == "__main__":

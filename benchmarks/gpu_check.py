@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 
 import torch
+from common import write_figures
 
 import sipp
 from sipp.results.numerics import inverse_or_zero
@@ -133,7 +134,7 @@ def layer_table() -> None:
         print(f"{name:22s} {shape:22s} {weight.numel() * a.shape[2] / time_of / 1e12:6.2f} T pairs/s", flush=True)
 
 
-def network_line(name: str) -> None:
+def network_line(name: str) -> dict[str, float]:
     """Sensitivities of a network over all images, against its forward pass, after a warm-up on one batch."""
     torch.manual_seed(0)
     model = build(name).cuda().eval()
@@ -165,6 +166,7 @@ def network_line(name: str) -> None:
         f"ratio {best / forward:.1f}, mean {mean:.3f} s, warm-up {warm:.1f} s, peak {peak:.1f} GiB",
         flush=True,
     )
+    return {"max": round(best, 3), "mean": round(mean, 3), "forward": round(forward, 3)}
 
 
 def kernel_shares(name: str) -> None:
@@ -210,6 +212,7 @@ def network_agreement() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--skip-networks", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write figures/scoring-h200.json")
     options = parser.parse_args()
     import triton
 
@@ -218,9 +221,10 @@ def main() -> None:
         torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, sys.version.split()[0]
     )
     check()
-    steps: list[Callable[[], None]] = [kernel_table, layer_table]
+    steps: list[Callable[[], object]] = [kernel_table, layer_table]
+    found: dict[str, dict[str, float]] = {}
     if not options.skip_networks:
-        steps += [network_agreement, *((lambda n=name: network_line(n)) for name in NETWORK_TARGETS)]
+        steps += [network_agreement, *((lambda n=name: found.update({n: network_line(n)})) for name in NETWORK_TARGETS)]
         steps += [(lambda n=name: kernel_shares(n)) for name in NETWORK_TARGETS]
     for step in steps:
         start = time.perf_counter()
@@ -229,6 +233,8 @@ def main() -> None:
         except (Exception, SystemExit):
             traceback.print_exc()
         print(f"   ({time.perf_counter() - start:.1f} s)", flush=True)
+    if options.write:
+        write_figures("scoring-h200", f"{N_IMAGES} images of {SIDE} x {SIDE} in batches of {BATCH}, seconds", found)
 
 
 if __name__ == "__main__":
