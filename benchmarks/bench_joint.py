@@ -33,8 +33,8 @@ from sipp.repairing.repair_task import PEERS, RepairTask
 from sipp.results.pruned import Repaired
 
 WORK = (
-    "published ResNet, first masks by magnitude, 1,000 unlabelled training images; accuracy in per cent, seconds of the "
-    "repair"
+    "published ResNet, first masks by magnitude, 1,000 unlabelled training images; accuracy in per cent, seconds of "
+    "the repair"
 )
 WITHOUT: dict[str, dict[str, Any]] = {
     "search": {"method": "refit"},
