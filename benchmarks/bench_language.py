@@ -37,7 +37,7 @@ from sipp.inputs.restore import copy_of
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.repairing.repair_task import RepairTask
-from sipp.results.numerics import device_of
+from sipp.results import numerics
 from sipp.results.options import RepairMethod, pattern_of
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "alps", "ours")
@@ -69,7 +69,7 @@ def magnitude(model: nn.Module, data: Tensor, keep: str) -> tuple[nn.Module, dic
 def by_peer(method: RepairMethod, model: nn.Module, data: Tensor, keep: str) -> nn.Module:
     """SparseGPT or ALPS as the package has them, every layer with its even share."""
     masks = magnitude(model, data, keep)[1]
-    parts = split_batches(data_of(data, device=device_of(model)).batches())
+    parts = split_batches(data_of(data, device=numerics.device_of(model)).batches())
     pattern = pattern_of(keep) if ":" in keep else None
     options = RepairTask(method=method, pattern=pattern, chunk_bytes=1 << 30)
     return repair_network(model, masks, parts, options).model

@@ -17,7 +17,7 @@ import torch
 from common import write_figures
 
 import sipp
-from sipp.results.numerics import inverse_or_zero
+from sipp.results import numerics
 from sipp.scoring.kernels import gpu, reference
 from sipp_lab.nets import build
 
@@ -52,7 +52,7 @@ def operands(groups: int, rows: int, fan_in: int, patches: int, seed: int = 0) -
 
 def inverses(weight: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """S x G x R x P: the reciprocals of the denominators of non-negative patches."""
-    return inverse_or_zero(torch.stack((weight.clamp(min=0), (-weight).clamp(min=0))) @ a)
+    return numerics.inverse_or_zero(torch.stack((weight.clamp(min=0), (-weight).clamp(min=0))) @ a)
 
 
 def max_times(a: torch.Tensor, inverse: torch.Tensor, positive: torch.Tensor) -> Callable[[], torch.Tensor]:

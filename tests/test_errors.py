@@ -6,7 +6,7 @@ import pytest
 from torch._utils import ExceptionWrapper
 
 from sipp.errors import DataError, ModelError, OptionError, SippError
-from sipp.results.checking import check_share
+from sipp.results import check
 
 KINDS = (ModelError, DataError, OptionError)
 
@@ -53,6 +53,6 @@ def test_an_outer_place_is_named_before_an_inner_one() -> None:
 
 def test_a_check_names_its_argument() -> None:
     with pytest.raises(OptionError) as caught:
-        check_share("delta", 2)
+        check.share("delta", 2)
     assert caught.value.option == "delta" and caught.value.fix == "for example delta=0.05 or delta=0.95"
     assert str(caught.value) == "delta=2 must lie strictly between 0 and 1; for example delta=0.05 or delta=0.95"

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import sipp
 from sipp.errors import OptionError
-from sipp.results import Reduce, nearest
+from sipp.results import Reduce, check
 
 SEPARATOR = " "
 
@@ -40,7 +40,7 @@ def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
     method, *reduce = label.split() if isinstance(label, str) and label.split() else [str(label)]
     known = sipp.methods()
     if method not in known:
-        raise OptionError(f"{method!r:.60} is not one of {', '.join(known)}{nearest(method, known)}")
+        raise OptionError(f"{method!r:.60} is not one of {', '.join(known)}{check.nearest(method, known)}")
     row = known[method]
     if row.fitting is not None:
         raise OptionError(f"{method!r} finds new values along with its mask, but a run trains them")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sipp.errors import OptionError
-from sipp.results import nearest
+from sipp.results import check
 from sipp_lab.recipes import Recipe, recipe_of
 from sipp_lab.recipes.table import SHORT
 
@@ -139,7 +139,7 @@ def study_names() -> list[str]:
 def load_study(name: str, *, form: Form = "short", settings: Sequence[str] = ()) -> Study:
     """Loads a study by name, and applies the settings (`key=value`) to all its recipes."""
     if name not in STUDIES:
-        hint = nearest(name, study_names())
+        hint = check.nearest(name, study_names())
         raise OptionError(f"unknown study {name!r:.60}{hint}", fix=f"known: {', '.join(study_names())}")
     row = STUDIES[name]
     recipes = tuple(

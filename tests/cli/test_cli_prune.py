@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import sipp
 from sipp import files
 from sipp.cli import data_option as points
-from sipp.results.network_hash import model_hash
+from sipp.results import hashing
 from sipp_lab.nets import build
 
 N_POINTS = 200
@@ -112,7 +112,7 @@ def test_tied_weights_load_with_and_without_their_second_name(data: Path, tmp_pa
         ]
         for name in ("all.safetensors", "some.safetensors")
     }
-    assert hashes == {model_hash(gpt2())}
+    assert hashes == {hashing.of_model(gpt2())}
 
 
 def test_a_dry_run_prints_the_table_and_writes_nothing(data: Path, tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 import sipp
 from sipp.files import read_json
 from sipp.report.summary import claim_of
+from sipp.results import hashing, words
 from sipp.results.bench import Bench
-from sipp.results.display import counted
 from sipp.results.jsonio import from_json
-from sipp.results.network_hash import model_hash
 from sipp.runtime import steps
 from sipp.verbs.certify import certify_accuracy
 from sipp_lab.nets import build
@@ -66,7 +65,7 @@ def test_the_certificate_is_about_the_values_in_the_file(values: str, folder: Pa
     contents = sipp.inspect(out)
     assert contents.certificate_about == "stored values" and contents.precision == values
     stored = sipp.load(out, into=mlp())
-    assert model_hash(stored) == found["certificate"]["pruned_hash"]
+    assert hashing.of_model(stored) == found["certificate"]["pruned_hash"]
     moved = max(one.largest_change for one in contents.tensors)
     assert max(one["largest_change"] for one in found["file"]["tensors"]) == moved and (moved > 0) == (
         values != "lossless"
@@ -126,7 +125,7 @@ def test_weights_may_come_from_a_small_file(folder: Path, tmp_path: Path) -> Non
 
 
 def model_hash_of(path: Path) -> str:
-    return model_hash(sipp.load(path, into=mlp().eval()))
+    return hashing.of_model(sipp.load(path, into=mlp().eval()))
 
 
 def test_a_pattern_from_the_command_line(folder: Path, tmp_path: Path) -> None:
@@ -241,10 +240,10 @@ def test_shrink_within_a_budget(folder: Path, tmp_path: Path) -> None:
 
 
 def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
-    words = ["bench", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy"]
+    text = ["bench", folder / "net.sipp.safetensors", "--model", "cli_zoo:mlp", "--data", folder / "data.npy"]
     threads = torch.get_num_threads()
     record = tmp_path / "bench.json"
-    done = run(*words, "--batch-size", 20, "--out", record)
+    done = run(*text, "--batch-size", 20, "--out", record)
     assert done.returncode == 0, done.stderr
     found = from_json(Bench, read_json(record), record)
     assert found.sentence in " ".join(done.stdout.split())
@@ -253,16 +252,16 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert contents.n_bytes > contents.dense_bytes  # a tiny network: its certificate alone is larger
     grew = f"{contents.n_bytes / contents.dense_bytes:.2f} x larger: in a network this small, names and records take"
     assert found.sentence.startswith(grew) and grew in str(contents) and "smaller" not in found.sentence
-    assert found.sentence.endswith(f"; 20 inputs per call, {counted(threads, 'thread')}: {found.runs[-1].words}")
+    assert found.sentence.endswith(f"; 20 inputs per call, {words.counted(threads, 'thread')}: {found.runs[-1].words}")
     assert "PyTorch running the same pruned network" in done.stdout
     assert "ms torch" in found.sheet.tables[0].columns  # dense: before pruning, and nothing else
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
     assert [run.n_inputs for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
     assert [round(step.keep or 0, 2) for step in found.steps] and torch.get_num_threads() == threads
     assert len(found.steps) == 2 and found.pruned_hash == contents.certificate.pruned_hash
-    refused(run(*words, "--out", record), "--out", "exists")
-    refused(run(*words, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
-    found_json = json.loads(run(*words, "--batch-size", 1, "--json").stdout)
+    refused(run(*text, "--out", record), "--out", "exists")
+    refused(run(*text, "--out", folder / "net.sipp.safetensors", "--force"), "--out", "what FILE reads")
+    found_json = json.loads(run(*text, "--batch-size", 1, "--json").stdout)
     assert found_json["kind"] == "file bench" and [one["n_inputs"] for one in found_json["runs"]] == [1]
 
 

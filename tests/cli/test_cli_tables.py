@@ -16,7 +16,7 @@ from sipp.report import tone_of
 from sipp.report.compare_networks import networks_table
 from sipp.report.contents import TableCell
 from sipp.report.results import read_pruned_result
-from sipp.results.display import percent_up
+from sipp.results import words
 from sipp_lab.page import read_results, render
 from sipp_lab.page.run_article import best_choice, method_table
 from sipp_lab.runs.folder import read_run
@@ -66,7 +66,10 @@ def test_networks_stand_side_by_side_with_their_certificates(networks: Path, tmp
     table = networks_table(results)  # type: ignore[arg-type]
     assert [name for name, _ in table.rows] == ["k0.9", "k0.5"]
     certificate = json.loads((networks / "k0.9" / "certificate.json").read_text())
-    assert table.rows[0][1][-1] == TableCell(percent_up(certificate["epsilon"])) and table.rows[1][1][-1].text == "none"
+    assert (
+        table.rows[0][1][-1] == TableCell(words.percent_up(certificate["epsilon"]))
+        and table.rows[1][1][-1].text == "none"
+    )
     page = render(results)
     assert "Networks side by side" in page and page.index("networks0-moved") < page.index("part0-layers")
     assert "Certificate (certificate.json)" in page  # on the page of its network, under the name of its file

@@ -42,7 +42,7 @@ def test_others_are_caught() -> None:
         "from sipp.pruning.cutting import cut",
         "from sipp.report.plots import lines",
         "import sipp.verbs.prune",
-        "from sipp.results.display import listed",
+        "from sipp.results.words import listed",
         "from sipp.results import _digits",
         "def late():\n    from sipp.storage import files",
         "import sipp\nsipp.storage.files",

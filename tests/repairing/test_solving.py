@@ -14,7 +14,7 @@ from sipp.repairing import layer_fit, layer_search, solving
 from sipp.repairing.moments import Moments, lie_far, squared
 from sipp.repairing.repair_task import REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
-from sipp.results.numerics import exact_matmul
+from sipp.results import numerics
 
 
 def patches(n_groups: int, fan_in: int, n_patches: int, seed: int) -> torch.Tensor:
@@ -165,7 +165,7 @@ def test_steps_are_exact_where_other_products_are_not(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         solving, "_steps", lambda *given: (seen.append(torch.get_float32_matmul_precision()), steps(*given))[1]
     )
-    with exact_matmul(allow_tf32=True):
+    with numerics.exact_matmul(allow_tf32=True):
         solve_rows(sums.xx_GKK, sums.dx_GRK, torch.rand(1, 3, 20) < 0.5, 1e-3)
     assert seen == ["highest"]
 

@@ -16,8 +16,8 @@ from sipp.files import seal
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
+from sipp.results import words
 from sipp.results.certificate import AccuracyCertificate
-from sipp.results.display import percent_up, points_up
 from sipp.results.evaluation import AnyEvaluation, Evaluation
 from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
@@ -166,12 +166,12 @@ def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_pat
     (result,) = read_results([folder])
     assert isinstance(result, PrunedModel)
     (tile,) = [one for one in tiles_of(result) if one.name == "guarantee"]
-    drop = points_up(accuracy_claim().drop_upper)
+    drop = words.points_up(accuracy_claim().drop_upper)
     assert drop.endswith(" percentage points") and tile.value == f"drop at most {drop.replace('percentage ', '')}"
     assert f"lowers the accuracy by at most {drop} (95 % confidence). For 95 %" in tile.words and "4.21 %" in tile.words
     page = shown(folder)
     assert "use sipp certify" not in page and "sipp certify --accuracy" not in page
-    assert f"{percent_up(accuracy_claim().drop_upper)} " not in page
+    assert f"{words.percent_up(accuracy_claim().drop_upper)} " not in page
 
 
 def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) -> None:

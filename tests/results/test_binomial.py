@@ -13,7 +13,7 @@ from scipy import stats
 from sipp.certificates.claims import certified_epsilon, first_failure, n_violations
 from sipp.errors import OptionError
 from sipp.report.numbers import rounded_up
-from sipp.results import binomial, certificate as records, display
+from sipp.results import binomial, certificate as records, words
 from sipp.results.jsonio import to_json
 
 shares = st.floats(0.001, 0.999)
@@ -223,24 +223,24 @@ def test_claims_on_one_holdout_are_named():
 @settings(derandomize=True, deadline=None)
 @given(share=st.floats(0, 1e6))
 def test_measured_numbers_are_rounded_up_by_little(share):
-    shown = float(records.percent_up(share).removesuffix(" %")) / 100
+    shown = float(words.percent_up(share).removesuffix(" %")) / 100
     assert share * (1 - 1e-12) <= shown <= share * 1.0101 + 1e-300
 
 
 def test_a_confidence_is_rounded_down_and_a_limit_up():
     shown = {0.95: "95", 0.9: "90", 0.99996: "99.99", 1 - 1e-9: "99.99", 2 * 0.95 - 1: "90", 0.875: "87.5"}
-    assert {value: display.how_sure(value) for value in shown} == {
+    assert {value: words.how_sure(value) for value in shown} == {
         value: f"{text} % sure" for value, text in shown.items()
     }
     limits = {0.12341: "0.124", 1.0: "1", 0.0: "0", 1234.1: "1,235", 2e7 + 1: "2.01e+07", 1.2301e-5: "1.24e-05"}
-    assert {value: display.number_up(value) for value in limits} == limits
-    assert display.number_up(None) == "" and display.number_up(math.inf) == "inf"
-    assert [display.exactly(value) for value in (0.1, 1, 0.30000049)] == ["0.1", "1", "0.30000049"]
+    assert {value: words.number_up(value) for value in limits} == limits
+    assert words.number_up(None) == "" and words.number_up(math.inf) == "inf"
+    assert [words.exactly(value) for value in (0.1, 1, 0.30000049)] == ["0.1", "1", "0.30000049"]
     assert rounded_up(1.2301e-4) == "1.24e-04" and rounded_up(0.12341) == "0.1235"
 
 
 def test_percent_shows_what_was_asked_for():
-    assert [records.percent(v) for v in (0.05, 0.95, 0.1, 0.9999, 2.0, 1e-16, math.inf)] == [
+    assert [words.percent(v) for v in (0.05, 0.95, 0.1, 0.9999, 2.0, 1e-16, math.inf)] == [
         "5 %", "95 %", "10 %", "99.99 %", "200 %", "1e-14 %", "unlimited",
     ]  # fmt: skip
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sipp.results import numerics
-from sipp.results.numerics import exact_matmul
 
 
 def test_float32_products_are_exact_and_the_setting_comes_back() -> None:
@@ -16,10 +15,10 @@ def test_float32_products_are_exact_and_the_setting_comes_back() -> None:
         torch.set_float32_matmul_precision("medium")
         half = torch.zeros(2, dtype=torch.bfloat16)  # on a CPU half precision is no case
         for operands in ((), (torch.zeros(2),), (half,), (half, torch.zeros(2))):
-            with exact_matmul(*operands):
+            with numerics.exact_matmul(*operands):
                 assert torch.get_float32_matmul_precision() == "highest"
             assert torch.get_float32_matmul_precision() == "medium"
-        with exact_matmul(allow_tf32=True):
+        with numerics.exact_matmul(allow_tf32=True):
             assert torch.get_float32_matmul_precision() == "high"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
@@ -34,10 +33,10 @@ def test_settings_of_single_backends_come_back() -> None:
         cuda.fp32_precision, cpu.fp32_precision = "tf32", "bf16"
         with pytest.raises(RuntimeError):
             torch.get_float32_matmul_precision()
-        with exact_matmul():
+        with numerics.exact_matmul():
             assert (cuda.fp32_precision, cpu.fp32_precision) == ("ieee", "ieee")
         assert (cuda.fp32_precision, cpu.fp32_precision) == ("tf32", "bf16")
-        with exact_matmul(), exact_matmul(allow_tf32=True):
+        with numerics.exact_matmul(), numerics.exact_matmul(allow_tf32=True):
             assert cuda.fp32_precision == "tf32"
         assert (cuda.fp32_precision, cpu.fp32_precision) == ("tf32", "bf16")
     finally:
@@ -57,7 +56,7 @@ class OnGpu:
 def test_products_of_half_precision_on_a_gpu_may_use_tf32() -> None:
     half, whole = OnGpu(torch.bfloat16), OnGpu(torch.float32)
     for operands, precision in (((half, half), "high"), ((half, whole), "highest"), ((whole,), "highest")):
-        with exact_matmul(*operands):  # type: ignore[arg-type]
+        with numerics.exact_matmul(*operands):  # type: ignore[arg-type]
             assert torch.get_float32_matmul_precision() == precision
 
 

@@ -13,7 +13,7 @@ import sipp
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import OptionError, UnknownOption
-from sipp.results.checking import METHODS, OF_ONE_LAYER
+from sipp.results import check
 from sipp.scoring.methods import NAMES
 
 
@@ -70,7 +70,7 @@ def test_warnings_still_point_at_the_callers_line() -> None:
 
 
 def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for given, here in METHODS.items():
+    for given, here in check.METHODS.items():
         assert here in NAMES and given not in NAMES
         with pytest.raises(OptionError, match=f"is called '{here}' here; give method='{here}'"):
             sipp.prune(net(), points(1), keep=0.5, method=given)
@@ -85,7 +85,7 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_torch_prunes_of_one_layer_is_not_what_a_method_prunes_of_all() -> None:
     """The way out that the message names gives torch's masks; the method alone compares all layers."""
-    for given, here in OF_ONE_LAYER.items():
+    for given, here in check.OF_ONE_LAYER.items():
         with pytest.raises(
             OptionError, match=f"'{here}' alone compares the weights of all layers; give method='{here}'"
         ):

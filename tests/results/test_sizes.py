@@ -2,11 +2,11 @@
 
 import pytest
 
-from sipp.results.display import size_headline, size_words
+from sipp.results import words
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "dense_bytes", "words"),
+    ("n_bytes", "dense_bytes", "text"),
     [
         (1000, 8123, "8.12 x smaller"),
         (1000, 1010, "1.01 x smaller"),
@@ -18,7 +18,7 @@ from sipp.results.display import size_headline, size_words
         (300, 0, "300.00 x larger"),  # a file without a single value
     ],
 )
-def test_a_file_that_grew_is_larger_and_says_why(n_bytes, dense_bytes, words):
-    assert size_headline(n_bytes, dense_bytes) == words
+def test_a_file_that_grew_is_larger_and_says_why(n_bytes, dense_bytes, text):
+    assert words.size_headline(n_bytes, dense_bytes) == text
     why = ": in a network this small, names and records take more room than zeros save"
-    assert size_words(n_bytes, dense_bytes) == words + (why if "larger" in words else "")
+    assert words.size(n_bytes, dense_bytes) == text + (why if "larger" in text else "")

@@ -13,7 +13,7 @@ from shorter import narrow_resnets
 from torch import Tensor, nn
 
 import sipp
-from sipp.results.display import NAME_LENGTH, number_up, short_names
+from sipp.results import words
 from sipp.results.pruned import has_useful_layer_bounds
 from sipp_lab.nets import build
 
@@ -37,7 +37,7 @@ def test_a_notebook_shows_it_in_the_order_of_print(pruned: sipp.Pruned) -> None:
 def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
     for text in (str(pruned), pruned.details):
         (row,) = (line for line in text.splitlines() if "<encoder>" in line)
-        assert row.split()[0] == short_names([layer.name for layer in pruned.layers])[0]
+        assert row.split()[0] == words.short_names([layer.name for layer in pruned.layers])[0]
         assert all(len(line) <= 120 for line in text.splitlines())
         assert "rows: " in text and "fan-in: " in text
     for word in ("eps: ", "Delta: ", "layer bound: "):
@@ -46,8 +46,8 @@ def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) 
 
 def test_short_names_keep_both_ends() -> None:
     long = "transformer.encoder.layers.11.attention.self.query.weight"
-    whole, short = short_names(["0.weight", long])
-    assert whole == "0.weight" and len(short) == NAME_LENGTH
+    whole, short = words.short_names(["0.weight", long])
+    assert whole == "0.weight" and len(short) == words.NAME_LENGTH
     assert short.startswith("transformer.") and short.endswith("query.weight")
 
 
@@ -65,15 +65,19 @@ BERT = [
 
 
 def test_the_blocks_of_a_transformer_stay_different_and_keep_their_numbers() -> None:
-    short = short_names([*BERT, "classifier.weight"])
-    assert len(set(short)) == len(BERT) + 1 and max(map(len, short)) <= NAME_LENGTH and short[-1] == "classifier.weight"
+    short = words.short_names([*BERT, "classifier.weight"])
+    assert (
+        len(set(short)) == len(BERT) + 1
+        and max(map(len, short)) <= words.NAME_LENGTH
+        and short[-1] == "classifier.weight"
+    )
     assert short[:2] == ["b.e.l.0.a.self.query.weight", "b.e.l.0.a.self.key.weight"]
     assert short[-2] == "b.e.l.11.output.dense.weight"
 
 
 def test_a_number_at_the_end_is_free() -> None:
     names = ["abcy" + "x" * 20, "abcz" + "x" * 20, "abc....1"]
-    assert short_names(names, 8) == ["abc....4", "abc....2", "abc....1"]
+    assert words.short_names(names, 8) == ["abc....4", "abc....2", "abc....1"]
 
 
 PARTS = st.lists(
@@ -84,7 +88,7 @@ PARTS = st.lists(
 @given(st.lists(PARTS.map(".".join), unique=True), st.integers(8, 40))
 @settings(max_examples=100, deadline=None)
 def test_names_that_differ_stay_different(names: list[str], length: int) -> None:
-    short = short_names(names, length)
+    short = words.short_names(names, length)
     assert len(set(short)) == len(names)
     assert all(len(one) <= length for one in short)
 
@@ -134,7 +138,7 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
         assert ("theory: no useful bound for this network: " in text) == (not is_useful)
         for layer in pruned.layers:
             (cells,) = (line.split() for line in str(pruned).splitlines() if line.split()[:1] == [layer.name])
-            assert all(number_up(eps) in cells for eps in (layer.eps, layer.eps_measured) if is_useful)
+            assert all(words.number_up(eps) in cells for eps in (layer.eps, layer.eps_measured) if is_useful)
         assert all(part.sentence in whole for part in (pruned.measured, pruned.bound, pruned.guarantee))
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import sipp
 from sipp.files import RECORD_NAME, WEIGHTS_NAME
-from sipp.results.network_hash import model_hash
+from sipp.results import hashing
 from sipp.storage.pruned_folder import read_pruned
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -76,7 +76,7 @@ def main(place: Path) -> dict[str, int]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
     old, new, third = (sipp.prune(net, None, keep=keep, method="magnitude") for keep in (0.9, 0.5, 0.3))
-    old_hash, new_hash = model_hash(old.model), model_hash(new.model)
+    old_hash, new_hash = hashing.of_model(old.model), hashing.of_model(new.model)
     done: dict[str, int] = {}
 
     here = place
@@ -103,8 +103,8 @@ def main(place: Path) -> dict[str, int]:
 
     def save_again() -> None:
         sipp.save_folder(third, here)
-        assert read_pruned(here).identity.pruned_hash == model_hash(third.model)
-        assert json.loads((here / RECORD_NAME).read_bytes())["pruned_hash"] == model_hash(third.model)
+        assert read_pruned(here).identity.pruned_hash == hashing.of_model(third.model)
+        assert json.loads((here / RECORD_NAME).read_bytes())["pruned_hash"] == hashing.of_model(third.model)
 
     done["steps over a folder"] = n_steps(begin_over, lambda: sipp.save_folder(new, here), check_over)
     done["steps of a new folder"] = n_steps(fresh, lambda: sipp.save_folder(new, here), check_new)

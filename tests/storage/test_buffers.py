@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.results.network_hash import model_hash, state_hash
+from sipp.results import hashing
 from sipp.storage.pruned_folder import read_pruned
 
 
@@ -44,21 +44,21 @@ def with_scale(model: nn.Module, scale: float) -> Scaled:
 
 def test_the_hash_is_that_of_the_state_dict_where_that_holds_all() -> None:
     net = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
-    assert model_hash(net) == state_hash(net.state_dict())
+    assert hashing.of_model(net) == hashing.of_state(net.state_dict())
 
 
 def test_the_hash_sees_values_names_and_dtypes_and_no_wrapper(dense: Scaled) -> None:
-    base = model_hash(dense)
-    assert model_hash(with_scale(dense, 2.0)) == base == model_hash(nn.DataParallel(dense))
+    base = hashing.of_model(dense)
+    assert hashing.of_model(with_scale(dense, 2.0)) == base == hashing.of_model(nn.DataParallel(dense))
     renamed = with_scale(dense, 2.0)
     renamed.register_buffer("other", renamed.scale, persistent=False)
     double = with_scale(dense, 2.0)
     double.scale = double.scale.double()
     without = with_scale(dense, 2.0)
     del without.scale
-    others = [model_hash(one) for one in (with_scale(dense, 3.0), renamed, double, without)]
+    others = [hashing.of_model(one) for one in (with_scale(dense, 3.0), renamed, double, without)]
     assert base not in others and len(set(others)) == 4
-    assert others[-1] == state_hash(dense.state_dict())
+    assert others[-1] == hashing.of_state(dense.state_dict())
 
 
 def test_a_certificate_is_about_the_network_with_its_buffers(
@@ -78,7 +78,7 @@ def test_a_certificate_is_about_the_network_with_its_buffers(
     sipp.save(pruned, path, certificate=certificate)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert model_hash(sipp.load(path, into=Scaled())) == certificate.pruned_hash
+        assert hashing.of_model(sipp.load(path, into=Scaled())) == certificate.pruned_hash
     with pytest.warns(UserWarning, match="buffers that are not part of a state_dict"):
         sipp.load(path, into=Scaled(3.0))
 
@@ -86,7 +86,7 @@ def test_a_certificate_is_about_the_network_with_its_buffers(
 def test_a_folder_is_about_the_network_with_its_buffers(dense: Scaled, pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "net")
     record = read_pruned(folder)
-    assert record.identity.pruned_hash == model_hash(pruned.model) and not record.note
+    assert record.identity.pruned_hash == hashing.of_model(pruned.model) and not record.note
 
 
 def test_statements_vanish_when_a_buffer_changes(dense: Scaled) -> None:
@@ -98,13 +98,13 @@ def test_statements_vanish_when_a_buffer_changes(dense: Scaled) -> None:
 
 
 def test_masks_that_are_held_are_no_part_of_it(dense: Scaled, pruned: sipp.Pruned) -> None:
-    base = model_hash(pruned.model)
+    base = hashing.of_model(pruned.model)
     sipp.hold(pruned.model, pruned)
     try:
-        assert model_hash(pruned.model) == base and "changed after pruning" not in pruned.details
+        assert hashing.of_model(pruned.model) == base and "changed after pruning" not in pruned.details
     finally:
         sipp.release(pruned.model)
-    assert model_hash(pruned.model) == base
+    assert hashing.of_model(pruned.model) == base
 
 
 def test_a_file_without_a_certificate_tells_of_other_buffers_too(pruned: sipp.Pruned, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.files import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
-from sipp.results.network_hash import model_hash
+from sipp.results import hashing
 from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
@@ -58,7 +58,7 @@ def test_a_certificate_says_what_was_dense(
     dense: nn.Module, pruned: sipp.Pruned, certificate: object, tmp_path: Path
 ) -> None:
     record = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
-    assert record.identity.dense_hash == model_hash(dense) and record.identity.certificate == certificate
+    assert record.identity.dense_hash == hashing.of_model(dense) and record.identity.certificate == certificate
     other = sipp.prune(dense, None, keep=0.2, method="magnitude")
     with pytest.raises(OptionError, match="another network"):
         sipp.save_folder(other, tmp_path / "other", certificate=certificate)  # type: ignore[arg-type]

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import point_ratios
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.results import hashing
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import from_json, to_json
-from sipp.results.network_hash import model_hash
 from sipp.verbs.certify import certify, certify_accuracy
 
 
@@ -392,12 +392,12 @@ def test_duplicates_are_counted_and_said():
 
 def test_the_model_hash_sees_names_values_shapes_and_dtypes_and_no_wrapper():
     net = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.BatchNorm1d(3)))
-    base = model_hash(net)
-    assert model_hash(copy.deepcopy(net)) == base
-    assert model_hash(nn.DataParallel(net)) == base
+    base = hashing.of_model(net)
+    assert hashing.of_model(copy.deepcopy(net)) == base
+    assert hashing.of_model(nn.DataParallel(net)) == base
     reordered = nn.Module()
     reordered.b, reordered.a = net.b, net.a
-    assert model_hash(reordered) == base
+    assert hashing.of_model(reordered) == base
     others = [copy.deepcopy(net) for _ in range(4)]
     with torch.no_grad():
         others[0].a.weight[0, 0] = math.nextafter(float(others[0].a.weight[0, 0]), 2) + 1e-6
@@ -405,8 +405,8 @@ def test_the_model_hash_sees_names_values_shapes_and_dtypes_and_no_wrapper():
     others[2].a.weight.data = others[2].a.weight.data.reshape(2, 3)
     others[3].double()
     renamed = nn.Sequential(OrderedDict(c=net.a, b=net.b))
-    assert base not in [model_hash(other) for other in (*others, renamed)]
-    assert model_hash(net.bfloat16()) != base
+    assert base not in [hashing.of_model(other) for other in (*others, renamed)]
+    assert hashing.of_model(net.bfloat16()) != base
 
 
 def test_state_without_a_stable_hash_is_refused():
@@ -415,7 +415,7 @@ def test_state_without_a_stable_hash_is_refused():
             return {"object": object()}
 
     with pytest.raises(ModelError, match=r"'_extra_state' is a dict"):
-        model_hash(Odd(1, 1))
+        hashing.of_model(Odd(1, 1))
 
 
 # ---- accuracy

@@ -26,12 +26,10 @@ from torch import Tensor, nn
 from sipp.inputs import AnyData, Data, Maps, data_of, depends_on_batch, point_hashes, points_at
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
-    BOUND_DTYPE,
     C_CONSTANT,
     CONFIDENCE,
     K_CONSTANT,
     MOST_SHARE,
-    SCORE_DTYPE,
     Assumption,
     Batch,
     DrawUnit,
@@ -40,17 +38,15 @@ from sipp.results import (
     Scoring,
     Selector,
     Sensitivities,
-    check_flag,
-    check_number,
+    check,
     coverage,
-    device_of,
-    ratio_rounding,
+    numerics,
     share_needed,
 )
 from sipp.scoring import ratios_of, task_of, unreached_error
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
-SMALLEST_RATIO = torch.finfo(SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0
+SMALLEST_RATIO = torch.finfo(numerics.SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0
 
 
 @torch.inference_mode(False)
@@ -80,12 +76,12 @@ def check_assumption(
         >>> seen.total.share_holding, seen.total.es_failures, seen.total.n_pairs
         (1.0, 0, 2)
     """
-    check_flag("progress", progress)
-    c_constant = check_number("c_constant", c_constant, above=0)
-    check_number("k_constant", k_constant, above=0)
+    check.flag("progress", progress)
+    c_constant = check.number("c_constant", c_constant, above=0)
+    check.number("k_constant", k_constant, above=0)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
     unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
-    held = None if holdout is None else data_of(holdout, role="holdout", device=device_of(task.model))
+    held = None if holdout is None else data_of(holdout, role="holdout", device=numerics.device_of(task.model))
     counts = [task.points.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
     sensitivity, n_above, keys = dict[str, Tensor](), dict[str, Tensor](), list[str]()
@@ -96,7 +92,7 @@ def check_assumption(
             keys.append("".join(point_hashes(draw)))
             for weight, ratio_FK in ratios_of(task, draw, maps):
                 # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
-                is_above_FK = ratio_FK > (1 + ratio_rounding(weight.fan_in)) / c_constant
+                is_above_FK = ratio_FK > (1 + numerics.ratio_rounding(weight.fan_in)) / c_constant
                 sensitivity[weight.name] = torch.maximum(sensitivity.get(weight.name, ratio_FK), ratio_FK)
                 n_above[weight.name] = n_above.get(weight.name, 0) + is_above_FK.to(torch.int32)
         for weight in task.weights:
@@ -105,8 +101,8 @@ def check_assumption(
         for draw in () if held is None else _draws(held, unit, advance):
             new_keys.append("".join(point_hashes(draw)))
             for weight, ratio_FK in ratios_of(task, draw, maps):
-                seen_FK = sensitivity[weight.name].to(BOUND_DTYPE)
-                limit_FK = c_constant * seen_FK * (1 + 2 * ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
+                seen_FK = sensitivity[weight.name].to(numerics.BOUND_DTYPE)
+                limit_FK = c_constant * seen_FK * (1 + 2 * numerics.ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
                 failures[weight.name] += int((ratio_FK > limit_FK).sum())
                 pairs[weight.name] += int((ratio_FK > 0).sum())
                 quotients.append(float((ratio_FK / floored(seen_FK)).max()))
@@ -173,7 +169,7 @@ def constant_of(quotients: Iterable[float], n: int, max_fan_in: int, confidence:
         why = f"too few inputs: {n} of the holdout are new, so nothing follows for most new inputs"
         return Measured(None, 1.0, confidence, n, why)
     found = list(quotients)
-    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + ratio_rounding(max_fan_in))
+    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + numerics.ratio_rounding(max_fan_in))
     if not math.isfinite(constant):
         return Measured(None, 1.0, confidence, n, "a ratio was not finite")
     return Measured(constant, share, confidence, n, "")
@@ -184,6 +180,6 @@ def floored(sensitivity_FK: Tensor) -> Tensor:
 
     For a row that no point reached the maximum is taken as 1, which ratios cannot exceed.
     """
-    sensitivity_FK = sensitivity_FK.to(BOUND_DTYPE)
+    sensitivity_FK = sensitivity_FK.to(numerics.BOUND_DTYPE)
     most_F1 = sensitivity_FK.amax(1, keepdim=True)
     return torch.maximum(sensitivity_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from sipp.errors import ModelError
 from sipp.inputs import copy_of, fresh, on_device, run_batch, scoring_mode, with_dtype
-from sipp.results import Batch, device_of
+from sipp.results import Batch, numerics
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far two runs of the same operations may differ by rounding, as a share of the largest output: in float64, and
@@ -84,7 +84,7 @@ def _with_weights(dense: nn.Module, theirs: dict[str, Tensor]) -> nn.Module:
 def _outputs(model: nn.Module, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
     """All tensors that a network returns for a batch in this precision; random layers draw the same numbers."""
     runs = copy_of(model).to(dtype)
-    given: Any = with_dtype(on_device(fresh(batch), device_of(model)), dtype)
+    given: Any = with_dtype(on_device(fresh(batch), numerics.device_of(model)), dtype)
     with torch.random.fork_rng(), scoring_mode(runs, "running"):
         torch.manual_seed(0)
         return [leaf for leaf in tree_leaves(run_batch(runs, given)) if isinstance(leaf, Tensor)]

@@ -42,7 +42,7 @@ from sipp.inputs import (
     tensors_of_inputs,
     with_dtype,
 )
-from sipp.results import MOST_SHARE, Batch, NetworkBound, Sensitivities, coverage, device_of, no_bound, tensors_hash
+from sipp.results import MOST_SHARE, Batch, NetworkBound, Sensitivities, coverage, hashing, no_bound, numerics
 
 MEASURED = 1e-13  # of the output: the error of a distance that is measured in float64
 # Rounding depends on the order of sums, which differs between batches and machines: the measured error counts twice.
@@ -64,10 +64,10 @@ def sound_network_bound(
     try:
         if scores.batch_dependent or scores.dependence:
             raise NoBound(scores.dependence or "BatchNorm on batch statistics has no bound for a single input")
-        data = data_of(points, device=device_of(dense), role="holdout")
+        data = data_of(points, device=numerics.device_of(dense), role="holdout")
         if data.is_empty:
             raise NoBound("too few inputs to hold one back: pass more, or a holdout")
-        worst, keys, is_same = 0.0, set[str](), tensors_hash(dense) == tensors_hash(pruned)
+        worst, keys, is_same = 0.0, set[str](), hashing.of_tensors(dense) == hashing.of_tensors(pruned)
         for batch in data.batches():
             error_B, size_B = error_bounds(dense, pruned, batch)
             if not is_same:
@@ -128,7 +128,7 @@ def _output(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Tensor
 
 def _ready(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Batch:
     """A copy of the batch on the model's device, its real numbers in `dtype` (None: as they are)."""
-    copied = on_device(fresh(batch), device_of(model))
+    copied = on_device(fresh(batch), numerics.device_of(model))
     return copied if dtype is None else with_dtype(copied, dtype)
 
 
@@ -174,7 +174,7 @@ class _Walk:
 
     def __init__(self, dense: nn.Module, pruned: nn.Module, batch: Batch) -> None:
         inputs = [leaf for leaf in tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, Tensor)]
-        zeros_B = torch.zeros(batch.n_points, dtype=torch.float64, device=device_of(dense))
+        zeros_B = torch.zeros(batch.n_points, dtype=torch.float64, device=numerics.device_of(dense))
         self.errors = WeakTensorKeyDictionary(dict.fromkeys(inputs, zeros_B))  # of values: they depend on the input
         theirs = _tensors(pruned)
         pairs = {tensor: theirs[name] for name, tensor in _tensors(dense).items()}

@@ -28,7 +28,6 @@ from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
 from sipp.pruning import RAND, STRATEGIES, Cut, dead_rows, eps_given
 from sipp.results import (
-    BOUND_DTYPE,
     MOST_SHARE,
     Coverage,
     Guarantee,
@@ -40,8 +39,9 @@ from sipp.results import (
     Sensitivities,
     coverage,
     layer_bound,
-    listed,
     no_bound,
+    numerics,
+    words,
 )
 from sipp.scoring import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of, measure_sensitivities
 
@@ -74,7 +74,7 @@ def statements_of(
         return Statements(None, bound, None, _layer_records(ranking, cut, bound, no_eps))
     if mode == "paper" and new_points is not None and task is not None:
         holdout = measure_sensitivities(replace(task.with_points(new_points), seed=0))
-    left_out = listed(cut.others) if cut.others else ""
+    left_out = words.listed(cut.others) if cut.others else ""
     obstacle, reasons = _obstacle(scores, cut), _why_rows_have_no_bound(ranking, cut)
     guarantee = row_guarantee(ranking, scores, cut.dense, factor_of(ranking.method_name), reasons)
     bound = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=holdout)
@@ -252,7 +252,7 @@ def network_epsilon(
 def lipschitz_of(cut: Cut) -> list[float]:
     """Lip_k of each layer: the larger of the dense and the pruned norm, as sampled weights are re-weighted."""
     pairs = ((dense_FK, row.values_FK) for dense_FK, row in zip(cut.dense, cut.rows))
-    return [max(float(weight_FK.to(BOUND_DTYPE).norm()) for weight_FK in pair) for pair in pairs]
+    return [max(float(weight_FK.to(numerics.BOUND_DTYPE).norm()) for weight_FK in pair) for pair in pairs]
 
 
 def paper_bound(

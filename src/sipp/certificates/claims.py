@@ -20,15 +20,12 @@ from sipp.results import (
     Batch,
     Certificate,
     Measure,
-    check_drop,
-    check_number,
-    check_share,
+    check,
     drop_limit,
-    exactly,
     holdout_needed,
     k_allowed,
-    percent,
     share_limit,
+    words,
 )
 
 
@@ -128,8 +125,8 @@ class OutputTolerance:
 
     @property
     def words(self) -> str:
-        inputs = f"for all but {percent(self.share)} of inputs, confidence {percent(self.confidence)}"
-        return f"relative output error <= {exactly(self.epsilon)} {inputs}"
+        inputs = f"for all but {words.percent(self.share)} of inputs, confidence {words.percent(self.confidence)}"
+        return f"relative output error <= {words.exactly(self.epsilon)} {inputs}"
 
     def measure(self, f: Tensor, g: Tensor, _: Batch) -> Tensor:
         """The relative error of each output."""
@@ -166,7 +163,7 @@ class AccuracyTolerance:
 
     @property
     def words(self) -> str:
-        return f"accuracy drop <= {percent(self.max_drop)}, confidence {percent(self.confidence)}"
+        return f"accuracy drop <= {words.percent(self.max_drop)}, confidence {words.percent(self.confidence)}"
 
     def measure(self, f: Tensor, g: Tensor, batch: Batch) -> Tensor:
         """Which outputs were right before and after, and which changed their class."""
@@ -211,12 +208,12 @@ def tolerance_of(epsilon: float | None, max_drop: float | None, share: float | N
     if (epsilon is None) == (max_drop is None):
         raise OptionError("give exactly one of epsilon (relative error of the output) and max_accuracy_drop")
     if epsilon is not None:
-        share = check_share("share", SHARE if share is None else share)
-        return OutputTolerance(check_number("epsilon", epsilon, least=0), share, confidence)
+        share = check.share("share", SHARE if share is None else share)
+        return OutputTolerance(check.number("epsilon", epsilon, least=0), share, confidence)
     if share is not None:
         raise OptionError(
             "share is the share of inputs that may be further off than epsilon; an accuracy drop leaves none out",
             fix="leave share out, or give epsilon instead of max_accuracy_drop",
             option="share",
         )
-    return AccuracyTolerance(check_drop("max_accuracy_drop", max_drop), confidence)
+    return AccuracyTolerance(check.drop("max_accuracy_drop", max_drop), confidence)

@@ -14,7 +14,7 @@ from sipp.certificates.running import Output, check_model, follows_positions, ru
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import Data, allowed_difference, data_of, hash_of_points, point_hashes, scoring_mode, why_dependent
 from sipp.progress import progress_bar
-from sipp.results import Batch, NetworkLike, SeenPoints, model_hash, network_of, points_seen
+from sipp.results import Batch, NetworkLike, SeenPoints, hashing, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # prefix for the name of an `output=` function, which a record cannot store
@@ -87,8 +87,8 @@ def measure_outputs(
         n=n,
         n_duplicates=len(hashes) - n,
         data_hash=hash_of_points(hashes),
-        dense_hash=model_hash(dense),
-        pruned_hash=model_hash(network),
+        dense_hash=hashing.of_model(dense),
+        pruned_hash=hashing.of_model(network),
         dtype="/".join(sorted(dtypes)),
         output=CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
         calibration_checked=known.is_all,

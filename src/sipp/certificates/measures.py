@@ -16,7 +16,7 @@ from torch import Tensor
 from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes
 from sipp.errors import DataError, ModelError
 from sipp.inputs import Truth, truth_of
-from sipp.results import BOUND_DTYPE, Batch, Measure
+from sipp.results import Batch, Measure, numerics
 
 MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
 
@@ -58,13 +58,13 @@ class PointComparisons(NamedTuple):
 def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
     """The `PointComparisons` of dense and pruned outputs, n x 11; `why` collects why labels give no accuracy."""
     n = len(f)
-    f_nk, g_nk = f.to(BOUND_DTYPE).reshape(n, -1), g.to(BOUND_DTYPE).reshape(n, -1)
+    f_nk, g_nk = f.to(numerics.BOUND_DTYPE).reshape(n, -1), g.to(numerics.BOUND_DTYPE).reshape(n, -1)
     has_classes = f.dim() == 2 and f.shape[1] > 1
     truth = truth_of(batch.labels, n, f.shape[1]) if has_classes else Truth(None)
     if not has_classes and batch.labels is not None:
         truth = Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
     why.update([truth.why] if truth.why else [])
-    zeros_n = torch.zeros(n, dtype=BOUND_DTYPE, device=f.device)
+    zeros_n = torch.zeros(n, dtype=numerics.BOUND_DTYPE, device=f.device)
     squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
     points = PointComparisons(point_ratios(f, g), *squares, zeros_n + has_classes, *[zeros_n] * 7)
     if has_classes:  # a non-finite output has none
@@ -85,7 +85,7 @@ def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor
                 dense_loss=loss[0],
                 pruned_loss=loss[1],
             )
-    return torch.stack([value.to(BOUND_DTYPE) for value in points], dim=1)
+    return torch.stack([value.to(numerics.BOUND_DTYPE) for value in points], dim=1)
 
 
 def measure_of(name: Measure) -> MeasureFunction:

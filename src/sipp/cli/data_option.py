@@ -15,7 +15,7 @@ from sipp.cli.data_sources import INPUTS, LABELS, Role, Source, find_source
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.language_text import N_SEQUENCES
 from sipp.cli.options import KINDS, InputOptions
-from sipp.results import Method, labelled_line
+from sipp.results import Method, words
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
 HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
@@ -197,4 +197,4 @@ def summary(points: Points | None) -> dict[str, Any] | None:
 def normalisation_lines(*drawn: Points | None) -> list[str]:
     """One line for each normalisation that was applied to images."""
     applied = dict.fromkeys(points.source.normalised for points in drawn if points is not None)
-    return [labelled_line("images", normalised.words) for normalised in applied if normalised is not None]
+    return [words.labelled_line("images", normalised.words) for normalised in applied if normalised is not None]

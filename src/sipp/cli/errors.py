@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from sipp.errors import SippError
-from sipp.results import SHARES, PruneOptions
+from sipp.results import PruneOptions, check
 
 UNEXPECTED = 1
 WRONG_INPUT = 2
@@ -109,7 +109,7 @@ def _report_error(error: BaseException, command: str, debug: bool) -> int:
         known = getattr(error, "ctx", None)  # None, or that of the group if the command does not exist
         place = getattr(known, "command_path", command)
         unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-        fix = "give --keep, the share of weights to keep" if unknown in SHARES else f"see {place} --help"
+        fix = "give --keep, the share of weights to keep" if unknown in check.SHARES else f"see {place} --help"
         reported = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
     elif isinstance(error, MemoryError):
         reported = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")

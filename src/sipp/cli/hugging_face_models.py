@@ -15,7 +15,7 @@ from torch import nn
 
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
-from sipp.results import listed
+from sipp.results import words
 
 PREFIX, GGUF, CONFIG = "hf:", ".gguf", "config.json"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of them holds the vocabulary
@@ -67,9 +67,11 @@ def hf_model(spec: str) -> nn.Module:
         )
     missing, unknown = (sorted(loading_info[key]) for key in ("missing_keys", "unexpected_keys"))
     if missing:  # transformers would initialise these at random
-        raise ModelError(f"{folder} has no weights for {listed(missing)} of {type(network).__name__}", fix=WHOLE)
+        raise ModelError(f"{folder} has no weights for {words.listed(missing)} of {type(network).__name__}", fix=WHOLE)
     if unknown:
-        warnings.warn(f"{folder}: {type(network).__name__} has no place for {listed(unknown)}, left out", stacklevel=2)
+        warnings.warn(
+            f"{folder}: {type(network).__name__} has no place for {words.listed(unknown)}, left out", stacklevel=2
+        )
     return cast("nn.Module", network)
 
 

@@ -18,7 +18,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face_models import PREFIX, hf_model
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.files import WEIGHTS_NAME, metadata_of
-from sipp.results import NormStats, Report, SeenPoints, labelled_line, listed
+from sipp.results import NormStats, Report, SeenPoints, words
 from sipp_lab.nets import NETS, build, n_classes_in
 from sipp_lab.own_code import call_user_code, import_named
 from sipp_lab.training.setup import Device, device_named
@@ -89,7 +89,7 @@ def norm_stats_lines(used: NormStats, asked: NormStats | None) -> list[str]:
     if asked is not None or used == "running":
         return []
     return [
-        labelled_line(
+        words.labelled_line(
             "batchnorm", "uses the statistics of each batch: it has none of its own, the network is untrained"
         )
     ]
@@ -215,8 +215,8 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
     missing = [n for n in missing if not n.endswith(COUNTER) and id(parameters.get(n)) not in loaded]  # unless tied
     unknown = [name for name in unknown if name not in buffers]
     differences = [
-        f"{words}: {listed(names)}"
-        for words, names in (("not in the file", missing), ("not in the network", unknown))
+        f"{text}: {words.listed(names)}"
+        for text, names in (("not in the file", missing), ("not in the network", unknown))
         if names
     ]
     if differences:

@@ -21,7 +21,7 @@ import sipp
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import OptionError, SippError
-from sipp.results import Group, NormStats, Option, PruneOptions, method_here, nearest
+from sipp.results import Group, NormStats, Option, PruneOptions, check
 
 KINDS = (
     "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors, .pt; for hf:DIR .txt and "
@@ -280,7 +280,10 @@ def check_method(name: str, where: str) -> None:
     """Refuses, before any work, a method that nobody knows."""
     known = sipp.methods()
     if name not in known:
-        here = method_here(name) or (f"not a method{nearest(name, known)}", f"give one of {', '.join(known)}")
+        here = check.method_here(name) or (
+            f"not a method{check.nearest(name, known)}",
+            f"give one of {', '.join(known)}",
+        )
         error = OptionError(f"{name!r:.40} is {here[0]}", fix=here[1], option="method")
         raise as_command_error(error, where, "see --help")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sipp.cli.errors import naming_option
 from sipp.files import check_file, check_folder, refuse_input, seal, write_atomic
-from sipp.results import labelled_line, to_json
+from sipp.results import to_json, words
 
 ANOTHER = "give another place"
 
@@ -46,4 +46,4 @@ def write_record(path: Path | None, record: dict[str, Any]) -> list[str]:
     if path is None:
         return []
     write_out(path, json.dumps(seal(to_json(record)), indent=1, allow_nan=False).encode())
-    return [labelled_line("written", str(path))]
+    return [words.labelled_line("written", str(path))]

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
-from sipp.results import plain_table, to_json
+from sipp.results import to_json, words
 
 UNBOUNDED = 10_000  # columns for files and pipes, so that no name is wrapped
 
@@ -38,10 +38,10 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
 
 def listing(what: str, meaning: str, kind: str, descriptions: dict[str, str]) -> Answer:
     """An answer that lists names with descriptions."""
-    table = plain_table(what, meaning, texts=(meaning,))
-    for name, words in descriptions.items():
-        table.add_row(name, words)
-    rows = [{"name": name, "description": words} for name, words in descriptions.items()]
+    table = words.plain_table(what, meaning, texts=(meaning,))
+    for name, text in descriptions.items():
+        table.add_row(name, text)
+    rows = [{"name": name, "description": text} for name, text in descriptions.items()]
     return Answer([table], {"kind": kind, kind: rows})
 
 

@@ -27,7 +27,7 @@ from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.progress import QUIET_S, write_line
 from sipp.report import seconds
-from sipp.results import counted, plain_table
+from sipp.results import words
 from sipp_lab.parallel.on_ray import LOCAL, RayOptions
 from sipp_lab.parallel.processes import Processes, join_processes, leave_processes
 from sipp_lab.recipes import Recipe
@@ -84,15 +84,14 @@ def _say_how_many(processes: Processes) -> None:
 def dry_run(recipes: Sequence[Recipe], how: RunOptions, values: Record, *notes: str) -> Answer:
     """What is left to train in each run, and how long that may take here: a few steps of each are timed."""
     planned = [planned_run(recipe, out=how.out, device=how.device) for recipe in recipes]
-    table = plain_table("run", "networks", "there", "to train", "epochs", "time", texts=("time",))
+    table = words.plain_table("run", "networks", "there", "to train", "epochs", "time", texts=("time",))
     for one in planned:
         table.add_row(
             one.run, *(f"{n:,}" for n in (one.n_all, one.n_there, one.n_new, one.n_epochs)), seconds(one.seconds)
         )
     total = total_of(planned)
-    left = (
-        f"{counted(total.n_new, 'network')} and {total.n_epochs:,} epochs to train: about {seconds(total.seconds)} here"
-    )
+    networks = words.counted(total.n_new, "network")
+    left = f"{networks} and {total.n_epochs:,} epochs to train: about {seconds(total.seconds)} here"
     note = "one network after another; pruning, tests and reading images come on top"
     runs = [vars(one) for one in planned]
     sums = {"n_new": total.n_new, "n_epochs": total.n_epochs, "seconds": total.seconds}

@@ -27,7 +27,7 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches, with_padding_zeroed
 from sipp.inputs.recording import Operands, Recorder, Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, restoring, without_caches
-from sipp.results import Batch, NormStats, Weight, WeightUse, is_out_of_memory
+from sipp.results import Batch, NormStats, Weight, WeightUse, numerics
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is zeroed
@@ -46,7 +46,7 @@ def run_batch(model: nn.Module, batch: Batch, own_errors: Sequence[Exception] = 
     except (DataError, ModelError, OptionError):
         raise
     except Exception as error:  # their network, their data: anything may be raised
-        if is_out_of_memory(error) or any(error is one for one in own_errors):
+        if numerics.is_out_of_memory(error) or any(error is one for one in own_errors):
             raise
         raise DataError(_failure(model, batch, error)) from error
 

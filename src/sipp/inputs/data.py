@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sipp.errors import DataError, warn_caller
 from sipp.inputs.hashes import is_padding_mask, point_hashes
-from sipp.results import Batch, check_whole, integers, same_tensor
+from sipp.results import Batch, check, numerics
 
 # How many points we put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
@@ -76,7 +76,7 @@ class Data:
         model. Of `n_points` the last batch is cut if need be.
         """
         if self.n_points is not None:
-            check_whole("n_inputs", self.n_points, least=1)
+            check.whole("n_inputs", self.n_points, least=1)
         left, n_seen, role = self.n_points, 0, self.role
         is_endless = _endless() if left is None and not _has_length(self.given) else None
         for index, raw in _read(self._raw_batches(batch_size or self.batch_size), role):
@@ -268,7 +268,7 @@ def _endless() -> Callable[[Batch], bool]:
         since += 1
         if not first:
             first.extend(value.clone() for value in inputs)  # a loader may fill one buffer again and again
-        elif len(first) == len(inputs) and all(map(same_tensor, first, inputs)):
+        elif len(first) == len(inputs) and all(map(numerics.same_tensor, first, inputs)):
             # at equal distances only: finite data may contain copies of its first batch
             n_repeats = n_repeats + 1 if since == gap else 1
             gap, since = since, 0
@@ -432,15 +432,15 @@ def points_at(batch: Batch, where: slice | Tensor) -> Batch:
         if isinstance(value, Tensor) and value.shape[:1] == (batch.n_points,):  # labels may be of any shape
             return value[where]
         if isinstance(value, list | tuple) and len(value) == batch.n_points:
-            return [value[i] for i in integers(0, batch.n_points)[where].tolist()]
+            return [value[i] for i in numerics.integers(0, batch.n_points)[where].tolist()]
         return value
 
-    return replace(_map_values(batch, cut), n_points=len(integers(0, batch.n_points)[where]))
+    return replace(_map_values(batch, cut), n_points=len(numerics.integers(0, batch.n_points)[where]))
 
 
 def first_and_last(n_points: int) -> Tensor:
     """The first and the last point of a batch, which stand for all of it."""
-    return integers(0, n_points)[:: max(1, n_points - 1)]
+    return numerics.integers(0, n_points)[:: max(1, n_points - 1)]
 
 
 def form_of(batch: Batch) -> tuple[Any, ...]:

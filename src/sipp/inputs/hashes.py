@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from sipp.results import Batch, raw_bytes
+from sipp.results import Batch, hashing
 
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 
@@ -62,5 +62,5 @@ def _content(value: Tensor | PackedSequence, real_BT: Tensor | None) -> Tensor |
 def _rows(part: Tensor | list[Tensor]) -> list[bytes]:
     """The bytes of each point, from a copy: a tensor that NumPy has seen can no longer be resized."""
     if isinstance(part, Tensor):
-        return [row.tobytes() for row in raw_bytes(part).reshape(len(part), part[0].nbytes).clone().numpy()]
-    return [raw_bytes(point).clone().numpy().tobytes() for point in part]
+        return [row.tobytes() for row in hashing.raw_bytes(part).reshape(len(part), part[0].nbytes).clone().numpy()]
+    return [hashing.raw_bytes(point).clone().numpy().tobytes() for point in part]

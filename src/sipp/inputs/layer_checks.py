@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from sipp.errors import ModelError
 from sipp.inputs.layers import PrunableLayer, by_point
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_positions_of
-from sipp.results import Batch, Weight, WeightUse, exact_matmul, places_of, to_rows
+from sipp.results import Batch, Weight, WeightUse, numerics, to_rows
 
 _log = logging.getLogger("sipp")
 
@@ -84,12 +84,12 @@ def expected_products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_po
     at: tuple[Any, ...] = (
         points[:, None],
         slice(None),
-        *places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
+        *numerics.places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
     )
     patches_BPGK = windows[at].flatten(3).to(dtype)
     patches_GPK = patches_BPGK.flatten(0, 1).transpose(0, 1)
     rows_GRK = to_rows(weight, layer.parameter(use.parameter).detach())[rows].to(dtype).unflatten(0, (n_groups, -1))
-    with exact_matmul():
+    with numerics.exact_matmul():
         values_PF = torch.bmm(patches_GPK, rows_GRK.mT).transpose(0, 1).flatten(1)
     bias = getattr(layer.module, "bias", None)
     if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:

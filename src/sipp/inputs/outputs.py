@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh, is_tokens, points_at, tensors_of_inputs
 from sipp.inputs.layer_checks import every_tensor, finite_or_zero
-from sipp.results import BOUND_DTYPE, Batch, NormStats, device_of, for_device, integers
+from sipp.results import Batch, NormStats, numerics
 
 AT_ONCE = 1 << 22  # numbers that are compared at once, in float64: logits of long sequences would fill a GPU
 
@@ -34,7 +34,7 @@ def output_error(dense: nn.Module, other: nn.Module, batches: Sequence[Batch]) -
 
     None if the dense output has no real numbers; infinite if the distance is not finite.
     """
-    small = split_long_batches(batches, device_of(dense))
+    small = split_long_batches(batches, numerics.device_of(dense))
     return error_of(other, small, dense_outputs(dense, small, most=0))  # each is needed once
 
 
@@ -81,7 +81,7 @@ def error_of(
 def squared_distance(output: object, wanted: list[Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
     """||output - wanted||^2 and ||wanted||^2 in float64, padding left out; NaN and 0 if their shapes differ."""
     device = wanted[0].device if wanted else torch.device("cpu")
-    distance, size = (torch.zeros((), dtype=BOUND_DTYPE, device=device) for _ in range(2))
+    distance, size = (torch.zeros((), dtype=numerics.BOUND_DTYPE, device=device) for _ in range(2))
     found = tensors_in(output)
     if [tensor.shape for tensor in found] != [tensor.shape for tensor in wanted]:
         return distance + math.nan, size
@@ -118,7 +118,7 @@ def _slices(tensor: Tensor) -> list[Any]:
 
 def split_long_batches(batches: Sequence[Batch], device: torch.device) -> list[Batch]:
     """The batches, split where they have so many tokens that their logits would be large."""
-    most = for_device(TOKENS_AT_ONCE, device)
+    most = numerics.for_device(TOKENS_AT_ONCE, device)
     return [part for batch in batches for part in _of_tokens(batch, most)]
 
 
@@ -207,7 +207,7 @@ def why_dependent(
     """
     n = batch.n_points
     whole = run(batch) if whole is None else whole
-    back = integers(n - 1, -1, -1)
+    back = numerics.integers(n - 1, -1, -1)
     if alone is None or not _is_small_part(alone[0], n):
         last = back[: min(n - n // 2, MOST_ALONE)]
         try:
@@ -223,7 +223,7 @@ def why_dependent(
     if _agree(pairs, index, allowed):
         return ""
     again = run(points_at(batch, index))
-    if not _agree(_pairs(output, len(index), again, len(index)), integers(0, len(index)), allowed):
+    if not _agree(_pairs(output, len(index), again, len(index)), numerics.integers(0, len(index)), allowed):
         return CHANCE
     return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
 

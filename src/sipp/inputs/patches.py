@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.results import BOUND_DTYPE, SCORE_DTYPE, Batch, Weight, WeightUse
+from sipp.results import Batch, Weight, WeightUse, numerics
 
 LARGEST_EXPONENT = 1023  # of a finite float64
 SIGNS_T1 = np.array([[1.0], [-1.0]])  # t of activations
@@ -116,8 +116,8 @@ def start_value_range(windows: Tensor, extremes: Extremes) -> Callable[[], Value
     """
     found = extremes(distinct_values(windows))
     if found.is_cuda:  # a copy into pinned memory does not block
-        table = torch.empty(found.shape, dtype=BOUND_DTYPE, device="cpu", pin_memory=True)
-        table.copy_(found.to(BOUND_DTYPE), non_blocking=True)
+        table = torch.empty(found.shape, dtype=numerics.BOUND_DTYPE, device="cpu", pin_memory=True)
+        table.copy_(found.to(numerics.BOUND_DTYPE), non_blocking=True)
         done = torch.cuda.Event()
         done.record()
     else:
@@ -126,8 +126,8 @@ def start_value_range(windows: Tensor, extremes: Extremes) -> Callable[[], Value
     def values() -> ValueRange:
         if done is not None:
             done.synchronize()
-        has_numpy = table.dtype in (SCORE_DTYPE, BOUND_DTYPE)
-        found_XB = np.asarray((table if has_numpy else table.to(BOUND_DTYPE)).numpy(), np.float64)
+        has_numpy = table.dtype in (numerics.SCORE_DTYPE, numerics.BOUND_DTYPE)
+        found_XB = np.asarray((table if has_numpy else table.to(numerics.BOUND_DTYPE)).numpy(), np.float64)
         furthest_TB, smallest_B = found_XB[1::-1] * SIGNS_T1, found_XB[2]
         peak_B = np.maximum(*furthest_TB)
         least, most = np.minimum.reduce, np.maximum.reduce  # what min() and max() call after a detour through Python
@@ -148,12 +148,14 @@ def copy_windows(windows: Tensor) -> Tensor:
 
 def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
     """The windows in float32, each point multiplied by its scale; values in several windows are copied once."""
-    scale_B = scale_B.to(windows.device, BOUND_DTYPE if windows.dtype == BOUND_DTYPE else SCORE_DTYPE)
+    scale_B = scale_B.to(
+        windows.device, numerics.BOUND_DTYPE if windows.dtype == numerics.BOUND_DTYPE else numerics.SCORE_DTYPE
+    )
     if _overlaps(windows):
-        copy_BN = (distinct_values(windows) * scale_B[:, None]).to(SCORE_DTYPE)
+        copy_BN = (distinct_values(windows) * scale_B[:, None]).to(numerics.SCORE_DTYPE)
         return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
     shaped = scale_B.view(-1, *[1] * (windows.ndim - 1))
-    return (windows * shaped).to(SCORE_DTYPE)
+    return (windows * shaped).to(numerics.SCORE_DTYPE)
 
 
 def split_windows(use: WeightUse, *, bytes_per_window: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
@@ -178,7 +180,7 @@ def patches_of(windows: Tensor, n_position_dims: int, scale_B: Tensor | None, dt
     position_dims = range(2, 2 + n_position_dims)
     fan_dims = range(2 + n_position_dims, windows.ndim)
     ordered = windows.permute(1, *fan_dims, 0, *position_dims)
-    wide = BOUND_DTYPE if BOUND_DTYPE in (windows.dtype, dtype) else SCORE_DTYPE
+    wide = numerics.BOUND_DTYPE if numerics.BOUND_DTYPE in (windows.dtype, dtype) else numerics.SCORE_DTYPE
     patches = torch.empty(ordered.shape, dtype=wide, device=windows.device)
     scale = None if scale_B is None else scale_B.to(windows.device, wide).view(-1, *[1] * n_position_dims)
     if scale is None:

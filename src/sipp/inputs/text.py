@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp.results import check_flag, check_path, check_seed, check_whole
+from sipp.results import check
 
 LENGTH = 2048  # tokens per sequence, as usual for calibration and perplexity of language models
 PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
@@ -55,19 +55,19 @@ def text(
         >>> sipp.text(file, lambda words: {"input_ids": [ord(one) for one in words]}, length=5).shape
         torch.Size([3, 5])
     """
-    check_whole("length", length, least=2, most=MOST_BYTES)
+    check.whole("length", length, least=2, most=MOST_BYTES)
     if n_sequences is not None:
-        check_whole("n_sequences", n_sequences, least=1)
-    generator = torch.Generator("cpu").manual_seed(check_seed(seed))
+        check.whole("n_sequences", n_sequences, least=1)
+    generator = torch.Generator("cpu").manual_seed(check.seed(seed))
     if not callable(tokenizer):
         raise OptionError(
             f"the tokenizer is a {type(tokenizer).__name__}", fix="give AutoTokenizer.from_pretrained(folder)"
         )
     found = documents(files)
-    if not check_flag("apart", apart):
+    if not check.flag("apart", apart):
         found = [BETWEEN.join(found)]
     rows = [_cut(_numbers(document, tokenizer), length) for document in found]
-    if check_flag("one_a_document", one_a_document):
+    if check.flag("one_a_document", one_a_document):
         rows = [
             part[int(torch.randint(len(part), (1,), generator=generator, dtype=torch.int64, device="cpu"))][None]
             for part in rows
@@ -89,7 +89,7 @@ def text(
 def documents(files: Files) -> list[str]:
     """The documents of the files, in their order; those of a folder in the order of their names."""
     given = list(files) if isinstance(files, list | tuple) else [files]
-    paths = [path for one in given for path in text_files(check_path("files", one, "wiki.txt"))]
+    paths = [path for one in given for path in text_files(check.path("files", one, "wiki.txt"))]
     n_bytes = sum(path.stat().st_size for path in paths)
     if n_bytes > MOST_BYTES:
         raise DataError(f"{n_bytes:,} bytes of text, more than {MOST_BYTES:,}", where=_where(files), fix="split it")

@@ -32,7 +32,7 @@ from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import distinct_values, rows_of, together
 from sipp.inputs.recording import Operands, Recorder, Recording, refs_in
 from sipp.inputs.structure import Place, Sum, norm_behind, output_of, places_in, sums_in, why_no_chain
-from sipp.results import Batch, NormStats, Selector, Weight, WeightUse, device_of, integers, same_tensor
+from sipp.results import Batch, NormStats, Selector, Weight, WeightUse, numerics
 
 N_RUN = 3  # inputs
 MOST_COMPARED = 1 << 14  # values of an input that are compared in one use, evenly spaced: they show as much as all
@@ -138,7 +138,7 @@ def trace(
     """
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
-    batch, _ = data_of(data, device=device_of(model)).first_batch()
+    batch, _ = data_of(data, device=numerics.device_of(model)).first_batch()
     return trace_layers(model, layers, batch)
 
 
@@ -156,7 +156,7 @@ def trace_layers(
     except (DataError, ModelError):
         if len(points) == batch.n_points:
             raise
-    return _traced(model, layers, batch, integers(0, batch.n_points), norm_stats)
+    return _traced(model, layers, batch, numerics.integers(0, batch.n_points), norm_stats)
 
 
 Maps = dict[tuple[Any, ...], ModelMap]  # by form of batch: the shapes and dtypes of its inputs
@@ -247,11 +247,11 @@ def _inputs_to_run(batch: Batch) -> Tensor:
     of times (a b a, b a b), the blocks of both seem to be exchanged with them.
     """
     if batch.n_points == 1:
-        return integers(0, 1)
+        return numerics.integers(0, 1)
     chosen = {0: _content(batch, 0)}
     for other in range(batch.n_points - 1, 0, -1):
         content = _content(batch, other)
-        if not any(all(map(same_tensor, content, known)) for known in chosen.values()):
+        if not any(all(map(numerics.same_tensor, content, known)) for known in chosen.values()):
             chosen[other] = content
         if len(chosen) == N_RUN:
             break
@@ -327,8 +327,8 @@ def _moved(
     A reversed batch has the same statistics. If a model refuses that (it wants the longest sequence first), the last
     input but one takes the place of the last, too.
     """
-    reverse = integers(few.n_points - 1, -1, -1)
-    sorted_still = integers(0, few.n_points).clamp(max=few.n_points - 2)
+    reverse = numerics.integers(few.n_points - 1, -1, -1)
+    sorted_still = numerics.integers(0, few.n_points).clamp(max=few.n_points - 2)
     for placed in (reverse, sorted_still) if few.n_points > 1 else ():
         seen = _Uses(None)
         try:

@@ -25,15 +25,14 @@ from sipp.results import (
     LOST,
     MAGNITUDE_NOISE,
     NOISE,
-    SCORE_DTYPE,
     BlendChoice,
     BlendInputs,
     BlendTrial,
     Reduce,
     Sensitivities,
     Weight,
-    device_of,
     from_rows,
+    numerics,
     to_rows,
 )
 from sipp.scoring import ScoringTask, method_of, score_of, shares_of
@@ -59,7 +58,7 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_ba
         by_name = score_of(method_of("wanda"))(task)
         wanda_scores = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
         if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
-            wanda_scores = tuple(score_FK.to(SCORE_DTYPE) for score_FK in wanda_scores)
+            wanda_scores = tuple(score_FK.to(numerics.SCORE_DTYPE) for score_FK in wanda_scores)
         if not all(bool(torch.isfinite(score_FK).all()) for score_FK in wanda_scores):
             wanda_scores = None
     has_held_back = held_back is not None and not held_back.is_empty
@@ -105,7 +104,7 @@ def _output_error_of_masks(
     sparse = copy_of(model)
     batches = list(blend.points.batches())
     if blend.norm_stats != "batch":
-        batches = split_long_batches(batches, device_of(model))
+        batches = split_long_batches(batches, numerics.device_of(model))
     if not blend.sensitivities:  # there is one candidate: a few points are enough to measure it
         batches = batches[:1]
     outputs = dense_outputs(model, batches, blend.norm_stats)
@@ -131,11 +130,14 @@ def _scores(blend: BlendInputs, dense: Sequence[Tensor], candidate: _Candidate) 
 
 def blended_scores(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
     """s^p |w|^(1-p) of every weight, F x K per layer; a weight of 0 has the score 0."""
-    magnitudes = [weight_FK.to(SCORE_DTYPE).abs() for weight_FK in dense]
+    magnitudes = [weight_FK.to(numerics.SCORE_DTYPE).abs() for weight_FK in dense]
     if p == 0:
         return magnitudes
     pairs = zip(magnitudes, blend.sensitivities[reduce])
-    return [sensitivity_FK.to(SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p) for magnitude_FK, sensitivity_FK in pairs]
+    return [
+        sensitivity_FK.to(numerics.SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p)
+        for magnitude_FK, sensitivity_FK in pairs
+    ]
 
 
 def n_candidates(blend: BlendInputs) -> int:

@@ -28,18 +28,17 @@ from sipp.pruning.sampling import problem_of, sampled_rows
 from sipp.pruning.spared_rows import with_spared
 from sipp.pruning.sparse_rows import SparseRows, given_rows, masked_rows
 from sipp.results import (
-    SCORE_DTYPE,
     BlendChoice,
     BlendInputs,
     OutputChange,
     PruneOptions,
     Ranking,
     Weight,
-    budget_of,
-    check_whole,
+    check,
     from_rows,
+    hashing,
+    numerics,
     pattern_of,
-    tensors_of,
     to_rows,
 )
 from sipp.scoring import CutRule, ScoringTask, method_of
@@ -69,8 +68,8 @@ def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
     if options.pattern is not None:
         return sum(weight.n_rows * pattern_of(options.pattern).kept(weight.fan_in) for weight in weights)
     if options.keep is not None:
-        return budget_of(options.keep, n_weights)
-    return check_whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights
+        return numerics.budget_of(options.keep, n_weights)
+    return check.whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights
 
 
 def cut(ranking: Ranking, budget: int, *, seed: int = 0, advance: Advance = nothing) -> Cut:
@@ -128,7 +127,7 @@ def cut_as_given(
 def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
     """Names of tensors that differ but are no prunable weight: bounds do not cover them."""
     chosen = {name for weight in ranking.weights for name in (weight.name, *weight.aliases)}
-    ours, theirs = tensors_of(ranking.model), tensors_of(given)
+    ours, theirs = hashing.tensors(ranking.model), hashing.tensors(given)
     return tuple(
         name for name, value in ours.items() if name not in chosen and not torch.equal(value, theirs[name].to(value))
     )
@@ -233,7 +232,7 @@ def _masks_of_blend(
     ranking: Ranking, blend: BlendInputs, prepared: PreparedRows, budget: int, advance: Advance
 ) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
-    tiny = torch.finfo(SCORE_DTYPE).tiny
+    tiny = torch.finfo(numerics.SCORE_DTYPE).tiny
     if ranking.is_thinned:  # a row with fewer weights left than an even share would get pruned ones back
         blend = replace(blend, wanda_scores=None)
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from sipp.errors import DataError, OptionError
 from sipp.native import run_parallel
 from sipp.pruning.sparse_rows import row_chunks
-from sipp.results import BOUND_DTYPE, Pattern
+from sipp.results import Pattern, numerics
 
 
 def largest(scores: Sequence[Tensor], budget: int, *, ascending: np.ndarray | None = None) -> list[Tensor]:
@@ -110,8 +110,8 @@ def minimum_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> li
 
 def best_in_each_row(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
     """Masks the weight with the largest score in each row (largest magnitude if all scores are 0; never a zero)."""
-    magnitude_FK = weight_FK.to(scores_FK.device, BOUND_DTYPE).abs()
-    worth_FK = torch.where(magnitude_FK > 0, scores_FK.to(BOUND_DTYPE), 0.0)
+    magnitude_FK = weight_FK.to(scores_FK.device, numerics.BOUND_DTYPE).abs()
+    worth_FK = torch.where(magnitude_FK > 0, scores_FK.to(numerics.BOUND_DTYPE), 0.0)
     is_blind_F = worth_FK.amax(1) <= 0
     column_F = torch.where(is_blind_F, magnitude_FK.argmax(1), worth_FK.argmax(1))
     mask_FK = torch.zeros(scores_FK.shape, dtype=torch.bool, device=scores_FK.device)

@@ -48,7 +48,7 @@ from sipp.inputs import check_can_be_written
 from sipp.pruning.given_masks import WithMasks, masks_in
 from sipp.pruning.lora import HOLD_STATE as STATE, check_lora, mask_lora, merge_lora
 from sipp.pruning.torch_masks import fold_torch_masks
-from sipp.results import WRAPPERS, canonical
+from sipp.results import hashing
 
 LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts into a name
 N_NEAREST = 3  # names suggested for an unknown one
@@ -196,9 +196,9 @@ def _parameters(model: nn.Module) -> list[_Held]:
             owners.setdefault(param, {})[module, local] = None
     counts: dict[str, int] = {}
     for name in first.values():
-        counts[canonical(name)] = counts.get(canonical(name), 0) + 1
+        counts[hashing.canonical(name)] = counts.get(hashing.canonical(name), 0) + 1
     # A real child called "module" may make two parameters share a canonical name: these keep their full names.
-    names = {p: canonical(name) if counts[canonical(name)] == 1 else name for p, name in first.items()}
+    names = {p: hashing.canonical(name) if counts[hashing.canonical(name)] == 1 else name for p, name in first.items()}
     return [_Held(name=names[p], param=p, owners=tuple(owners[p])) for p in first]
 
 
@@ -209,14 +209,14 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     by_param = {entry.param: entry for entry in entries}
     for full, param in model.named_parameters(remove_duplicate=False):
         known.setdefault(full, by_param[param])
-        known.setdefault(canonical(full), by_param[param])
+        known.setdefault(hashing.canonical(full), by_param[param])
         if full.startswith(PEFT_PREFIX) or LORA_PART in full:  # by the name that it had before
             known.setdefault(full.removeprefix(PEFT_PREFIX).replace(LORA_PART, "."), by_param[param])
     fix = "use names from model.named_parameters()"
     for name in names:
         if not isinstance(name, str):
             raise OptionError(f"{name!r:.60} is not a parameter's name", fix=fix)
-    resolved = {name: known.get(name) or known.get(canonical(name)) for name in names}
+    resolved = {name: known.get(name) or known.get(hashing.canonical(name)) for name in names}
     unknown = [name for name, entry in resolved.items() if entry is None]
     if unknown:
         near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
@@ -230,7 +230,7 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
 def _roots(model: nn.Module) -> list[nn.Module]:
     """The model and, where it only wraps another one (DDP, torch.compile, AveragedModel), that one too."""
     roots = [model]
-    while len(children := dict(roots[-1].named_children())) == 1 and children.keys() <= WRAPPERS:
+    while len(children := dict(roots[-1].named_children())) == 1 and children.keys() <= hashing.WRAPPERS:
         roots.extend(children.values())
     return roots
 

@@ -22,7 +22,7 @@ from sipp.results import (
     PruneOptions,
     Ranking,
     Sensitivities,
-    check_flag,
+    check,
     is_like_a_language_model,
     pattern_of,
     to_rows,
@@ -49,7 +49,7 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
 
     `statements` also computes what only statements need: sensitivities in addition to the scores of a baseline (T17).
     """
-    check_flag("progress", progress)
+    check.flag("progress", progress)
     info = checked_method(options)
     warn_of_frozen(task.model, task.weights)
     if task.data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE
+from sipp.results import numerics
 
 DET = 0  # the most sensitive weights, unchanged (T5)
 RAND = 1  # a re-weighted sample (T6, T8)
@@ -46,7 +46,7 @@ def given_rows(
     Without sensitivities the bound is 0 for a row that did not change, and infinite otherwise.
     """
     if sensitivity_FK is None:
-        eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(BOUND_DTYPE)
+        eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(numerics.BOUND_DTYPE)
     else:
         eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
     return _not_sampled(values_FK, mask_FK, eps_F)
@@ -80,27 +80,27 @@ def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c
     """
     sums = []
     for rows in row_chunks(*weight_FK.shape, device=weight_FK.device.type):
-        weight, values = weight_FK[rows].to(BOUND_DTYPE), values_FK[rows].to(BOUND_DTYPE)
+        weight, values = weight_FK[rows].to(numerics.BOUND_DTYPE), values_FK[rows].to(numerics.BOUND_DTYPE)
         changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
-        lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(BOUND_DTYPE), torch.inf)
+        lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(numerics.BOUND_DTYPE), torch.inf)
         # torch splits the sum of a single long row among its threads, but not those of two rows
         sums.append((lost.expand(2, -1) if len(lost) == 1 else lost).sum(1)[: len(lost)])
-    return c_constant * torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=weight_FK.device), *sums])
+    return c_constant * torch.cat([torch.zeros(0, dtype=numerics.BOUND_DTYPE, device=weight_FK.device), *sums])
 
 
 def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
     """F float64: the sum of the entries outside the mask, computed directly, not as a difference of sums."""
     tails = [
-        row_totals(sensitivity_FK[rows].to(BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
+        row_totals(sensitivity_FK[rows].to(numerics.BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
         for rows in row_chunks(*sensitivity_FK.shape, device=sensitivity_FK.device.type)
     ]
-    return torch.cat([torch.zeros(0, dtype=BOUND_DTYPE, device=sensitivity_FK.device), *tails])
+    return torch.cat([torch.zeros(0, dtype=numerics.BOUND_DTYPE, device=sensitivity_FK.device), *tails])
 
 
 def row_totals(values_FK: Tensor) -> Tensor:
     """F float64: each row's sum. On a CPU in a fixed order; torch's depends on threads where rows are few."""
     if values_FK.device.type != "cpu":
-        return values_FK.sum(1, dtype=BOUND_DTYPE)
+        return values_FK.sum(1, dtype=numerics.BOUND_DTYPE)
     rows = values_FK.detach().numpy()
     sums = np.zeros((len(rows), N_SUMS))
     for start in range(0, rows.shape[1], N_SUMS):

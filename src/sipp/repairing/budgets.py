@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sipp.pruning import even_layers, largest, largest_above_floor
 from sipp.repairing.walk import Masks, NetworkTask
-from sipp.results import SCORE_DTYPE, Budgets, Weight, from_rows, to_rows
+from sipp.results import Budgets, Weight, from_rows, numerics, to_rows
 
 SAME_BUDGET = 0.01  # relative: closer budgets count as the same, and the first masks stay
 
@@ -30,7 +30,7 @@ def masks_between(task: NetworkTask, masks: Masks, floor: float | None) -> tuple
         return dict(masks), "given"
     found = {}
     for weight, n_kept in zip(weights, shares):
-        size_FK = to_rows(weight, task.dense.get_parameter(weight.name).detach()).cpu().abs().to(SCORE_DTYPE)
+        size_FK = to_rows(weight, task.dense.get_parameter(weight.name).detach()).cpu().abs().to(numerics.SCORE_DTYPE)
         if floor is None:
             (mask_FK,) = largest([size_FK], n_kept)
         else:

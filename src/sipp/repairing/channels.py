@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE, SCORE_DTYPE
+from sipp.results import numerics
 
 RIDGE = 0.01  # of the mean square of an input
 AT_ONCE = 64  # rows of V that go before all of it and of H^-1 are brought up to date
@@ -49,14 +49,14 @@ class Sums:
     @staticmethod
     def zeros(fan_in: int, n_rows: int, device: torch.device, *, has_intercept: bool) -> Sums:
         shapes = (fan_in, fan_in), (fan_in, n_rows), (fan_in,), (n_rows,), (n_rows,), (fan_in,), (n_rows,)
-        xx, xt, x, t, tt, first_x, first_t = (torch.zeros(s, dtype=BOUND_DTYPE, device=device) for s in shapes)
+        xx, xt, x, t, tt, first_x, first_t = (torch.zeros(s, dtype=numerics.BOUND_DTYPE, device=device) for s in shapes)
         return Sums(has_intercept, xx, xt, x, t, tt, first_x, first_t)
 
     def add(self, x_PK: Tensor, t_PF: Tensor) -> None:
         """Adds some patches; products of one call are summed in float32."""
-        x_PK, t_PF = (some.to(torch.promote_types(some.dtype, SCORE_DTYPE)) for some in (x_PK, t_PF))
+        x_PK, t_PF = (some.to(torch.promote_types(some.dtype, numerics.SCORE_DTYPE)) for some in (x_PK, t_PF))
         if self.has_intercept and self.n == 0:
-            self.first_K, self.first_F = x_PK.mean(0).to(BOUND_DTYPE), t_PF.mean(0).to(BOUND_DTYPE)
+            self.first_K, self.first_F = x_PK.mean(0).to(numerics.BOUND_DTYPE), t_PF.mean(0).to(numerics.BOUND_DTYPE)
         x_PK, t_PF = x_PK - self.first_K.to(x_PK.dtype), t_PF - self.first_F.to(t_PF.dtype)
         self.xx_KK += x_PK.T @ x_PK
         self.xt_KF += x_PK.T @ t_PF
@@ -132,7 +132,7 @@ def eliminate(
                 can_go_G &= list_G != of
         now.catch_up()
     found = [torch.tensor(order, dtype=torch.int64, device=device) for order in orders]
-    return Elimination(found, torch.tensor(errors, dtype=BOUND_DTYPE, device="cpu"), weight_KF)
+    return Elimination(found, torch.tensor(errors, dtype=numerics.BOUND_DTYPE, device="cpu"), weight_KF)
 
 
 @dataclass

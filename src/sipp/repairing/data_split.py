@@ -22,7 +22,7 @@ from sipp.inputs import (
     points_per_batch,
     tensors_of_inputs,
 )
-from sipp.results import SCORE_DTYPE, Batch, device_of, integers
+from sipp.results import Batch, numerics
 
 # Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
 # class in turn, must not lose one class. Half of these are for validation: they choose the ridges, leave layers alone
@@ -56,7 +56,7 @@ class DataSplit:
 
 def split_data(dense: nn.Module, data: AnyData) -> DataSplit:
     """The split of the points that this network is repaired on; the data is read once."""
-    return split_batches(data_of(data, device=device_of(dense)).batches())
+    return split_batches(data_of(data, device=numerics.device_of(dense)).batches())
 
 
 def split_batches(batches: Iterable[Batch]) -> DataSplit:
@@ -99,7 +99,7 @@ def _halved(held_back: list[Batch], fitted_keys: set[str]) -> tuple[list[Batch],
     """
     validation, rest, n_seen = list[Batch](), list[Batch](), 0
     for batch in held_back:
-        is_second = integers(n_seen, n_seen + batch.n_points) % 2 == 1
+        is_second = numerics.integers(n_seen, n_seen + batch.n_points) % 2 == 1
         n_seen += batch.n_points
         for found, where in ((validation, ~is_second), (rest, is_second)):
             if bool(where.any()):
@@ -158,7 +158,7 @@ def _points_at_once(inputs: Tensor, widest: int) -> int:
 def sequences_at_once(length: int, widest: int, memory: int) -> int:
     """How many sequences of this length pass a block at once on a GPU with `memory` bytes."""
     n_bytes = min(BATCH_BYTES, int(memory * BATCH_MEMORY_SHARE))
-    return n_bytes // (N_LAYERS_ALIVE * SCORE_DTYPE.itemsize * widest * length)
+    return n_bytes // (N_LAYERS_ALIVE * numerics.SCORE_DTYPE.itemsize * widest * length)
 
 
 def error_on_test_points(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:

@@ -28,17 +28,7 @@ from sipp.repairing.moments import Moments, RowBlock, WeightMoments, slice_of, s
 from sipp.repairing.repair_task import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
-from sipp.results import (
-    BOUND_DTYPE,
-    FittedLayer,
-    MaskOrigin,
-    Pattern,
-    RepairMethod,
-    Weight,
-    exact_matmul,
-    from_rows,
-    to_rows,
-)
+from sipp.results import FittedLayer, MaskOrigin, Pattern, RepairMethod, Weight, from_rows, numerics, to_rows
 
 RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
 N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved
@@ -104,7 +94,7 @@ def fit_layer(
         return first_mask, leave_unfitted(model, weight, first_mask, obstacle)
     place = NOWHERE if task.method in PEERS else place
     before_FK, mask_FK = (to_rows(weight, one) for one in (model.get_parameter(weight.name).detach(), first_mask))
-    before_FK = before_FK.to(BOUND_DTYPE)
+    before_FK = before_FK.to(numerics.BOUND_DTYPE)
     blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]
     problem = _Problem(model, weight, place, before_FK, blocks)
     fits, ridge, n_rounds = _fits(task, problem, mask_FK)
@@ -151,7 +141,7 @@ def _why_unfitted(fit: _Fit) -> str:
 
 def _are_finite(fit: _Fit) -> bool:
     """Whether all values are finite; one look at a GPU."""
-    return math.isfinite(fit.new.sum(dtype=BOUND_DTYPE) + fit.shift_F.sum())
+    return math.isfinite(fit.new.sum(dtype=numerics.BOUND_DTYPE) + fit.shift_F.sum())
 
 
 def _block(
@@ -225,7 +215,7 @@ def _search_mask(
         found_FK, values_FK = sparsegpt(systems, rule)
         bare_FK = torch.where(mask_FK, before_FK, 0.0)
         return _with_rows(mask_FK, blocks, found_FK), _with_rows(bare_FK, blocks, values_FK), 0
-    with exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
+    with numerics.exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
         is_fast = task.method == "alps" or mask_FK.shape[1] >= WIDE
         growths = ALPS_GROWTHS if is_fast else GROWTHS
         found_FK, n_rounds = search(systems, start_FK, rule, growths)
@@ -261,12 +251,12 @@ def _ridge(task: LayerTask, blocks: Sequence[_Block], mask_FK: Tensor) -> float:
 
 def _trial_error(blocks: Sequence[_Block], mask_FK: Tensor, ridge: float, most: int) -> float:
     """The squared validation error of at most `most` rows, spread over the weight."""
-    total = torch.zeros((), dtype=BOUND_DTYPE, device=mask_FK.device)
+    total = torch.zeros((), dtype=numerics.BOUND_DTYPE, device=mask_FK.device)
     for block in blocks:
         whole = block.system
         n_groups, n_rows, _ = whole.dense_GRK.shape
         n_taken = min(n_rows, max(1, most // n_groups))
-        at = torch.linspace(0, n_rows - 1, n_taken, dtype=BOUND_DTYPE, device=mask_FK.device).round().long()
+        at = torch.linspace(0, n_rows - 1, n_taken, dtype=numerics.BOUND_DTYPE, device=mask_FK.device).round().long()
         few = replace(whole, wanted_GRK=whole.wanted_GRK[:, at], dense_GRK=whole.dense_GRK[:, at])
         mask_GRK = mask_FK[block.rows].view(whole.dense_GRK.shape)[:, at]
         change_GRK = _refitted(few, mask_GRK, ridge) - few.dense_GRK
@@ -324,7 +314,7 @@ def _rounded(problem: _Problem, origin: MaskOrigin, mask_FK: Tensor, new_FK: Ten
             shift_F[block.rows] = block.fit.intercept(change_GRK).flatten()
         shift_F = _shift(problem.model, problem.place, shift_F)
     new = from_rows(problem.weight, new_FK.to(parameter.dtype), parameter)
-    change_FK = to_rows(problem.weight, new).to(BOUND_DTYPE) - before_FK  # as rounded
+    change_FK = to_rows(problem.weight, new).to(numerics.BOUND_DTYPE) - before_FK  # as rounded
     return _Fit(origin, mask_FK, new, shift_F, _error(problem.blocks, change_FK, shift_F))
 
 

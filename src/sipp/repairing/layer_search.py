@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sipp.repairing.solving import cholesky_or_nan, scaled_system
-from sipp.results import BOUND_DTYPE, SCORE_DTYPE, Pattern
+from sipp.results import Pattern, numerics
 
 DAMPING = 0.01  # of the mean diagonal, towards the dense weights, because the sums come from a sample
 FIRST_RHO = 0.3
@@ -184,8 +184,8 @@ def _newton_inverse(system_GKK: Tensor, start_GKK: Tensor, growth: float) -> Ten
 def _scaled(block: LeastSquares) -> tuple[Tensor, _System]:
     """The dense rows of a block and its system, per patch, so that blocks with more patches do not count for more."""
     scale_GK, unit_GKK, wanted_GRK = _with_unit_diagonal(block)
-    dense_GRK = block.dense_GRK.to(BOUND_DTYPE) * scale_GK[:, None]
-    return dense_GRK.to(SCORE_DTYPE).flatten(0, 1), _System(unit_GKK, wanted_GRK)
+    dense_GRK = block.dense_GRK.to(numerics.BOUND_DTYPE) * scale_GK[:, None]
+    return dense_GRK.to(numerics.SCORE_DTYPE).flatten(0, 1), _System(unit_GKK, wanted_GRK)
 
 
 def _with_unit_diagonal(block: LeastSquares) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,4 +195,4 @@ def _with_unit_diagonal(block: LeastSquares) -> tuple[Tensor, Tensor, Tensor]:
     unit_GKK = scaled_system(block.xx_GKK, (scale_GK * math.sqrt(block.n)).reciprocal_())
     unit_GKK.diagonal(dim1=1, dim2=2).fill_(1.0)
     wanted_GRK = block.wanted_GRK + ridge_G[:, None, None] * block.dense_GRK
-    return scale_GK, unit_GKK, (wanted_GRK / block.n / scale_GK[:, None]).to(SCORE_DTYPE)
+    return scale_GK, unit_GKK, (wanted_GRK / block.n / scale_GK[:, None]).to(numerics.SCORE_DTYPE)

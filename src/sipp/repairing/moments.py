@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE, SCORE_DTYPE
+from sipp.results import numerics
 
 FAR = 16.0  # standard deviations: a mean closer to 0 costs float32 at most two of seven digits, and is not subtracted
 TELLING = 8  # the fewest patches that show how far from 0 the inputs lie
@@ -34,7 +34,7 @@ RowBlock = tuple[int, int, int]  # first row, number of rows and number of group
 
 def gains_by_split(device: torch.device, dtype: torch.dtype, n_multiplications: int) -> bool:
     """Whether an xx of this size is faster as the sum of two TF32 products."""
-    is_large = dtype == SCORE_DTYPE and n_multiplications >= FEWEST_SPLIT
+    is_large = dtype == numerics.SCORE_DTYPE and n_multiplications >= FEWEST_SPLIT
     return is_large and device.type == "cuda" and torch.cuda.get_device_capability(device) in FAST_TF32
 
 
@@ -46,7 +46,7 @@ def squared(patches_GKP: Tensor, *, is_split: bool) -> Tensor:
     """
     if not is_split:
         return patches_GKP @ patches_GKP.mT
-    leading_GKP = (patches_GKP.view(torch.int32) & LEADING_BITS).view(SCORE_DTYPE)
+    leading_GKP = (patches_GKP.view(torch.int32) & LEADING_BITS).view(numerics.SCORE_DTYPE)
     crossed_GKK = leading_GKP @ (patches_GKP - leading_GKP).mT
     return (leading_GKP @ leading_GKP.mT).add_(crossed_GKK).add_(crossed_GKK.mT)
 
@@ -78,7 +78,9 @@ class Moments:
         g, r, k = n_groups, n_rows, fan_in
         shapes = (g, k, k), (g, r, k), (g, k), (g, r), (g, r), (g, r)
         sizes = [math.prod(shape) for shape in shapes]
-        parts = torch.zeros(sum(sizes), dtype=BOUND_DTYPE, device=device).split(sizes)  # one launch for all of them
+        parts = torch.zeros(sum(sizes), dtype=numerics.BOUND_DTYPE, device=device).split(
+            sizes
+        )  # one launch for all of them
         xx, dx, x, d, dd, yy = (part.view(shape) for part, shape in zip(parts, shapes))
         return Moments(xx, dx, x, d, dd, yy, 0.0)
 
@@ -87,7 +89,7 @@ class Moments:
         self.xx_GKK += xx_GKK
         self.x_GK += x_GK
         if mean_GK1 is not None:
-            mean_GK1, x_GK1 = mean_GK1.to(BOUND_DTYPE), x_GK[..., None].to(BOUND_DTYPE)
+            mean_GK1, x_GK1 = mean_GK1.to(numerics.BOUND_DTYPE), x_GK[..., None].to(numerics.BOUND_DTYPE)
             crossed_GKK = (x_GK1 + n / 2 * mean_GK1) @ mean_GK1.mT
             self.xx_GKK += crossed_GKK + crossed_GKK.mT
             self.x_GK += n * mean_GK1[..., 0]
@@ -97,7 +99,7 @@ class Moments:
         self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
         if mean_GK1 is not None:
-            self.dx_GRK += gap_GR[..., None].to(BOUND_DTYPE) @ mean_GK1.mT.to(BOUND_DTYPE)
+            self.dx_GRK += gap_GR[..., None].to(numerics.BOUND_DTYPE) @ mean_GK1.mT.to(numerics.BOUND_DTYPE)
         self.d_GR += gap_GR
         self.dd_GR += gap_GRP.square().sum(-1)
         self.yy_GR += dense_GRP.square().sum(-1)

@@ -47,9 +47,9 @@ from sipp.results import (
     Repaired,
     RepairMethod,
     Weight,
-    device_of,
+    hashing,
     is_like_a_language_model,
-    tensors_of,
+    numerics,
 )
 from sipp.scoring import chunk_bytes_on
 
@@ -128,7 +128,7 @@ def repair_network(
             dense,
             masks,
             batches.batches[0],
-            chunk_bytes=chunk_bytes_on(asked.chunk_bytes, device_of(dense)),
+            chunk_bytes=chunk_bytes_on(asked.chunk_bytes, numerics.device_of(dense)),
             start=pruned if is_refit else None,
             corrects=asked.corrects_streams and asked.method not in PEERS,
         )
@@ -258,8 +258,8 @@ def _layer_records(fit: NetworkFit, masks: Masks, *, knows_before: bool) -> tupl
 
 def is_dense_under_masks(dense: nn.Module, pruned: nn.Module, masks: Masks) -> bool:
     """Whether the pruned network is just the dense one under these masks, and was not sampled, fitted or trained."""
-    theirs = tensors_of(pruned)
+    theirs = hashing.tensors(pruned)
     return all(
         torch.equal(theirs[name], torch.where(masks[name], value, 0.0) if name in masks else value)
-        for name, value in tensors_of(dense).items()
+        for name, value in hashing.tensors(dense).items()
     )

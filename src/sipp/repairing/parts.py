@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sipp.inputs import ModelMap, OnUse, PrunableLayer, Recording, StopForward, read_uses, refs_in, replaced_forwards
-from sipp.results import Batch, Weight, float32_products
+from sipp.results import Batch, Weight, numerics
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the outputs of one network stay there if they take at most this
 
@@ -153,7 +153,7 @@ class Side:
         """Runs a part on batch i: the output of its block, or None if `on_use` stopped it or it ends the network."""
         kept, batch = self.states.read(part.number, i) if part.finished else None, self.batches[i]
         found = None if batch.real_BT is None else self.map  # padding is left out where patches belong to inputs
-        with float32_products(allow_tf32=self.allow_tf32):
+        with numerics.float32_products(allow_tf32=self.allow_tf32):
             return run_part(self.model, part, kept, lambda: read_uses(self.model, layers, batch, on_use, found))
 
     def pass_on(self, part: Part) -> None:

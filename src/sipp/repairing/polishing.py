@@ -16,7 +16,7 @@ from sipp.inputs import dense_outputs, error_of, fresh, points_at, run_batch, sc
 from sipp.progress import progress_bar
 from sipp.pruning import hold_masks, release
 from sipp.repairing.data_split import DataSplit, merged_batches
-from sipp.results import SCORE_DTYPE, Batch, Polish
+from sipp.results import Batch, Polish, numerics
 
 N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are large, whatever the gradient
@@ -57,7 +57,8 @@ class _Training:
     @staticmethod
     def of(parameters: list[nn.Parameter], learning_rate: float) -> _Training:
         masters = [
-            p if p.element_size() >= SCORE_DTYPE.itemsize else nn.Parameter(p.to(SCORE_DTYPE)) for p in parameters
+            p if p.element_size() >= numerics.SCORE_DTYPE.itemsize else nn.Parameter(p.to(numerics.SCORE_DTYPE))
+            for p in parameters
         ]
         is_half = any(p.dtype == torch.float16 for p in parameters)
         scaler = torch.amp.GradScaler(parameters[0].device.type, enabled=is_half)
@@ -227,7 +228,7 @@ def _training_batches(batches: Sequence[Batch], seed: int, *, is_mixed: bool) ->
                     yield from (points_at(pool, at) for at in shuffled(pool.n_points).chunk(n_parts))
                     continue
                 for at, others in zip(*(shuffled(pool.n_points).chunk(n_parts) for _ in range(2))):
-                    shares = torch.rand(len(at), generator=generator, dtype=SCORE_DTYPE, device="cpu")
+                    shares = torch.rand(len(at), generator=generator, dtype=numerics.SCORE_DTYPE, device="cpu")
                     yield _between(points_at(pool, at), points_at(pool, others), shares)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE, SCORE_DTYPE, exact_matmul, for_device
+from sipp.results import numerics
 
 SOLVE_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # of the systems that are solved at a time
 SCALE_BYTES = 8 << 20  # of the part of a float64 system that is scaled at a time
@@ -26,7 +26,7 @@ STEPS_PER_CHECK = 5
 SMALL_GAIN = 1e-3
 MOST_STEPS = 400
 TYPICAL_STEPS = 40
-SMALLEST = torch.finfo(SCORE_DTYPE).tiny  # a divisor: a row whose residual is 0 has an exact solution
+SMALLEST = torch.finfo(numerics.SCORE_DTYPE).tiny  # a divisor: a row whose residual is 0 has an exact solution
 N_KEPT_ALIVE = 8  # numbers that a step holds for each weight
 # How much slower a product is in a factorization than in a step: a factor of a single row is small, and in float64.
 # The kernel launches of a step cost as much as this number of products.
@@ -72,8 +72,8 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, a
 
 def scaled_system(xx_GKK: Tensor, scale_GK: Tensor) -> Tensor:
     """The system with scaled rows and columns, in float32; a few rows at a time, because a float64 copy is large."""
-    made_GKK = torch.empty(xx_GKK.shape, dtype=SCORE_DTYPE, device=xx_GKK.device)
-    most = max(1, SCALE_BYTES // max(1, BOUND_DTYPE.itemsize * xx_GKK[:, :1].numel()))
+    made_GKK = torch.empty(xx_GKK.shape, dtype=numerics.SCORE_DTYPE, device=xx_GKK.device)
+    most = max(1, SCALE_BYTES // max(1, numerics.BOUND_DTYPE.itemsize * xx_GKK[:, :1].numel()))
     for start in range(0, xx_GKK.shape[1], most):
         rows = slice(start, start + most)
         made_GKK[:, rows] = (xx_GKK[:, rows] * scale_GK[:, rows, None]).mul_(scale_GK[:, None, :])
@@ -90,17 +90,20 @@ def _is_cheaper_by_steps(n_kept: Sequence[int], fan_in: int, device: torch.devic
 def _by_steps(system_GKK: Tensor, wanted_GRK: Tensor, mask_GRK: Tensor) -> Tensor:
     """The solutions within the masks by conjugate gradients, as many rows at a time as fit in memory."""
     n_groups, n_rows, fan_in = wanted_GRK.shape
-    n_bytes = for_device(SOLVE_BYTES, wanted_GRK.device)
-    most = max(1, n_bytes // (N_KEPT_ALIVE * SCORE_DTYPE.itemsize * n_groups * fan_in))
+    n_bytes = numerics.for_device(SOLVE_BYTES, wanted_GRK.device)
+    most = max(1, n_bytes // (N_KEPT_ALIVE * numerics.SCORE_DTYPE.itemsize * n_groups * fan_in))
     found_GRK = torch.zeros_like(wanted_GRK)
     for start in range(0, n_rows, most):
         rows = slice(start, start + most)
         residual_GRK = wanted_GRK[:, rows] * mask_GRK[:, rows]
         length_GR1 = residual_GRK.norm(dim=2, keepdim=True)  # float32 ends at 1e38: each row is scaled by its own norm
         length_GR1 = torch.where(length_GR1 == 0, 1.0, length_GR1)
-        right_GRK, within_GRK = (residual_GRK / length_GR1).to(SCORE_DTYPE), mask_GRK[:, rows].to(SCORE_DTYPE)
+        right_GRK, within_GRK = (
+            (residual_GRK / length_GR1).to(numerics.SCORE_DTYPE),
+            mask_GRK[:, rows].to(numerics.SCORE_DTYPE),
+        )
         del residual_GRK
-        with exact_matmul():  # rounding to TF32 may make a nearly singular system indefinite
+        with numerics.exact_matmul():  # rounding to TF32 may make a nearly singular system indefinite
             found_GRK[:, rows] = length_GR1 * _steps(system_GKK, right_GRK, within_GRK, length_GR1)
     return found_GRK
 
@@ -114,7 +117,7 @@ def _steps(system_GKK: Tensor, residual_GRK: Tensor, mask_GRK: Tensor, unit_GR1:
     length_GR1 = residual_GRK.square().sum(2, keepdim=True)
     weight_GR1 = (unit_GR1 / unit_GR1.nan_to_num(nan=0.0, posinf=0.0).max()).square()
     recent_GR1 = torch.zeros_like(length_GR1)  # the gain since the last check
-    gained = torch.zeros((), dtype=BOUND_DTYPE, device=residual_GRK.device)
+    gained = torch.zeros((), dtype=numerics.BOUND_DTYPE, device=residual_GRK.device)
     for n_steps in range(1, MOST_STEPS + 1):
         product_GRK = (direction_GRK @ system_GKK).mul_(mask_GRK)
         curvature_GR1 = (direction_GRK * product_GRK).sum(2, keepdim=True)
@@ -165,9 +168,9 @@ def cholesky_or_nan(systems_BSS: Tensor) -> Tensor:
 def _alike(sizes: Mapping[int, int], device: torch.device) -> Iterator[list[int]]:
     """The rows in batches of similar size whose systems fit in memory, the largest first."""
     rows = sorted(sizes, key=lambda row: -sizes[row])
-    n_bytes = for_device(SOLVE_BYTES, device)
+    n_bytes = numerics.for_device(SOLVE_BYTES, device)
     start = 0
     while start < len(rows):
-        most = max(1, n_bytes // (BOUND_DTYPE.itemsize * sizes[rows[start]] ** 2))
+        most = max(1, n_bytes // (numerics.BOUND_DTYPE.itemsize * sizes[rows[start]] ** 2))
         yield rows[start : start + most]
         start += most

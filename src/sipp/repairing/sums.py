@@ -19,7 +19,7 @@ from sipp.inputs import StopForward, n_groups_of, n_patches_of, n_rows_of, rows_
 from sipp.repairing.moments import Moments, WeightMoments, gains_by_split, lie_far, squared
 from sipp.repairing.parts import Part, Side
 from sipp.repairing.streams import Stream, reading, stream_as_use
-from sipp.results import BOUND_DTYPE, SCORE_DTYPE, Batch, Weight, WeightUse, exact_matmul, to_rows
+from sipp.results import Batch, Weight, WeightUse, numerics, to_rows
 
 NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
@@ -158,7 +158,11 @@ def _add(
     `known` are those of the last use. Products are in float32, or in float64 like the inputs; sums are float64.
     """
     dense_use, use, _ = uses
-    dtype = BOUND_DTYPE if BOUND_DTYPE in (use.windows.dtype, dense_use.windows.dtype) else SCORE_DTYPE
+    dtype = (
+        numerics.BOUND_DTYPE
+        if numerics.BOUND_DTYPE in (use.windows.dtype, dense_use.windows.dtype)
+        else numerics.SCORE_DTYPE
+    )
     parameter = both.pruned.model.get_parameter(weight.name)
     dense_GRK, rows_GRK = (_rows(side.model, weight, use).to(dtype) for side in (both.dense, both.pruned))
     n_groups, n_rows, _ = rows_GRK.shape
@@ -173,7 +177,7 @@ def _add(
         here = Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device)
     is_padded, allow_tf32 = use.counts_B is not None or use.real_BP is not None, both.dense.allow_tf32
     for dense_GKP, patches_GKP, stream_GRP in _patches(both, weight, uses, dtype):
-        with exact_matmul(use.windows, parameter, allow_tf32=allow_tf32):
+        with numerics.exact_matmul(use.windows, parameter, allow_tf32=allow_tf32):
             target_GRP = dense_GRK @ dense_GKP
             target_GRP = target_GRP if stream_GRP is None else target_GRP.add_(stream_GRP)
             gap_GRP = target_GRP - rows_GRK @ patches_GKP
@@ -186,10 +190,10 @@ def _add(
             operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
             n_products = weight.fan_in**2 * n_patches
             splits = not allow_tf32 and gains_by_split(use.windows.device, use.windows.dtype, n_products)
-            with exact_matmul(*operands, allow_tf32=allow_tf32 or splits):
+            with numerics.exact_matmul(*operands, allow_tf32=allow_tf32 or splits):
                 xx_GKK = squared(patches_GKP, is_split=splits)
             here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
-        with exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
+        with numerics.exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
             moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
     if here is not moments:
         moments.add_inputs(here.xx_GKK, here.x_GK)
@@ -202,7 +206,7 @@ def _patches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """The patches of both networks (G x K x P) and the gap between their streams (G x R x P), in chunks."""
     n_rows_per_group = n_rows_of(uses[1], weight) // n_groups_of(uses[1])
-    per_window = BOUND_DTYPE.itemsize * (2 * weight.fan_in + 3 * n_rows_per_group)
+    per_window = numerics.BOUND_DTYPE.itemsize * (2 * weight.fan_in + 3 * n_rows_per_group)
 
     def chunks(use: WeightUse) -> Iterator[Tensor]:
         for _, windows in split_windows(use, bytes_per_window=per_window, chunk_bytes=both.chunk_bytes):

@@ -28,7 +28,7 @@ from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, parts_of
 from sipp.repairing.streams import Stream, streams_in
 from sipp.repairing.sums import Both, sums_of
-from sipp.results import MOST_WEIGHTS_OF_SMALL, Batch, FittedLayer, Weight, device_of
+from sipp.results import MOST_WEIGHTS_OF_SMALL, Batch, FittedLayer, Weight, numerics
 
 Masks = Mapping[str, Tensor]
 
@@ -165,7 +165,7 @@ def fit_part(
     """Fits the weights of a part one after the other; yields their masks and what was done."""
     # returning memory costs a small network more than it saves, and on a GPU there is none to return
     is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
-    gives_back = is_large and device_of(task.dense).type == "cpu"
+    gives_back = is_large and numerics.device_of(task.dense).type == "cpu"
     for group in part.groups:
         if gives_back:
             give_back_freed()

@@ -12,7 +12,7 @@ from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.plots import curve_view, lines
 from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.series import Curve, point_of
-from sipp.results import USELESS, Certificate, Evaluation, limit_words, percent_up
+from sipp.results import USELESS, Certificate, Evaluation, limit_words, words
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
@@ -179,7 +179,7 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
         if has_drops:
             drop = None if model.certified_drop is None else model.certified_drop.drop_upper
             cells["certified drop"] = TableCell(
-                "none" if drop is None else f"{percent_up(drop).removesuffix(' %')} points"
+                "none" if drop is None else f"{words.percent_up(drop).removesuffix(' %')} points"
             )
         rows.append((model.name, cells))
     caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
@@ -208,5 +208,5 @@ def certified_cell(model: PrunedModel) -> TableCell:
         limits = [limit_words(claim) for claim in claims if claim.limit is not None]
         return TableCell(", ".join(limits) or "none")
     if limit >= USELESS:
-        return TableCell(f"{percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
-    return TableCell(percent_up(limit))
+        return TableCell(f"{words.percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
+    return TableCell(words.percent_up(limit))

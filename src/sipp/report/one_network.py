@@ -10,7 +10,7 @@ from sipp.report.results import PrunedModel, shared_holdout
 from sipp.report.series import rows_of_layers
 from sipp.report.sheets import card_of, sentence, sheet_section
 from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, tiles_of
-from sipp.results import TextScores, counted, to_json
+from sipp.results import TextScores, to_json, words
 
 # Keys of the report with sections of their own, and those without a meaning for readers
 SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen", "seen_all"}
@@ -70,7 +70,8 @@ def _layers_section(pruned: PrunedModel, ident: str) -> Section:
     dead = [layer.dead_rows for layer in layers if layer.dead_rows]
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
     heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
-    lost = f"{counted(sum(dead), 'row')} in {counted(len(dead), 'layer')} lost all weights and output only a bias."
+    rows, where = words.counted(sum(dead), "row"), words.counted(len(dead), "layer")
+    lost = f"{rows} in {where} lost all weights and output only a bias."
     none_lost = "No row lost all its weights."
     return Section("Layers", Finding(heading, lost if dead else none_lost), [[plot]])
 

@@ -15,9 +15,8 @@ from sipp.results import (
     Pruned,
     PrunedTo,
     certificate_of,
+    check,
     check_certificate,
-    check_flag,
-    check_path,
     read_report,
     record_of,
     report_values,
@@ -48,9 +47,9 @@ def page(
         >>> sipp.page(pruned, certificate, path=tempfile.mkdtemp() + "/page.html").name
         'page.html'
     """
-    target = check_path("path", path, "page.html")
+    target = check.path("path", path, "page.html")
     check_file(target, force=True)
-    if target.exists() and not check_flag("force", force):
+    if target.exists() and not check.flag("force", force):
         raise OptionError(f"{target} exists", fix="give another name, or force=True to replace it")
     networks = _by_name(pruned)
     held = (certificate_of(network, None) for network in networks.values())

@@ -11,18 +11,7 @@ from typing import Any
 from sipp.report.contents import Finding, NextStep, SummaryTile
 from sipp.report.numbers import number
 from sipp.report.results import PrunedModel
-from sipp.results import (
-    AccuracyCertificate,
-    AnyCertificate,
-    Certificate,
-    bytes_in_words,
-    claim_about_tokens,
-    counted,
-    limit_words,
-    percent,
-    percent_up,
-    points_up,
-)
+from sipp.results import AccuracyCertificate, AnyCertificate, Certificate, claim_about_tokens, limit_words, words
 
 UNKNOWN = "not measured"
 MUCH_LOST = 0.01  # of the accuracy
@@ -42,13 +31,13 @@ def lead(pruned: PrunedModel) -> Finding:
     elif (moved := shown_output_change(pruned)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = facts.dead_rows
-    rows = "no row lost all its weights" if not dead else f"{counted(dead, 'row')} lost all weights"
+    rows = "no row lost all its weights" if not dead else f"{words.counted(dead, 'row')} lost all weights"
     repaired = "" if facts.repair is None else " and repaired"
     how = "Given weights" if facts.method == "given" else f"Pruned with {facts.method}"
     return Finding(
         heading,
         f"{how}{repaired}: {facts.kept:,} of {facts.n_weights:,} prunable weights kept in "
-        f"{counted(len(facts.layers), 'layer')}; {rows}.",
+        f"{words.counted(len(facts.layers), 'layer')}; {rows}.",
     )
 
 
@@ -69,28 +58,28 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
         accuracy = SummaryTile("accuracy", f"{before}{ARROW}{after}", f"before and after, on {pruned.measured_on}")
     elif (scores := pruned.text_scores) is not None:
         before = "" if scores.dense_perplexity is None else f"{scores.dense_perplexity:.2f}{ARROW}"
-        words = f"{'before and after, ' if before else ''}on {scores.inputs}"
-        accuracy = SummaryTile("perplexity", f"{before}{scores.perplexity:.2f}", words)
+        text = f"{'before and after, ' if before else ''}on {scores.inputs}"
+        accuracy = SummaryTile("perplexity", f"{before}{scores.perplexity:.2f}", text)
     size = SummaryTile(
         "weights", f"{number(pruned.pruned.keep, 'share')} left", "sipp bench measures the size of the file"
     )
     speed = SummaryTile("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
-        stored, dense = bytes_in_words(bench.bytes.file), bytes_in_words(bench.bytes.dense)
+        stored, dense = words.of_bytes(bench.bytes.file), words.of_bytes(bench.bytes.dense)
         size = SummaryTile(
             "size",
             bench.size_headline,
             f"{stored} as a small file (sipp export --to small), {dense} before{bench.why_larger}",
         )
         run = bench.runs[-1]
-        place = f"{counted(run.n_inputs, 'input')} per call on {counted(bench.n_threads, 'CPU thread')}"
+        place = f"{words.counted(run.n_inputs, 'input')} per call on {words.counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
         speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
     change = shown_output_change(pruned)
     moved = SummaryTile("output moves by", UNKNOWN, "sipp eval measures it")
     if change is not None:
-        words = f"of its norm, {change[1]}; this was measured, the guarantee is a limit for new inputs"
-        moved = SummaryTile("output moves by", number(change[0], "share"), words)
+        text = f"of its norm, {change[1]}; this was measured, the guarantee is a limit for new inputs"
+        moved = SummaryTile("output moves by", number(change[0], "share"), text)
     return [accuracy, size, speed, _guarantee(pruned), moved]
 
 
@@ -98,15 +87,15 @@ def _guarantee(pruned: PrunedModel) -> SummaryTile:
     """The tile for the guarantee: a certificate on accuracy if there is one, else on outputs."""
     about_accuracy = pruned.certified_drop
     about_outputs = next((claim for claim in _with_claims(pruned) if isinstance(claim, Certificate)), None)
-    words = ". ".join(claim_of(known) for known in (about_accuracy, about_outputs) if known is not None)
+    text = ". ".join(claim_of(known) for known in (about_accuracy, about_outputs) if known is not None)
     if about_accuracy is not None:
         drop = about_accuracy.drop_upper
-        points = points_up(drop).replace("percentage ", "").removeprefix("-")  # said below
+        points = words.points_up(drop).replace("percentage ", "").removeprefix("-")  # said below
         limit = f"drop at most {points}" if drop >= 0 else f"rises by at least {points}"
-        return SummaryTile("guarantee", limit, words)
+        return SummaryTile("guarantee", limit, text)
     if about_outputs is not None:
         within = f"within {limit_words(about_outputs)}"
-        return SummaryTile("guarantee", "useless" if about_outputs.is_useless else within, words)
+        return SummaryTile("guarantee", "useless" if about_outputs.is_useless else within, text)
     if isinstance(pruned.identity.certificate, Certificate):
         return SummaryTile("guarantee", "none", f"Certificate: {pruned.identity.certificate.verdict}")
     if pruned.pruned.bound.holds:
@@ -121,15 +110,15 @@ def _with_claims(pruned: PrunedModel) -> list[AnyCertificate]:
 
 def claim_of(certificate: AnyCertificate) -> str:
     """What a certificate claims, in one sentence; empty if it claims nothing."""
-    sure = f"({percent(certificate.confidence)} confidence)"
+    sure = f"({words.percent(certificate.confidence)} confidence)"
     if isinstance(certificate, AccuracyCertificate):
         return f"On new inputs, pruning {certificate.change} {sure}"
     if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
         return ""
-    share = percent(1 - certificate.share)
+    share = words.percent(1 - certificate.share)
     if certificate.measure != "output":
         return f"For {share} of new sequences {claim_about_tokens(certificate)} {sure}"
-    limit = percent_up(certificate.epsilon)
+    limit = words.percent_up(certificate.epsilon)
     if certificate.is_useless:
         return f"The certificate is useless: it allows an error of {limit} of the output's norm"
     return f"For {share} of new inputs the output stays within {limit} of the original {sure}"

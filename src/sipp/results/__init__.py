@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
+    from sipp.results import (
+        check as check,  # arguments: check.share("share", 0.05) gives the value, or an error that names it
+        hashing as hashing,  # SHA-256 of networks
+        numerics as numerics,  # dtypes, devices, exact products
+        words as words,  # numbers, names and tables as text
+    )
     from sipp.results.accuracy import (
         Accuracy as Accuracy,
     )
@@ -59,39 +65,9 @@ if TYPE_CHECKING:
         claims_on_one_holdout as claims_on_one_holdout,
         limit_words as limit_words,
     )
-    from sipp.results.checking import (
-        SHARES as SHARES,
-        check_choice as check_choice,
-        check_drop as check_drop,
-        check_flag as check_flag,
-        check_keep as check_keep,
-        check_number as check_number,
-        check_path as check_path,
-        check_record as check_record,
-        check_seed as check_seed,
-        check_share as check_share,
-        check_size as check_size,
-        check_whole as check_whole,
-        explain_unknown_options as explain_unknown_options,
-        method_here as method_here,
-        nearest as nearest,
-        problem_words as problem_words,
-    )
     from sipp.results.comparison import (
         Compared as Compared,
         Comparison as Comparison,
-    )
-    from sipp.results.display import (
-        bytes_in_words as bytes_in_words,
-        counted as counted,
-        exactly as exactly,
-        labelled_line as labelled_line,
-        listed as listed,
-        percent as percent,
-        percent_up as percent_up,
-        plain_table as plain_table,
-        points_up as points_up,
-        size_words as size_words,
     )
     from sipp.results.evaluation import (
         EVALUATION_KIND as EVALUATION_KIND,
@@ -106,35 +82,6 @@ if TYPE_CHECKING:
     from sipp.results.jsonio import (
         from_json as from_json,
         to_json as to_json,
-    )
-    from sipp.results.network_hash import (
-        WRAPPERS as WRAPPERS,
-        buffers_hash as buffers_hash,
-        canonical as canonical,
-        class_name as class_name,
-        model_hash as model_hash,
-        raw_bytes as raw_bytes,
-        state_hash as state_hash,
-        tensors_hash as tensors_hash,
-        tensors_of as tensors_of,
-        with_buffers as with_buffers,
-    )
-    from sipp.results.numerics import (
-        BOUND_DTYPE as BOUND_DTYPE,
-        SCORE_DTYPE as SCORE_DTYPE,
-        UNDERFLOW_GUARD as UNDERFLOW_GUARD,
-        budget_of as budget_of,
-        current_device as current_device,
-        device_of as device_of,
-        exact_matmul as exact_matmul,
-        float32_products as float32_products,
-        for_device as for_device,
-        integers as integers,
-        inverse_or_zero as inverse_or_zero,
-        is_out_of_memory as is_out_of_memory,
-        places_of as places_of,
-        ratio_rounding as ratio_rounding,
-        same_tensor as same_tensor,
     )
     from sipp.results.options import (
         C_CONSTANT as C_CONSTANT,
@@ -164,7 +111,6 @@ if TYPE_CHECKING:
         Score as Score,
         Scoring as Scoring,
         Selector as Selector,
-        check_repair as check_repair,
         method_name as method_name,
         pattern_of as pattern_of,
         repairs_asked as repairs_asked,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sipp.results import words
 from sipp.results.bounds import Measured
-from sipp.results.display import how_sure, percent_up
 from sipp.results.ranking import DrawUnit
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -101,7 +101,7 @@ class Assumption:
         text = f"The ES inequality w a <= C s z failed for {counts} on {self.n_holdout} holdout {self.unit}."
         if self.measured is None or self.measured.c_constant is None:
             return text
-        share, sure = percent_up(self.measured.share), how_sure(self.measured.confidence)
+        share, sure = words.percent_up(self.measured.share), words.how_sure(self.measured.confidence)
         return f"{text} With C = {self.measured.c_constant:.4g} it holds for all but {share} of new inputs, {sure}."
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sipp.results.display import bytes_in_words, counted, size_headline, size_words, why_larger
+from sipp.results import words
 from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.speed import Speed, speed_headline, speed_words
 
@@ -89,31 +89,31 @@ class Bench:
         """How much smaller and faster it is."""
         run = self.runs[-1]
         return (
-            f"{size_words(self.bytes.file, self.bytes.dense)} as a small file ({self.bytes.file:,} bytes, before "
-            f"pruning {self.bytes.dense:,}); {counted(run.n_inputs, 'input')} per call, "
-            f"{counted(self.n_threads, 'thread')}: {run.words}"
+            f"{words.size(self.bytes.file, self.bytes.dense)} as a small file ({self.bytes.file:,} bytes, before "
+            f"pruning {self.bytes.dense:,}); {words.counted(run.n_inputs, 'input')} per call, "
+            f"{words.counted(self.n_threads, 'thread')}: {run.words}"
         )
 
     @property
     def size_headline(self) -> str:
         """How many times smaller the file is than the dense values, or larger."""
-        return size_headline(self.bytes.file, self.bytes.dense)
+        return words.size_headline(self.bytes.file, self.bytes.dense)
 
     @property
     def why_larger(self) -> str:
         """The reason why the file grew; empty if it did not."""
-        return why_larger(self.bytes.file, self.bytes.dense)
+        return words.why_larger(self.bytes.file, self.bytes.dense)
 
     @property
     def sheet(self) -> Sheet:
         sizes = self.bytes
-        entropy = f"values and the entropy of their positions: {bytes_in_words(round(sizes.bound))}"
+        entropy = f"values and the entropy of their positions: {words.of_bytes(round(sizes.bound))}"
         facts = [
-            ("network", f"{self.network} on {self.machine}, {counted(self.n_threads, 'thread')}"),
-            ("file", f"{bytes_in_words(sizes.file)}, before pruning {bytes_in_words(sizes.dense)} ({entropy})"),
+            ("network", f"{self.network} on {self.machine}, {words.counted(self.n_threads, 'thread')}"),
+            ("file", f"{words.of_bytes(sizes.file)}, before pruning {words.of_bytes(sizes.dense)} ({entropy})"),
             (
                 "in memory",
-                f"{bytes_in_words(sizes.memory)} of weights, before pruning {bytes_in_words(sizes.memory_dense)}",
+                f"{words.of_bytes(sizes.memory)} of weights, before pruning {words.of_bytes(sizes.memory_dense)}",
             ),
         ]
         return Sheet(self.sentence, tuple(facts), (_steps_table(self), _calls_table(self)))
@@ -133,8 +133,8 @@ def _steps_table(bench: Bench) -> Table:
         )
         for step in bench.steps
     )
-    words = f"steps with weights, {counted(bench.step_inputs, 'input')}, one thread"
-    return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=words)
+    text = f"steps with weights, {words.counted(bench.step_inputs, 'input')}, one thread"
+    return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=text)
 
 
 def _calls_table(bench: Bench) -> Table:

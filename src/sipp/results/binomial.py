@@ -12,13 +12,13 @@ import math
 from bisect import bisect_right
 
 from sipp.errors import OptionError
-from sipp.results.checking import check_share
+from sipp.results import check
 
 
 def k_allowed(n: int, share: float, beta: float) -> int | None:
     """k* = max{k : BinCDF(k; n, share) <= beta} (T14), or None if even k = 0 proves nothing."""
-    check_share("share", share)
-    check_share("beta", beta)
+    check.share("share", share)
+    check.share("beta", beta)
     _check_counts(0, n)
     proved = bisect_right(range(n), beta, key=lambda k: _cdf(k, n, share))  # how many k, from 0 on, prove the claim
     return proved - 1 if proved else None
@@ -26,8 +26,8 @@ def k_allowed(n: int, share: float, beta: float) -> int | None:
 
 def holdout_needed(share: float, beta: float) -> int:
     """The smallest n with (1 - share)^n <= beta: T14 can certify nothing with fewer."""
-    check_share("share", share)
-    check_share("beta", beta)
+    check.share("share", share)
+    check.share("beta", beta)
     about = math.ceil(math.log(beta) / math.log1p(-share))  # rounding may take it across an integer
     return next((n for n in (about - 1, about) if n >= 1 and _cdf(0, n, share) <= beta), max(1, about + 1))
 
@@ -37,7 +37,7 @@ def upper_limit(k: int, n: int, beta: float) -> float:
     from scipy import special  # slow to import, and only claims need it
 
     _check_counts(k, n)
-    check_share("beta", beta)
+    check.share("beta", beta)
     return 1.0 if k == n else float(special.betainccinv(k + 1, n - k, beta))
 
 
@@ -51,7 +51,7 @@ def lower_limit(k: int, n: int, beta: float) -> float:
     from scipy import special  # slow to import, and only claims need it
 
     _check_counts(k, n)
-    check_share("beta", beta)
+    check.share("beta", beta)
     return 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, beta))
 
 

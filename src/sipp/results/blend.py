@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sipp.results.display import percent
+from sipp.results import words
 from sipp.results.options import Reduce
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -67,7 +67,7 @@ class BlendChoice:
         if least > LOST:
             return f"; above {LOST:g} nothing of the output is left, so the simplest score was taken"
         noise = MAGNITUDE_NOISE if self.taken.name == "magnitude" else NOISE
-        return f"; another had {least:.3g}, and a lead of less than {percent(noise)} counts as chance"
+        return f"; another had {least:.3g}, and a lead of less than {words.percent(noise)} counts as chance"
 
     @property
     def sheet(self) -> Sheet:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sipp.results import words
 from sipp.results.binomial import upper_limit
-from sipp.results.display import how_sure, number_up, percent_up
 from sipp.results.options import Mode
 from sipp.results.ranking import DrawUnit
 from sipp.results.sheet import shown
@@ -32,7 +32,8 @@ class Coverage:
 
     @property
     def sentence(self) -> str:
-        return f"for all but {percent_up(self.share)} of new inputs, {how_sure(self.confidence)} (from {self.n} inputs)"
+        sure = words.how_sure(self.confidence)
+        return f"for all but {words.percent_up(self.share)} of new inputs, {sure} (from {self.n} inputs)"
 
 
 def coverage(n: int, q: int, confidence: float) -> Coverage:
@@ -117,7 +118,7 @@ class Measured:
     def sentence(self) -> str:
         if self.c_constant is None:
             return f"not measured: {self.reason}"
-        two = f"{how_sure(self.joint_confidence)} (two checks)"
+        two = f"{words.how_sure(self.joint_confidence)} (two checks)"
         few = (
             f"Few inputs: give a holdout of {ENOUGH_POINTS} or more for a smaller share. "
             if self.share > LARGE_SHARE
@@ -125,15 +126,15 @@ class Measured:
         )
         text = (
             f"{few}C = {self.c_constant:.4g}, the largest seen on {self.n} holdout inputs. For all but "
-            f"{percent_up(self.share)} of new inputs from the same source, every row stays within its measured eps, "
-            f"{how_sure(self.confidence)}; for all but {percent_up(self.layers_share)}, a layer stays within its "
-            f"measured bound, {two}"
+            f"{words.percent_up(self.share)} of new inputs from the same source, every row stays within its measured "
+            f"eps, {words.how_sure(self.confidence)}; for all but {words.percent_up(self.layers_share)}, a layer stays "
+            f"within its measured bound, {two}"
         )
         if self.left_out:
             text += f"; {WEIGHTS_ALONE.format(self.left_out)}"
         if self.epsilon is None:
             return f"{text}. There is no bound for the network: {self.network_reason}."
-        share, most = percent_up(self.network_share), number_up(self.epsilon, 4)
+        share, most = words.percent_up(self.network_share), words.number_up(self.epsilon, 4)
         return f"{text}; for all but {share}, the output moves by at most {most} times its norm, {two}."
 
 
@@ -175,9 +176,8 @@ class NetworkBound:
             return f"no bound: {self.reason}"
         if not self.met:  # a number without share and confidence: it promises nothing
             return f"no bound: {self.reason} (the formula gives {self.epsilon:.4g})"
-        statement = (
-            f"epsilon = {number_up(self.epsilon, 4)} ({self.mode}) {self.coverage.sentence if self.coverage else ''}"
-        )
+        covered = self.coverage.sentence if self.coverage else ""
+        statement = f"epsilon = {words.number_up(self.epsilon, 4)} ({self.mode}) {covered}"
         if self.guarantee is None:
             return f"{statement}; met, assumes only independent inputs"
         return f"{statement}; rests on an assumption: {self.guarantee.sentence}"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sipp.errors import OptionError
+from sipp.results import words
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.display import change_words, exactly, number_up, percent, percent_up, points_up
 from sipp.results.sheet import Sheet, Table, shown
 
 CERTIFICATE_KIND = "certificate"  # of a file
@@ -93,7 +93,7 @@ class Certificate:
         allowed = "none can be" if self.k_allowed is None else f"{self.k_allowed:,}"
         facts = [
             ("epsilon", limit_words(self)),
-            ("left out", f"{percent(self.share)} of inputs"),
+            ("left out", f"{words.percent(self.share)} of inputs"),
             ("allowed", f"{allowed} further off"),
         ]
         return _sheet(self, facts, [("further off", self.violations)])
@@ -147,12 +147,12 @@ class AccuracyCertificate:
     @property
     def change(self) -> str:
         """The claim in a few words: how far the accuracy falls at most."""
-        return change_words(self.drop_upper, f"the accuracy{' of the next token' if self.measure != 'class' else ''}")
+        return words.change(self.drop_upper, f"the accuracy{' of the next token' if self.measure != 'class' else ''}")
 
     @property
     def sentence(self) -> str:
         """The certificate in plain words, numbers rounded so that they claim less, never more."""
-        limit, start = percent_up(self.drop_upper), f"With {percent(self.confidence)} confidence, "
+        limit, start = words.percent_up(self.drop_upper), f"With {words.percent(self.confidence)} confidence, "
         if self.measure == "next-token":
             return start + self._claim_about_tokens(limit) + _caveats(self)
         if self.mode == "labels":
@@ -171,7 +171,7 @@ class AccuracyCertificate:
         over, inputs = "on average over the positions of a sequence", _counted(self, "sequences")
         if self.mode == "labels":
             return f"pruning {self.change}, {over} ({inputs.rstrip(',')})."
-        seen = percent_up(self.n_differ / (self.n + self.n_duplicates))
+        seen = words.percent_up(self.n_differ / (self.n + self.n_duplicates))
         return (
             f"pruning changes the predicted next token at no more than {limit} of positions, {over} (on these {inputs} "
             f"it was {seen})."
@@ -179,7 +179,7 @@ class AccuracyCertificate:
 
     @property
     def headline(self) -> str:
-        limit = points_up(self.drop_upper) if self.drop_upper >= 0 else "0, it rises"
+        limit = words.points_up(self.drop_upper) if self.drop_upper >= 0 else "0, it rises"
         return f"accuracy drop <= {limit} ({self.mode})"
 
     @property
@@ -202,14 +202,16 @@ def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
 
 def _claim_in_words(cert: Certificate) -> str:
     """The claim of a T14 certificate as a sentence, without caveats."""
-    share, confidence = percent(cert.share), percent(cert.confidence)
+    share, confidence = words.percent(cert.share), words.percent(cert.confidence)
     if cert.k_allowed is None:
         needed = holdout_needed(cert.share, 1.0 - cert.confidence)
         inputs, distinct = _counted(cert, "holdout inputs"), " distinct ones" if cert.n_duplicates else ""
         text = f"No claim: {inputs} are too few to say anything about all but {share} of inputs with {confidence} "
         text += f"confidence; at least {needed:,}{distinct} are needed."
         if cert.fixed == "epsilon":
-            text += f" They only show that at most {percent_up(cert.proved_share)} of inputs are further off than "
+            text += (
+                f" They only show that at most {words.percent_up(cert.proved_share)} of inputs are further off than "
+            )
             text += f"{_limit(cert)}."
         return text
     inputs = _counted(cert, "holdout inputs")
@@ -222,9 +224,9 @@ def _claim_in_words(cert: Certificate) -> str:
         claim = claim_about_tokens(cert)
         return f"With {confidence} confidence, for all but at most {share} of sequences {claim} ({counts})."
     if cert.verdict == "certified":
-        epsilon = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
+        epsilon = words.percent(cert.epsilon) if cert.fixed == "epsilon" else words.percent_up(cert.epsilon)
         start = "True but useless: with" if cert.is_useless else "With"
-        end = f" Even a network that always outputs zero is within {percent(USELESS)}." if cert.is_useless else ""
+        end = f" Even a network that always outputs zero is within {words.percent(USELESS)}." if cert.is_useless else ""
         return (
             f"{start} {confidence} confidence, for all but at most {share} of inputs the pruned network's output "
             f"differs from the dense network's by at most {epsilon} of its norm ({counts}).{end}"
@@ -233,23 +235,23 @@ def _claim_in_words(cert: Certificate) -> str:
         return f"Not certified: too many outputs are not finite or cannot be compared, so no limit holds ({counts})."
     return (
         f"Not certified at {_limit(cert)} ({counts}); with {confidence} confidence, at most "
-        f"{percent_up(cert.proved_share)} of inputs are further off, which is more than the {share} asked for."
+        f"{words.percent_up(cert.proved_share)} of inputs are further off, which is more than the {share} asked for."
     )
 
 
 def _limit(cert: Certificate) -> str:
     """The epsilon that was asked for, in words."""
     if cert.measure == "kl":
-        return f"{exactly(cert.epsilon)} nats per token"
-    return f"{percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
+        return f"{words.exactly(cert.epsilon)} nats per token"
+    return f"{words.percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
 
 
 def claim_about_tokens(cert: Certificate) -> str:
     """The claim about the tokens of a sequence, in words (T22)."""
     if cert.measure == "next-token":
-        limit = percent(cert.epsilon) if cert.fixed == "epsilon" else percent_up(cert.epsilon)
+        limit = words.percent(cert.epsilon) if cert.fixed == "epsilon" else words.percent_up(cert.epsilon)
         return f"the pruned network predicts a different next token at no more than {limit} of positions"
-    nats = exactly(cert.epsilon) if cert.fixed == "epsilon" else number_up(cert.epsilon, 4)
+    nats = words.exactly(cert.epsilon) if cert.fixed == "epsilon" else words.number_up(cert.epsilon, 4)
     return f"the next token's distribution is within {nats} nats of the dense network's (KL, mean over positions)"
 
 
@@ -267,8 +269,8 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
 def limit_words(cert: Certificate) -> str:
     """The epsilon in the unit of its measure, rounded up."""
     if cert.measure == "kl":
-        return f"{number_up(cert.epsilon, 4)} nats"
-    return f"{percent_up(cert.epsilon)}{' of positions' if cert.measure == 'next-token' else ''}"
+        return f"{words.number_up(cert.epsilon, 4)} nats"
+    return f"{words.percent_up(cert.epsilon)}{' of positions' if cert.measure == 'next-token' else ''}"
 
 
 def _sheet(
@@ -276,12 +278,12 @@ def _sheet(
 ) -> Sheet:
     """The claim in words, how many inputs speak for and against it, and what it is about."""
     n_given = cert.n + cert.n_duplicates
-    rows = tuple((words, f"{count:,}", f"{count / n_given:.2%}") for words, count in (*counts, ("all", n_given)))
+    rows = tuple((text, f"{count:,}", f"{count / n_given:.2%}") for text, count in (*counts, ("all", n_given)))
     compared = "all of it" if cert.output is None else f"part {cert.output!r}"
     facts = [
         ("claim", cert.sentence),
         *facts,
-        ("confidence", percent(cert.confidence)),
+        ("confidence", words.percent(cert.confidence)),
         ("inputs", f"{cert.n:,}" + (f" and {cert.n_duplicates:,} copies" if cert.n_duplicates else "")),
         ("output", f"{compared}, {cert.dtype}"),
         ("hash of inputs", cert.data_hash[:12]),

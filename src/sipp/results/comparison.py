@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass, field
 
-from sipp.results.display import LARGE_ERROR, percent_up
+from sipp.results import words
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -72,13 +72,13 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """Which method to use, at the smallest keep that leaves most of the output."""
-        usable = [row for row in map(self.best, self.keeps) if row.error <= LARGE_ERROR]
+        usable = [row for row in map(self.best, self.keeps) if row.error <= words.LARGE_ERROR]
         inputs = f"{self.n_test:,} {'held-back inputs' if self.is_held_back else 'holdout inputs'}"
         if not usable:
             best = self.best(self.keeps[0])
             return (
                 f"None of these is usable as it is: at keep {best.keep:g} even the best, {best.name}, moves the output "
-                f"by {percent_up(best.error)} of its norm on {inputs}. Try a larger keep"
+                f"by {words.percent_up(best.error)} of its norm on {inputs}. Try a larger keep"
                 f"{'' if any(row.is_repaired for row in self.rows) else ', repair'} or training."
             )
         chosen = usable[-1]
@@ -86,16 +86,18 @@ class Comparison:
         if level := self.level_with(chosen):
             text += f" On these inputs, {', '.join(row.name for row in level)} cannot be told apart from it."
         if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
-            text += f" At keep {smaller[0]:g} even the best moved it by {percent_up(self.best(smaller[0]).error)}."
+            text += (
+                f" At keep {smaller[0]:g} even the best moved it by {words.percent_up(self.best(smaller[0]).error)}."
+            )
         return text + " It was chosen on these inputs, so certify it on other inputs."
 
     def _found(self, row: Compared) -> str:
         """What was measured of a row, in words."""
-        measured = [f"the output moved by {percent_up(row.error)} of its norm"]
+        measured = [f"the output moved by {words.percent_up(row.error)} of its norm"]
         if row.same is not None:
             measured.append(f"the largest output stayed the same for {_down(row.same)}")
         if row.accuracy is not None and self.dense_accuracy is not None:
-            measured.append(f"the accuracy is {_down(row.accuracy)} (dense: {percent_up(self.dense_accuracy)})")
+            measured.append(f"the accuracy is {_down(row.accuracy)} (dense: {words.percent_up(self.dense_accuracy)})")
         return ", ".join(measured)
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sipp.results import words
 from sipp.results.accuracy import Accuracy
-from sipp.results.display import counted, percent_up
 from sipp.results.sheet import Sheet, shown
 from sipp.results.text_scores import TextScores
 
@@ -47,9 +47,9 @@ class Evaluation:
             dense, pruned = self.accuracies
             title = f"accuracy {pruned:.2%} after pruning, {dense:.2%} before"
         elif self.n_not_finite:
-            title = f"an output is not finite on {counted(self.n_not_finite, 'input')}"
+            title = f"an output is not finite on {words.counted(self.n_not_finite, 'input')}"
         else:
-            title = f"the output moved by {percent_up(self.error_mean)} of its norm on average"
+            title = f"the output moved by {words.percent_up(self.error_mean)} of its norm on average"
         return Sheet(title, tuple(_facts(self)))
 
 

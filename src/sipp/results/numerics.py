@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.results.checking import check_keep
+from sipp.results import check
 
 SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
 BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
@@ -55,7 +55,7 @@ def inverse_or_zero(denominator: Tensor) -> Tensor:
 
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means, rounded; raises if it is 0."""
-    check_keep(keep)
+    check.keep(keep)
     budget = math.floor(keep * n_weights + 0.5)
     if budget == 0:
         raise OptionError(

@@ -12,17 +12,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 from sipp.errors import OptionError
-from sipp.results.checking import (
-    MOST_SEED,
-    check_choice,
-    check_flag,
-    check_keep,
-    check_number,
-    check_record,
-    check_seed,
-    check_share,
-    check_whole,
-)
+from sipp.results import check
 
 Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
@@ -56,16 +46,6 @@ def method_name(method: Method) -> str:
     return name if name.isidentifier() else "own score"  # a lambda has none
 
 
-def check_repair(repair: Any) -> RepairChoice:
-    """The repair option, if it is True, False, "joint" or "refit"."""
-    if isinstance(repair, str):
-        check_choice("repair", repair, ("joint", "refit"))
-    else:
-        check_flag("repair", repair)
-    checked: RepairChoice = repair
-    return checked
-
-
 def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
     """The repair that the option asks for, if any; True is "joint"."""
     if not repair:
@@ -75,7 +55,7 @@ def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
 
 def check_floor(floor: Any) -> None:
     """Raises unless the floor is None or a share from 0 to below 1."""
-    if floor is not None and check_number("floor", floor, least=0) >= 1:
+    if floor is not None and check.number("floor", floor, least=0) >= 1:
         raise OptionError(
             f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer",
             option="floor",
@@ -120,14 +100,14 @@ class Scoring:
     chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
 
     def __post_init__(self) -> None:
-        check_choice("norm_stats", self.norm_stats, get_args(NormStats))
-        check_choice("kernel", self.kernel, get_args(Kernel))
+        check.choice("norm_stats", self.norm_stats, get_args(NormStats))
+        check.choice("kernel", self.kernel, get_args(Kernel))
         if self.loss is not None and not callable(self.loss):
             raise OptionError(
                 f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
             )
         if not (isinstance(self.chunk_bytes, str) and self.chunk_bytes == "auto"):
-            check_whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
+            check.whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,28 +167,28 @@ class PruneOptions:
     repair: Annotated[RepairChoice, _repair("Find the mask and the weights together, without labels or training.")] = (
         False
     )
-    seed: Annotated[int, Option("Seed for everything random.", "Machine", least=0, most=MOST_SEED)] = 0
+    seed: Annotated[int, Option("Seed for everything random.", "Machine", least=0, most=check.MOST_SEED)] = 0
     scoring: Scoring = Scoring()
 
     def __post_init__(self) -> None:
         if self.keep is not None:
-            check_keep(self.keep)
-        check_share("delta", self.delta)
-        check_share("confidence", self.confidence)
+            check.keep(self.keep)
+        check.share("delta", self.delta)
+        check.share("confidence", self.confidence)
         for name in ("c_constant", "k_constant"):  # as a float: torch multiplies by no int of 10**30
-            object.__setattr__(self, name, check_number(name, getattr(self, name), above=0))
-        check_seed(self.seed)
-        check_choice("draws", self.draws, get_args(Draws))
-        check_choice("allocation", self.allocation, get_args(Allocation))
-        check_choice("bound", self.bound, get_args(Mode))
+            object.__setattr__(self, name, check.number(name, getattr(self, name), above=0))
+        check.seed(self.seed)
+        check.choice("draws", self.draws, get_args(Draws))
+        check.choice("allocation", self.allocation, get_args(Allocation))
+        check.choice("bound", self.bound, get_args(Mode))
         check_floor(self.floor)
-        check_record("scoring", self.scoring, Scoring)
+        check.record("scoring", self.scoring, Scoring)
         if self.reduce is not None:
-            check_choice("reduce", self.reduce, get_args(Reduce))
+            check.choice("reduce", self.reduce, get_args(Reduce))
         if self.pattern is not None:
             pattern_of(self.pattern)
-        check_flag("statements", self.statements)
-        check_repair(self.repair)
+        check.flag("statements", self.statements)
+        check.repair(self.repair)
         if not self.statements and self.bound != "paper":
             raise OptionError(
                 "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from sipp.results import hashing, words
 from sipp.results.blend import BlendChoice
 from sipp.results.bounds import Guarantee, Measured, NetworkBound, layer_bound
-from sipp.results.display import LARGE_ERROR, how_sure, listed, number, number_up, percent_up, short_names
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.network_hash import tensors_hash
 from sipp.results.options import Draws
 from sipp.results.repair import Repair
 from sipp.results.sheet import Sheet, Table, sheet_text, shown, without_empty
@@ -152,7 +151,7 @@ def up_to_date(pruned: Pruned) -> Pruned:
 
     Masks and counts stay; if a pruned weight is no longer zero, the reason says so.
     """
-    if tensors_hash(pruned.model) == pruned.described_hash:
+    if hashing.of_tensors(pruned.model) == pruned.described_hash:
         return pruned
     name = regrown_weight(pruned.model, pruned.masks)
     reason = REGROWN.format(name=name) if name else CHANGED
@@ -231,7 +230,7 @@ def layers_table(pruned: PrunedFacts, has_bounds: bool, is_short: bool = False, 
     """One line per layer, without empty columns; if short, only the first and last layers."""
     ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if has_strategies else []
     columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if has_bounds else ()))
-    labels = short_names([layer.name for layer in pruned.layers])
+    labels = words.short_names([layer.name for layer in pruned.layers])
     rows = [
         (
             label,
@@ -241,7 +240,7 @@ def layers_table(pruned: PrunedFacts, has_bounds: bool, is_short: bool = False, 
             f"{layer.keep:.2%}",
             *(str(layer.strategies.get(way, 0)) for way in ways),
             str(layer.dead_rows or ""),
-            *(number_up(value) for value in (bounds_of(layer) if has_bounds else ())),
+            *(words.number_up(value) for value in (bounds_of(layer) if has_bounds else ())),
         )
         for label, layer in zip(labels, pruned.layers)
     ]
@@ -249,8 +248,8 @@ def layers_table(pruned: PrunedFacts, has_bounds: bool, is_short: bool = False, 
         between = (f"... {len(rows) - 2 * END_LAYERS} more", *[""] * (len(columns) - 1))
         rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
     known = has_bounds and any(value is not None for layer in pruned.layers for value in bounds_of(layer))
-    words = [_ROW_WORDS, *([_STRATEGY_WORDS] if has_strategies else ()), *(_BOUND_WORDS if known else ())]
-    return without_empty(Table(columns, tuple(rows), bars=("keep",), words="; ".join(words)))
+    text = [_ROW_WORDS, *([_STRATEGY_WORDS] if has_strategies else ()), *(_BOUND_WORDS if known else ())]
+    return without_empty(Table(columns, tuple(rows), bars=("keep",), words="; ".join(text)))
 
 
 def bounds_of(layer: PrunedLayer) -> tuple[float | None, ...]:
@@ -266,7 +265,9 @@ def _summary(pruned: PrunedFacts, certified: str = "", *, in_full: bool = False)
     dead = [layer for layer in pruned.layers if layer.dead_rows]
     if dead:
         n_rows, names = sum(layer.dead_rows for layer in dead), [layer.name for layer in dead]
-        lines.append(("warning", f"{n_rows:,} rows lost all their weights, in {listed(names, what='more layers')}"))
+        lines.append(
+            ("warning", f"{n_rows:,} rows lost all their weights, in {words.listed(names, what='more layers')}")
+        )
     if pruned.kept != pruned.budget:
         why = f"but only {pruned.kept:,} weights have a positive sensitivity"
         if pruned.kept > pruned.budget:  # what is spared comes beside the budget
@@ -328,7 +329,7 @@ def _why_no_useful_bound(pruned: PrunedFacts) -> str:
     candidates += [] if pruned.measured is None else [pruned.measured.epsilon]
     epsilons = [epsilon for epsilon in candidates if epsilon is not None]
     if epsilons:
-        return f"it allows an error of {number(min(epsilons))} times the output"
+        return f"it allows an error of {words.number(min(epsilons))} times the output"
     if pruned.guarantee is not None and not pruned.guarantee.met:
         if pruned.guarantee.contradicted:
             return "the data contradicts the theory's assumption"
@@ -340,14 +341,14 @@ def _why_no_useful_bound(pruned: PrunedFacts) -> str:
 def moved_warning(pruned: PrunedFacts) -> str:
     """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
     moved = pruned.moved
-    if moved is None or moved.error <= LARGE_ERROR:  # NaN is warned of
+    if moved is None or moved.error <= words.LARGE_ERROR:  # NaN is warned of
         return ""
     inputs = _inputs_of(moved)
     if not math.isfinite(moved.error):
         return f"an output is not finite, or the dense output is 0, on {inputs}: check the outputs of the dense model"
     return (
-        f"the output moved by {percent_up(moved.error)} of its norm on {inputs}: measure what that costs before you "
-        "use it"
+        f"the output moved by {words.percent_up(moved.error)} of its norm on {inputs}: measure what that costs before "
+        "you use it"
     )
 
 
@@ -394,10 +395,10 @@ def cost_of(pruned: PrunedFacts) -> str:
     if not bounds or not min(bounds)[0] < 1:
         if pruned.moved is None or moved_warning(pruned):
             return "not measured on new inputs yet."
-        moved = f"{percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved)}"
+        moved = f"{words.percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved)}"
         return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
     epsilon, share, confidence = min(bounds)
     return (
-        f"the output moves by at most {percent_up(epsilon)} of its norm for all but {percent_up(share)} of new "
-        f"inputs, {how_sure(confidence)}."
+        f"the output moves by at most {words.percent_up(epsilon)} of its norm for all but {words.percent_up(share)} of "
+        f"new inputs, {words.how_sure(confidence)}."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sipp.results.display import number
+from sipp.results import words
 from sipp.results.sheet import Sheet, Table, shown
 
 
@@ -58,8 +58,8 @@ class PrunedOnDisk:
                 weight.name,
                 f"{weight.n_weights:,}",
                 f"{weight.n_kept / weight.n_weights:.1%}",
-                number(weight.error_before),
-                number(weight.error),
+                words.number(weight.error_before),
+                words.number(weight.error),
             )
             for weight in self.weights
         )

@@ -8,10 +8,9 @@ from typing import Any
 from torch import nn
 
 from sipp.errors import ModelError, OptionError
+from sipp.results import hashing, words
 from sipp.results.certificate import AnyCertificate
-from sipp.results.display import percent_up
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.network_hash import model_hash, tensors_hash
 from sipp.results.pruned import Pruned
 from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.shrunk import Shrunk
@@ -65,7 +64,7 @@ class PrunedTo:
                 f"{level.keep:.2%}",
                 f"{level.budget:,}",
                 f"{level.count:,}",
-                percent_up(level.limit),
+                words.percent_up(level.limit),
                 "passed" if level.passed else "failed",
             )
             for level in self.path
@@ -99,7 +98,7 @@ def points_seen(given: NetworkLike) -> SeenPoints:
     record = given if isinstance(given, Shrunk) else pruned_or_module(given)
     if not isinstance(record, Pruned | Shrunk):
         return SeenPoints(frozenset(), is_all=False)
-    is_all = record.seen_all and tensors_hash(network_of(given)) == record.described_hash
+    is_all = record.seen_all and hashing.of_tensors(network_of(given)) == record.described_hash
     return SeenPoints(record.seen, is_all)
 
 
@@ -117,7 +116,7 @@ def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> An
     held = given.certificate if isinstance(given, PrunedTo) else None
     if certificate is not None or held is None:
         return certificate
-    return held if held.pruned_hash == model_hash(network_of(given)) else None
+    return held if held.pruned_hash == hashing.of_model(network_of(given)) else None
 
 
 def network_of(given: NetworkLike) -> nn.Module:

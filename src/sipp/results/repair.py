@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sipp.results.display import listed, number
+from sipp.results import words
 from sipp.results.options import RepairMethod
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -78,19 +78,19 @@ class Repair:
         rows = tuple(
             (
                 layer.name,
-                *map(number, (layer.error_before, layer.error_after, layer.ridge)),
+                *map(words.number, (layer.error_before, layer.error_after, layer.ridge)),
                 f"{layer.n_moved:,}",
                 layer.intercept,
             )
             for layer in self.layers
         )
-        words = (
+        text = (
             "error: of the layer's output, relative to its norm, on the validation inputs that chose the fit; "
             "moved: kept weights that were not in the first mask"
         )
-        table = Table(columns, rows, texts=("intercept",), bars=("error before", "after"), words=words)
+        table = Table(columns, rows, texts=("intercept",), bars=("error before", "after"), words=text)
         alone = [f"{layer.name} ({layer.left_alone})" for layer in self.layers if layer.left_alone]
-        return Sheet(self.sentence, (("left alone", listed(alone)),) if alone else (), (table,))
+        return Sheet(self.sentence, (("left alone", words.listed(alone)),) if alone else (), (table,))
 
     @property
     def sentence(self) -> str:
@@ -111,8 +111,8 @@ class Repair:
         if self.output_before is not None:
             before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
             text += (
-                f"; output error on {self.n_test:,} test inputs: {number(self.output_before)} {before}, "
-                f"{number(self.output_after)} after"
+                f"; output error on {self.n_test:,} test inputs: {words.number(self.output_before)} {before}, "
+                f"{words.number(self.output_after)} after"
             )
         elif self.n_test == 0:
             text += "; too few distinct inputs to test it on, so the error on new inputs is unknown"

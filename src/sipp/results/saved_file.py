@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sipp.results import words
 from sipp.results.certificate import AnyCertificate
-from sipp.results.display import number, percent_up, size_words
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Precision
 from sipp.results.sheet import Sheet, Table, shown
@@ -130,8 +130,8 @@ class SavedFile:
         rounded = [tensor for tensor in self.tensors if tensor.largest_change]
         if not rounded:
             return ""
-        largest = percent_up(max(tensor.largest_change for tensor in rounded))
-        together = percent_up(max(tensor.norm_change for tensor in rounded))
+        largest = words.percent_up(max(tensor.largest_change for tensor in rounded))
+        together = words.percent_up(max(tensor.norm_change for tensor in rounded))
         return (
             f"{self.precision} changed weights in {len(rounded)} of {len(self.tensors)} tensors: a single weight by at "
             f"most {largest}, and a whole tensor by at most {together} of its norm"
@@ -192,8 +192,8 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
     return {
         "weights": f"{n_weights:,}",
         "kept": f"{kept / max(n_weights, 1):.2%}",
-        "largest change": number(largest) if largest else "",
-        "norm change": number(norm) if norm else "",
+        "largest change": words.number(largest) if largest else "",
+        "norm change": words.number(norm) if norm else "",
         "bytes": f"{sum(tensor.n_bytes for tensor in group):,}",
         "bytes by entropy": f"{sum(tensor.bound_bytes for tensor in group):,.0f}",
         "bytes dense": f"{sum(tensor.dense_bytes for tensor in group):,}",
@@ -201,7 +201,7 @@ def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
 
 
 def _headline(contents: SavedFile) -> str:
-    size = size_words(contents.n_bytes, contents.dense_bytes)
+    size = words.size(contents.n_bytes, contents.dense_bytes)
     return (
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
         f"the kept values and the entropy of their positions come to {contents.bound_bytes:,.0f}"

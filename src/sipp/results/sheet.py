@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rich.markup import escape as without_markup
 
-from sipp.results.display import WIDTH, labelled, plain_table, text_of
+from sipp.results import words
 
 BAR = "#3b82c4"  # readable on white and on black
 LINE = "1px solid rgba(128,128,128,.35)"
@@ -86,7 +86,7 @@ def without_empty(table: Table) -> Table:
 
 def sheet_text(sheet: Sheet) -> str:
     """The sheet as text, about as wide as a screen."""
-    lines = [_wrapped(sheet.title), *(labelled(label, text) for label, text in sheet.facts)]
+    lines = [_wrapped(sheet.title), *(words.labelled(label, text) for label, text in sheet.facts)]
     for table in sheet.tables:
         lines += [table_text(table), *([_wrapped(table.words, indent="  ")] if table.words else [])]
     return "\n".join([*lines, *([_wrapped(sheet.note)] if sheet.note else [])])
@@ -94,7 +94,7 @@ def sheet_text(sheet: Sheet) -> str:
 
 def table_text(table: Table) -> str:
     """The table as text."""
-    drawn = plain_table(
+    drawn = words.plain_table(
         *(column.replace(" ", "\n") for column in table.columns),
         texts=tuple(column.replace(" ", "\n") for column in table.texts),
         folds=bool(table.texts),
@@ -102,12 +102,17 @@ def table_text(table: Table) -> str:
     )
     for row in table.rows:
         drawn.add_row(*map(without_markup, row))
-    return text_of(drawn)
+    return words.text_of(drawn)
 
 
 def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text,
+        words.WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

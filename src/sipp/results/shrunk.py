@@ -7,11 +7,10 @@ from typing import Literal
 
 from torch import nn
 
+from sipp.results import hashing, words
 from sipp.results.bounds import Guarantee
 from sipp.results.certificate import AnyCertificate
-from sipp.results.display import listed, short_names
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.network_hash import tensors_hash
 from sipp.results.pruned import PrunedLayer
 from sipp.results.repair import Polish
 from sipp.results.sheet import Sheet, Table, shown
@@ -97,11 +96,11 @@ class Shrunk:
     @property
     def is_as_made(self) -> bool:
         """Whether the weights are unchanged since `shrink`."""
-        return tensors_hash(self.model) == self.described_hash
+        return hashing.of_tensors(self.model) == self.described_hash
 
     @property
     def sheet(self) -> Sheet:
-        names = short_names([layer.name for layer in self.layers])
+        names = words.short_names([layer.name for layer in self.layers])
         rows = tuple(
             (
                 name,
@@ -124,10 +123,10 @@ def _facts(small: Shrunk) -> list[tuple[str, str]]:
         *(_same_outputs(small) if small.chosen is None else _changed_outputs(small.chosen)),
     ]
     if small.left_alone:
-        facts.append(("left alone", f"these keep all channels that they read: {listed(small.left_alone)}"))
+        facts.append(("left alone", f"these keep all channels that they read: {words.listed(small.left_alone)}"))
     if small.certificate is not None and small.is_as_made:
-        words = f"made for the network before, which computes the same. {small.certificate.sentence}"
-        facts.append(("certificate", words))
+        text = f"made for the network before, which computes the same. {small.certificate.sentence}"
+        facts.append(("certificate", text))
     return facts
 
 
@@ -141,15 +140,15 @@ def _changed_outputs(chosen: Chosen) -> list[tuple[str, str]]:
     polished = "" if chosen.polish is None else f", then {chosen.polish.taken:,} steps towards the dense outputs"
     facts = [("budget", f"{chosen.share:.4g} of the {chosen.of}; {made} {chosen.n_fit:,} inputs{polished}")]
     if chosen.output_error is not None:
-        words = f"off by {chosen.output_error:.2%} of their length on {chosen.n_test:,} inputs held back"
-        facts.append(("outputs", words))
+        text = f"off by {chosen.output_error:.2%} of their length on {chosen.n_test:,} inputs held back"
+        facts.append(("outputs", text))
     bounded = [layer for layer in chosen.layers if layer.bound is not None and layer.bound < 1]
     if chosen.layers:
         facts.append(("bounds", f"{len(bounded)} of {len(chosen.layers)} layers have a bound below 100 %"))
     if chosen.guarantee is not None and chosen.guarantee.reason:
         facts.append(("bounds not met", chosen.guarantee.reason))
     if chosen.stays:
-        facts.append(("all channels stay", listed(chosen.stays)))
+        facts.append(("all channels stay", words.listed(chosen.stays)))
     return facts
 
 

@@ -13,9 +13,9 @@ import torch
 
 from sipp import __version__
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.results import hashing
 from sipp.results.certificate import AnyCertificate, check_certificate
 from sipp.results.jsonio import from_json, to_json
-from sipp.results.network_hash import buffers_hash, class_name, model_hash
 from sipp.results.pruned import Pruned, PrunedFacts, regrown_weight, up_to_date
 from sipp.results.sheet import Sheet, shown
 
@@ -68,9 +68,9 @@ def report_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> 
         )
     now = up_to_date(pruned)
     identity = Identity(
-        model=class_name(pruned.model),
-        pruned_hash=model_hash(pruned.model),
-        buffers_hash=buffers_hash(pruned.model),
+        model=hashing.class_name(pruned.model),
+        pruned_hash=hashing.of_model(pruned.model),
+        buffers_hash=hashing.of_buffers(pruned.model),
         dense_hash=None if certificate is None else certificate.dense_hash,
         certificate=certificate,
         sipp=__version__,

@@ -24,15 +24,11 @@ from sipp.results import (
     NetworkLike,
     Pruned,
     certificate_of,
+    check,
     check_certificate,
-    check_choice,
-    check_flag,
-    check_path,
-    check_size,
-    model_hash,
+    hashing,
     network_of,
     pruned_or_module,
-    raw_bytes,
 )
 from sipp.runtime.copying import plain_copy
 from sipp.runtime.examples import call_of, try_example, without_aliases
@@ -83,8 +79,8 @@ def export(
         True
     """
     model = network_of(pruned)
-    target = check_path("path", path, "net.onnx")
-    check_choice("values", values, get_args(Values))
+    target = check.path("path", path, "net.onnx")
+    check.choice("values", values, get_args(Values))
     if target.suffix in OF_TORCH:
         raise OptionError(
             f"path={str(path)!r:.80} is neither NAME{ONNX} nor a Hugging Face folder",
@@ -95,7 +91,7 @@ def export(
     if is_onnx and (values != "same" or any(given is not None for given in (shard, tokenizer, certificate))):
         names = "values, shard, tokenizer and certificate"
         raise OptionError(f"{names} are for a folder, not for NAME{ONNX}", fix="leave them out")
-    if check_flag("sparse", sparse) and not is_onnx:
+    if check.flag("sparse", sparse) and not is_onnx:
         raise OptionError("a folder holds all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
     if is_onnx == (example is None):
         words = "needs an example" if is_onnx else "takes no example: it holds weights"
@@ -122,7 +118,7 @@ def _card(pruned: NetworkLike, certificate: AnyCertificate | None, name: str, va
     record, known = pruned_or_module(pruned), certificate_of(pruned, certificate)
     if not isinstance(record, Pruned):
         return ""
-    if known is not None and known.pruned_hash != model_hash(record.model):
+    if known is not None and known.pruned_hash != hashing.of_model(record.model):
         raise OptionError("the certificate is about another network", fix="certify pruned.model", option="certificate")
     return model_card(record, known, name=name, origin=_origin(record.model), values=values)
 
@@ -150,7 +146,7 @@ def _save_pretrained(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
     with new_folder(folder) as unfinished:
-        save(unfinished, max_shard_size=check_size("shard", shard))
+        save(unfinished, max_shard_size=check.size("shard", shard))
         back = load(unfinished, local_files_only=True)
         _check_same(dict(model.state_dict()), dict(back.state_dict()))
         beside = _add_companions(model, unfinished, tokenizer)
@@ -183,5 +179,5 @@ def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
         )
     for name, tensor in state.items():
         read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
-        if tensor.shape != read.shape or not torch.equal(raw_bytes(tensor), raw_bytes(read)):
+        if tensor.shape != read.shape or not torch.equal(hashing.raw_bytes(tensor), hashing.raw_bytes(read)):
             raise ModelError("differs after writing and reading it back", where=name, fix="report this network")

@@ -12,7 +12,7 @@ from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs import ONE_AT_A_TIME, turn_off_caches
-from sipp.results import NetworkLike, Sheet, check_flag, network_of, shown
+from sipp.results import NetworkLike, Sheet, check, network_of, shown
 from sipp.runtime.copying import plain_copy, turn_off_fused_attention
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
@@ -148,6 +148,6 @@ def sparse(model: NetworkLike, example: Any, *, always: bool = False) -> Sparse:
             f"is on {device}, and the runtime is for one device, the CPU or a CUDA GPU", where=name,
             fix="give model.cpu() or model.cuda()",
         )  # fmt: skip
-    check_flag("always", always)
+    check.flag("always", always)
     make = GpuNetwork if any(device.type == "cuda" for device in devices) else CpuNetwork
     return Sparse(partial(make, always=always), model, *call_of(example))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE, integers
+from sipp.results import numerics
 from sipp.scoring.task import ScoringTask
 
 
@@ -27,7 +27,7 @@ def erk(task: ScoringTask) -> dict[str, Tensor]:
 
 
 def _of_layer(weight: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = torch.rand(weight.numel(), generator=generator, dtype=BOUND_DTYPE, device="cpu")
+    drawn = torch.rand(weight.numel(), generator=generator, dtype=numerics.BOUND_DTYPE, device="cpu")
     order = torch.argsort(torch.where(weight.flatten().cpu() != 0, drawn, 1 + drawn), stable=True)
-    falling = sum(weight.shape) / (integers(0, len(order)).to(BOUND_DTYPE) + 0.5)
+    falling = sum(weight.shape) / (numerics.integers(0, len(order)).to(numerics.BOUND_DTYPE) + 0.5)
     return torch.empty_like(falling).scatter_(0, order, falling).view(weight.shape).to(weight.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.results import BOUND_DTYPE, Batch
+from sipp.results import Batch, numerics
 from sipp.scoring.gradients import batch_loss, twice_differentiable, with_gradients
 from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask
@@ -35,7 +35,7 @@ def grasp(task: ScoringTask) -> dict[str, Tensor]:
         curved = _zeros(parameters)  # H g
         for batch in batches:
             _add(curved, _hessian_times(_loss(task, batch), parameters, gradient))
-    kept = [parameter.detach().to(BOUND_DTYPE) * along for parameter, along in zip(parameters, curved)]
+    kept = [parameter.detach().to(numerics.BOUND_DTYPE) * along for parameter, along in zip(parameters, curved)]
     for name, layer in zip(chosen, kept):
         if not bool(torch.isfinite(layer).all()):
             raise ModelError("the second derivatives of the loss are NaN or infinite on this data", where=name)
@@ -51,14 +51,16 @@ def _hessian_times(
 ) -> Sequence[Tensor | None]:
     """The derivative of (gradient of `value`) . along; None where a parameter has no part in it."""
     gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-    parts = [(g.to(BOUND_DTYPE) * a).sum() for g, a in zip(gradients, along) if g is not None and g.requires_grad]
+    parts = [
+        (g.to(numerics.BOUND_DTYPE) * a).sum() for g, a in zip(gradients, along) if g is not None and g.requires_grad
+    ]
     if not parts:  # the loss is linear in every weight
         return [None] * len(parameters)
     return torch.autograd.grad(torch.stack(parts).sum(), parameters, allow_unused=True)
 
 
 def _zeros(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    return [torch.zeros_like(parameter, dtype=BOUND_DTYPE) for parameter in parameters]
+    return [torch.zeros_like(parameter, dtype=numerics.BOUND_DTYPE) for parameter in parameters]
 
 
 def _add(totals: Sequence[Tensor], more: Sequence[Tensor | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE
+from sipp.results import numerics
 from sipp.scoring.task import ScoringTask
 
 
@@ -20,7 +20,7 @@ def lamp(task: ScoringTask) -> dict[str, Tensor]:
 
 def shares_of(weight: Tensor) -> Tensor:
     """The scores of one layer's weights, or of other numbers used in their place."""
-    magnitude = weight.to(BOUND_DTYPE).abs().flatten()
+    magnitude = weight.to(numerics.BOUND_DTYPE).abs().flatten()
     largest = magnitude.amax()
     squares = (magnitude / largest).square() if bool(largest > 0) else magnitude  # no overflow, no underflow of all
     order = torch.argsort(squares, descending=True, stable=True)

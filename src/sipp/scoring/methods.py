@@ -21,8 +21,7 @@ from sipp.results import (
     RepairChoice,
     RepairMethod,
     Score,
-    check_choice,
-    method_here,
+    check,
     method_name,
     repairs_asked,
 )
@@ -143,7 +142,7 @@ def register_method(name: str, score: Score, *, needs: Need | Collection[Need] =
         raise OptionError(f"score={score!r:.60} must be a function of one task", option="score")
     given = list(needs) if isinstance(needs, list | tuple | set | frozenset) else [needs]
     for need in given:
-        check_choice("needs", need, get_args(Need))
+        check.choice("needs", need, get_args(Need))
     if not isinstance(about, str) or "\n" in about:
         raise OptionError(f"about={about!r:.60} must be one line of text", option="about")
     used = LABELS if "labels" in given else POINTS if given else NOTHING
@@ -170,7 +169,7 @@ def method_of(method: Any) -> MethodInfo:
         return MethodInfo(method_name(method), "a score of your own", method, POINTS)
     if isinstance(method, str) and method in _ROWS:
         return _ROWS[method]
-    if isinstance(method, str) and (here := method_here(method)) is not None:
+    if isinstance(method, str) and (here := check.method_here(method)) is not None:
         raise OptionError(f"method={method!r} is {here[0]}", fix=here[1], option="method")
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sipp.errors import ModelError
 from sipp.inputs import fan_in_of, n_groups_of, n_rows_of, patches_of, split_windows
-from sipp.results import BOUND_DTYPE, Batch, Weight, WeightUse, from_rows, to_rows
+from sipp.results import Batch, Weight, WeightUse, from_rows, numerics, to_rows
 from sipp.scoring.task import ScoringTask, each_use
 
 CHUNK_BYTES = 32 << 20
@@ -46,7 +46,7 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
     each_use(task, on_use)
     scores = {}
     for weight, parameter in zip(task.weights, task.parameters().values()):
-        weight_FK = to_rows(weight, parameter.detach()).to(BOUND_DTYPE)
+        weight_FK = to_rows(weight, parameter.detach()).to(numerics.BOUND_DTYPE)
         saliency_FK = weight_FK.square() * _stiffness(weight, grams.pop(weight.name), weight_FK) / 2
         if not bool(torch.isfinite(saliency_FK).all()):
             raise ModelError("squared inputs overflow", where=weight.name)
@@ -57,10 +57,12 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
 def _gram(use: WeightUse) -> Tensor:
     """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
     fan_in = fan_in_of(use)
-    total_GKK = torch.zeros(n_groups_of(use), fan_in, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
-    for _, part in split_windows(use, bytes_per_window=2 * BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES):
-        ones_B = torch.ones(len(part), dtype=BOUND_DTYPE, device=part.device)
-        patches_GKP = patches_of(part, use.n_position_dims, ones_B, BOUND_DTYPE)
+    total_GKK = torch.zeros(n_groups_of(use), fan_in, fan_in, dtype=numerics.BOUND_DTYPE, device=use.windows.device)
+    for _, part in split_windows(
+        use, bytes_per_window=2 * numerics.BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES
+    ):
+        ones_B = torch.ones(len(part), dtype=numerics.BOUND_DTYPE, device=part.device)
+        patches_GKP = patches_of(part, use.n_position_dims, ones_B, numerics.BOUND_DTYPE)
         total_GKK.baddbmm_(patches_GKP, patches_GKP.mT)
     return total_GKK
 

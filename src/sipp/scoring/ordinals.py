@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE
+from sipp.results import numerics
 
 
 def ordinals(layers: Sequence[Tensor]) -> list[Tensor]:
@@ -18,5 +18,5 @@ def ordinals(layers: Sequence[Tensor]) -> list[Tensor]:
     if not layers:
         return []
     _, place = torch.unique(torch.cat([layer.flatten() for layer in layers]), return_inverse=True)
-    parts = place.to(BOUND_DTYPE).split([layer.numel() for layer in layers])
+    parts = place.to(numerics.BOUND_DTYPE).split([layer.numel() for layer in layers])
     return [part.view(layer.shape) for part, layer in zip(parts, layers)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError, OptionError, SippError
-from sipp.results import BOUND_DTYPE
+from sipp.results import numerics
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.methods import MethodInfo
 from sipp.scoring.ordinals import ordinals
@@ -62,7 +62,7 @@ def _checked(found: Any, name: str, parameter: Tensor, method: MethodInfo) -> Te
             fix=RETURN,
             option="method",
         )
-    score = score.detach().to(dtype=BOUND_DTYPE, device=parameter.device)
+    score = score.detach().to(dtype=numerics.BOUND_DTYPE, device=parameter.device)
     if not bool(torch.isfinite(score).all()):
         raise ModelError(f"the score {method.name!r} gives numbers that are not finite", where=name)
     return score

@@ -29,25 +29,13 @@ from sipp.inputs import (
     to_device,
     to_score_dtype,
 )
-from sipp.results import (
-    BOUND_DTYPE,
-    SCORE_DTYPE,
-    UNDERFLOW_GUARD,
-    Batch,
-    LayerSensitivities,
-    Reduce,
-    Weight,
-    WeightUse,
-    exact_matmul,
-    is_out_of_memory,
-    to_rows,
-)
+from sipp.results import Batch, LayerSensitivities, Reduce, Weight, WeightUse, numerics, to_rows
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 from sipp.scoring.running_norms import RunningNorms
 
 FLOAT_BYTES = 4
 ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the limits of float32
-SMALLEST_NORMAL = torch.finfo(SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
+SMALLEST_NORMAL = torch.finfo(numerics.SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
 
 _log = logging.getLogger("sipp")
 
@@ -125,7 +113,9 @@ class RunningSensitivities:
             raise overflow_error(self.weight.name, batch)
         if self.reduce == "mean":
             self._prepare_means(use, rows, batch, n_uses)
-        with exact_matmul(use.windows, self.rows_FK):  # scales are powers of two: half precision stays as short
+        with numerics.exact_matmul(
+            use.windows, self.rows_FK
+        ):  # scales are powers of two: half precision stays as short
             for part in self._parts(use, rows, values):
                 self._add_part(part, n_uses)
 
@@ -186,7 +176,7 @@ class RunningSensitivities:
             return
         if self.sums_TBFK is None or self.counts_BF is None:
             shape, device = self.scaled_FK.shape, self.scale_F.device
-            self.sums_TBFK = torch.zeros(2, len(use.windows), *shape, dtype=SCORE_DTYPE, device=device)
+            self.sums_TBFK = torch.zeros(2, len(use.windows), *shape, dtype=numerics.SCORE_DTYPE, device=device)
             self.counts_BF = torch.zeros(len(use.windows), shape[0], dtype=torch.int64, device=device)
         n_each = n_positions_of(use) if use.counts_B is None else use.counts_B.to(self.counts_BF)[:, None]
         self.counts_BF[:, rows] += n_each
@@ -219,7 +209,7 @@ class RunningSensitivities:
         try:
             return self._take_in(part, n_uses)
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            if not numerics.is_out_of_memory(error):
                 raise
         least = n_groups_of(part.use) * self._bytes_per_window(part)  # of a patch
         if self.chunk_bytes <= least:
@@ -247,7 +237,7 @@ class RunningSensitivities:
         fused, values, key = self.kernel.fused, part.values, self._key(part)
         assert fused is not None
         windows, factors = part.own_use.windows, values.factors_TB
-        if windows.dtype != SCORE_DTYPE:
+        if windows.dtype != numerics.SCORE_DTYPE:
             windows, factors = to_score_dtype(windows, values.scale_on_device_B[part.points]), values.signs_TB
         factors_TB = torch.from_numpy(factors[:, part.points].astype(np.float32))
         if key not in self.ratios:
@@ -277,11 +267,11 @@ class RunningSensitivities:
         sum_chunk, squares = self._kernel(part).sum_chunk, list[tuple[slice, Tensor]]()
         weight_GRK, factors_GR = self._operands(part)
         shape = 2, part.n_points, *weight_GRK.flatten(0, 1).shape
-        sums_TBFK = torch.zeros(shape, dtype=SCORE_DTYPE, device=self.scale_F.device)
+        sums_TBFK = torch.zeros(shape, dtype=numerics.SCORE_DTYPE, device=self.scale_F.device)
         for points, patches_GKP, occurs in self._chunks(part):
             n_points = points.stop - points.start
             ratios, found_QB = sum_chunk(patches_GKP, n_points, weight_GRK, factors_GR, occurs)
-            sums_TBFK[:, points] += (ratios * weight_GRK.abs()).flatten(2, 3).to(SCORE_DTYPE)
+            sums_TBFK[:, points] += (ratios * weight_GRK.abs()).flatten(2, 3).to(numerics.SCORE_DTYPE)
             squares.append((points, found_QB))
         squares_QB = _all_squares(squares, part)
         if self.sums_TBFK is not None:
@@ -292,12 +282,12 @@ class RunningSensitivities:
 
     def _chunks(self, part: _Part) -> Iterator[tuple[slice, Tensor, Signs]]:
         """The points of a part in pieces of bounded size: which of its points, their patches, the signs of these."""
-        dtype = BOUND_DTYPE if part.is_wide else SCORE_DTYPE
+        dtype = numerics.BOUND_DTYPE if part.is_wide else numerics.SCORE_DTYPE
         for points, windows in split_windows(
             part.own_use, bytes_per_window=self._bytes_per_window(part), chunk_bytes=self.chunk_bytes
         ):
             of_all = slice(part.points.start + points.start, part.points.start + points.stop)
-            is_double = BOUND_DTYPE in (windows.dtype, dtype)
+            is_double = numerics.BOUND_DTYPE in (windows.dtype, dtype)
             scale_B = part.values.scale_B[of_all].astype(np.float64 if is_double else np.float32)
             patches_GKP = patches_of(windows, part.use.n_position_dims, to_device(scale_B, windows.device), dtype)
             yield points, patches_GKP, part.values.occurs(of_all)
@@ -310,7 +300,7 @@ class RunningSensitivities:
     def _raise_ratios(self, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> None:
         """Raises some rows to ratios times their weights."""
         # into a copy of the weights: the ratios may have another memory layout
-        self._raise(rows, weight_GRK.abs().mul_(ratios_GRK).clamp_(max=1).flatten(0, 1).to(SCORE_DTYPE))
+        self._raise(rows, weight_GRK.abs().mul_(ratios_GRK).clamp_(max=1).flatten(0, 1).to(numerics.SCORE_DTYPE))
 
     def _raise(self, rows: slice, found_FK: Tensor) -> None:
         if self.best_FK is None and found_FK.shape[0] == self.weight.n_rows:
@@ -331,13 +321,13 @@ class RunningSensitivities:
         lowest, highest = values.peaks
         if (
             ORDINARY_PEAKS[0] <= lowest <= highest <= ORDINARY_PEAKS[1]
-            and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * UNDERFLOW_GUARD
+            and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * numerics.UNDERFLOW_GUARD
         ):  # holds for each point, with room for rounding
             yield whole
             return
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
-        is_wide_B = ratio_B * self.smallest_weight < UNDERFLOW_GUARD
+        is_wide_B = ratio_B * self.smallest_weight < numerics.UNDERFLOW_GUARD
         is_extreme_B = _are_extreme(use.windows, values.scale_B)
         if not (is_wide_B | (values.peak_B == 0) | is_extreme_B).any():
             yield whole
@@ -369,7 +359,7 @@ class RunningSensitivities:
             smallest_GK = least if smallest_GK is None else torch.minimum(smallest_GK, least)
         assert smallest_GK is not None  # every point has patches
         products = self._scaled_rows(point.rows).unflatten(0, (len(smallest_GK), -1)).abs() * smallest_GK[:, None]
-        return bool(((products > 0) & (products < UNDERFLOW_GUARD)).any())
+        return bool(((products > 0) & (products < numerics.UNDERFLOW_GUARD)).any())
 
     def _kernel(self, part: _Part) -> KernelFunctions:
         return (self.kernel.in_float64 if part.is_wide else None) or self.kernel
@@ -385,7 +375,7 @@ class RunningSensitivities:
         return weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
 
     def _scaled_rows(self, rows: slice) -> Tensor:
-        return self.rows_FK[rows].to(BOUND_DTYPE) * self.scale_F[rows, None]
+        return self.rows_FK[rows].to(numerics.BOUND_DTYPE) * self.scale_F[rows, None]
 
     def _bytes_per_window(self, part: _Part) -> int:
         """What a window of one group takes: its values, one signed copy, and seven numbers per row."""
@@ -397,7 +387,7 @@ def _all_squares(squares: list[tuple[slice, Tensor]], part: _Part) -> Tensor:
     """The squares of norms that the chunks of a part gave, Q x B: of a point in several chunks their sum."""
     if len(squares) == 1:
         return squares[0][1]
-    squares_QB = torch.zeros(N_SQUARES, part.n_points, dtype=BOUND_DTYPE, device=part.use.windows.device)
+    squares_QB = torch.zeros(N_SQUARES, part.n_points, dtype=numerics.BOUND_DTYPE, device=part.use.windows.device)
     for points, found_QB in squares:
         squares_QB[:, points] += found_QB
     return squares_QB
@@ -406,7 +396,7 @@ def _all_squares(squares: list[tuple[slice, Tensor]], part: _Part) -> Tensor:
 def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:
     """Whether the scale of a point is not a normal float32 number, so that scaling in float32 would lose digits."""
     is_ordinary_B = (scale_B >= SMALLEST_NORMAL) & (scale_B <= 1 / SMALLEST_NORMAL)
-    return np.zeros_like(is_ordinary_B) if scaled.dtype == BOUND_DTYPE else ~is_ordinary_B
+    return np.zeros_like(is_ordinary_B) if scaled.dtype == numerics.BOUND_DTYPE else ~is_ordinary_B
 
 
 def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
@@ -416,9 +406,9 @@ def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
 
 def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     """The rows times their scales in float32, rounded once."""
-    if rows_FK.dtype == SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
+    if rows_FK.dtype == numerics.SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
         return rows_FK * to_device(values.scale_B.astype(np.float32)[:, None], values.device)
-    return (rows_FK.to(BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(SCORE_DTYPE)
+    return (rows_FK.to(numerics.BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(numerics.SCORE_DTYPE)
 
 
 def overflow_error(weight: str, batch: Batch) -> DataError:

@@ -53,12 +53,9 @@ from sipp.results import (
     Sensitivities,
     Weight,
     WeightUse,
-    check_choice,
-    check_flag,
-    current_device,
-    device_of,
-    float32_products,
+    check,
     from_rows,
+    numerics,
 )
 from sipp.scoring import kernels
 from sipp.scoring.running_norms import finish_norms
@@ -91,7 +88,7 @@ def sensitivity(
         >>> {name: tuple(score.shape) for name, score in scores.items()}
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
-    check_flag("progress", progress)
+    check.flag("progress", progress)
     task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
     with progress_bar("scoring", task.points.n_points_known, shown=progress) as advance:
         scores = measure_sensitivities(task, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
@@ -115,7 +112,7 @@ def measure_sensitivities(
     `maps` holds what earlier calls know of the model, by form of batch; new ones are added. `with_means` adds
     the means over patches, from the same pass (T20), unless patches cannot be assigned to points.
     """
-    check_choice("reduce", reduce, get_args(Reduce))
+    check.choice("reduce", reduce, get_args(Reduce))
     model, norm_stats = task.model, task.scoring.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     checks_dependence = maps is None and not is_batch_dependent  # at whether outputs are functions of their points
@@ -123,7 +120,7 @@ def measure_sensitivities(
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence = ""
     maps = {} if maps is None else maps
-    with current_device(model):
+    with numerics.current_device(model):
         for batch, found in _batches(task, maps, waits=both or reduce == "mean"):
             keys = point_hashes(batch)
             scoring_pass.point_keys.update(keys)
@@ -228,7 +225,7 @@ def _is_async(windows: Tensor) -> bool:
 
 def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivities]:
     """The running state of every weight, empty."""
-    device = device_of(task.model)
+    device = numerics.device_of(task.model)
     kernel, n_bytes = kernels.pick(task.scoring.kernel, device), chunk_bytes_on(task.scoring.chunk_bytes, device)
     parameters = task.parameters()
     found = {
@@ -244,7 +241,7 @@ def ratios_of(task: ScoringTask, draw: Batch, maps: Maps) -> list[tuple[Weight, 
     """g_j(x) of T2 (F x K) for every weight that these points reach: the largest ratios of one batch alone."""
     found = map_for(task.model, task.layers, draw, maps, task.scoring.norm_stats)
     scoring_pass = _ScoringPass(_running(task, "max"), {})
-    with current_device(task.model):
+    with numerics.current_device(task.model):
         on_use = scoring_pass.use_scorer(found.n_uses)
         read_uses(task.model, task.layers, draw, on_use, found, task.scoring.norm_stats)
         scoring_pass.add_waiting()
@@ -276,12 +273,12 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
             return run_batch(model, fresh(part))
 
     allowed = allowed_difference(model, batch)
-    if device_of(model).type == "cpu":
+    if numerics.device_of(model).type == "cpu":
         reason = why_dependent(batch, run, allowed, output, alone)
     elif alone is not None and is_same_alone(batch.n_points, output, alone, allowed):
         reason = ""
     else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
-        with float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
+        with numerics.float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
             reason = why_dependent(points_at(batch, slice(MOST_CHECKED_AGAIN)), run, allowed)
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)

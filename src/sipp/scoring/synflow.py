@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs import copy_of, fresh, points_at, run_batch, tensors_in
-from sipp.results import BOUND_DTYPE, Batch, integers
+from sipp.results import Batch, numerics
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask
@@ -32,7 +32,7 @@ def synflow(task: ScoringTask) -> dict[str, Tensor]:
     use their running statistics, whatever `norm_stats` says, because one point of ones has none of its own.
     """
     scoring = replace(task.scoring, norm_stats="running")
-    positive = replace(task, model=copy_of(task.model).to(BOUND_DTYPE), scoring=scoring)
+    positive = replace(task, model=copy_of(task.model).to(numerics.BOUND_DTYPE), scoring=scoring)
     with torch.no_grad():
         for parameter in positive.model.parameters():
             parameter.abs_()
@@ -48,7 +48,7 @@ def _removed_in_steps(model: nn.Module, parameters: Sequence[nn.Parameter], batc
     """The step in which each weight is removed, plus its rank within that step; all weights concatenated."""
     magnitude = torch.cat([parameter.detach().flatten() for parameter in parameters])
     score = torch.full_like(magnitude, STEPS)  # the last one stays
-    left = integers(0, len(magnitude)).to(magnitude.device)
+    left = numerics.integers(0, len(magnitude)).to(magnitude.device)
     for step in range(STEPS):
         flow = _flow(model, parameters, batch)
         if step == 0 and not bool((flow > 0).any()):
@@ -91,7 +91,7 @@ def _ones(task: ScoringTask) -> Batch:
         if isinstance(value, PackedSequence):
             return value._replace(data=one(value.data))
         if isinstance(value, Tensor) and value.is_floating_point():
-            return torch.ones_like(value, dtype=BOUND_DTYPE)
+            return torch.ones_like(value, dtype=numerics.BOUND_DTYPE)
         return value
 
     return replace(

@@ -24,20 +24,7 @@ from sipp.inputs import (
     read_uses,
     unwrap,
 )
-from sipp.results import (
-    DEFAULT_METHOD,
-    DELTA,
-    K_CONSTANT,
-    Batch,
-    Scoring,
-    Selector,
-    Weight,
-    WeightUse,
-    check_number,
-    check_record,
-    check_share,
-    device_of,
-)
+from sipp.results import DEFAULT_METHOD, DELTA, K_CONSTANT, Batch, Scoring, Selector, Weight, WeightUse, check, numerics
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 
@@ -110,14 +97,14 @@ def task_of(
     seed: int = 0,
 ) -> ScoringTask:
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
-    check_record("scoring", scoring, Scoring)
+    check.record("scoring", scoring, Scoring)
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
     return ScoringTask(model, layers, _data_for(model, data), scoring, seed)
 
 
 def _data_for(model: nn.Module, data: AnyData | None) -> Data | None:
-    return None if data is None else data_of(data, device=device_of(model))
+    return None if data is None else data_of(data, device=numerics.device_of(model))
 
 
 # --- How many points the guarantees need (T4) -------------------------------------------------------------------------
@@ -171,6 +158,6 @@ def sample_size(
 
 def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
     """n = ceil(K_s ln(c eta rho / delta)) of T4."""
-    check_share("delta", delta)
-    check_number("k_constant", k_constant, above=0)
+    check.share("delta", delta)
+    check.number("k_constant", k_constant, above=0)
     return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sipp.inputs import fan_in_of, n_groups_of, n_rows_of, split_windows
-from sipp.results import BOUND_DTYPE, Batch, Weight, WeightUse, for_device, from_rows, to_rows
+from sipp.results import Batch, Weight, WeightUse, from_rows, numerics, to_rows
 from sipp.scoring.task import ScoringTask, each_use
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}  # a GPU wants few large pieces
@@ -29,7 +29,7 @@ def wanda(task: ScoringTask) -> dict[str, Tensor]:
 
 def _scores(weight: Weight, parameter: Tensor, squares: dict[str, dict[tuple[int, int], Tensor]]) -> Tensor:
     """The scores of a weight from what its rows met, all or parts of them; 0 where they met nothing."""
-    score_FK = torch.zeros(weight.n_rows, weight.fan_in, dtype=BOUND_DTYPE, device=parameter.device)
+    score_FK = torch.zeros(weight.n_rows, weight.fan_in, dtype=numerics.BOUND_DTYPE, device=parameter.device)
     for (start, n_rows), lengths_GK in squares.pop(weight.name).items():
         score_FK[start : start + n_rows].unflatten(0, (len(lengths_GK), -1)).add_(lengths_GK[:, None, :])
     score_FK.sqrt_().mul_(to_rows(weight, parameter).abs())
@@ -39,11 +39,13 @@ def _scores(weight: Weight, parameter: Tensor, squares: dict[str, dict[tuple[int
 def _squared_lengths(use: WeightUse) -> Tensor:
     """The sum over all patches of a_k^2, G x K, in pieces of bounded size."""
     n_groups, fan_in = n_groups_of(use), fan_in_of(use)
-    total_GK = torch.zeros(n_groups, fan_in, dtype=BOUND_DTYPE, device=use.windows.device)
+    total_GK = torch.zeros(n_groups, fan_in, dtype=numerics.BOUND_DTYPE, device=use.windows.device)
     positions = (0, *range(2, 2 + use.n_position_dims))
-    bytes_per_window = 2 * BOUND_DTYPE.itemsize * fan_in  # as wide numbers and their squares, where torch makes these
-    chunk_bytes = for_device(CHUNK_BYTES, use.windows.device)
+    bytes_per_window = (
+        2 * numerics.BOUND_DTYPE.itemsize * fan_in
+    )  # as wide numbers and their squares, where torch makes these
+    chunk_bytes = numerics.for_device(CHUNK_BYTES, use.windows.device)
     for _, part in split_windows(use, bytes_per_window=bytes_per_window, chunk_bytes=chunk_bytes):
-        lengths = torch.linalg.vector_norm(part, dim=positions, dtype=BOUND_DTYPE)  # on a GPU in one reading
+        lengths = torch.linalg.vector_norm(part, dim=positions, dtype=numerics.BOUND_DTYPE)  # on a GPU in one reading
         total_GK += lengths.square().reshape(n_groups, fan_in)
     return total_GK

@@ -26,7 +26,7 @@ from sipp.files import (
     seal,
     write_atomic,
 )
-from sipp.results import Report, read_report, state_hash, to_json, with_buffers
+from sipp.results import Report, hashing, read_report, to_json
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 NO_NETWORK = "The network is missing, so its record could not be checked against it."
@@ -70,6 +70,6 @@ def read_pruned(folder: Path) -> Report:
     if RECORD_KEY not in metadata:
         raise DataError("is not a network of `sipp prune`: it holds no record", where=path)
     report = read_report(read_json(path, metadata[RECORD_KEY]), path)
-    if with_buffers(state_hash(tensors), report.identity.buffers_hash) != report.identity.pruned_hash:
+    if hashing.with_buffers(hashing.of_state(tensors), report.identity.buffers_hash) != report.identity.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
     return report

@@ -36,9 +36,8 @@ from sipp.results import (
     StoredStatements,
     StoredTensor,
     from_json,
-    state_hash,
+    hashing,
     to_json,
-    with_buffers,
 )
 from sipp.storage.coding import (
     DTYPES,
@@ -165,7 +164,7 @@ def decode(contents: SavedFile, data: memoryview) -> tuple[dict[str, Tensor], Sa
     certificate = contents.certificate
     if certificate is None:
         return state, replace(contents, masks=masks)
-    is_stored = certificate.pruned_hash == with_buffers(state_hash(state), contents.buffers_hash)
+    is_stored = certificate.pruned_hash == hashing.with_buffers(hashing.of_state(state), contents.buffers_hash)
     about: About = "stored values" if is_stored else "values before rounding"
     return state, replace(contents, masks=masks, certificate_about=about)
 

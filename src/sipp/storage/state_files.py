@@ -53,9 +53,9 @@ def remove_state(folder: Path, name: str) -> None:
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:
     """The SHA-256 of the bytes: of a bool, torch would hash the value alone."""
-    from sipp.results import raw_bytes, state_hash
+    from sipp.results import hashing
 
-    return state_hash({f"{name} {t.dtype} {tuple(t.shape)}": raw_bytes(t) for name, t in tensors.items()})
+    return hashing.of_state({f"{name} {t.dtype} {tuple(t.shape)}": hashing.raw_bytes(t) for name, t in tensors.items()})
 
 
 def _path(folder: Path, name: str) -> Path:

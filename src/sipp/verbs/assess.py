@@ -13,7 +13,7 @@ from sipp.bounds import check_same_architecture
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, copy_of, data_of, unwrap
 from sipp.pruning import cut_as_given, rank
-from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, Selector, check_choice, device_of, network_of
+from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, Selector, check, network_of, numerics
 from sipp.scoring import task_of
 from sipp.verbs.prune import pruned_of
 
@@ -43,7 +43,7 @@ def assess(
         >>> assessed.method, assessed.kept == assessed.budget, assessed.layers[1].eps
         ('given', True, 0.0)
     """
-    check_choice("bound", bound, get_args(Mode))
+    check.choice("bound", bound, get_args(Mode))
     if bound == "sound" and holdout is None:
         raise OptionError("bound='sound' needs a holdout here: inputs that played no part in the pruning")
     dense = unwrap(dense)
@@ -51,7 +51,7 @@ def assess(
         given = _with_masks(dense, pruned)
     else:
         given = unwrap(network_of(pruned))
-        batch, data = data_of(data, device=device_of(dense)).first_batch()
+        batch, data = data_of(data, device=numerics.device_of(dense)).first_batch()
         check_same_architecture(dense, given, batch)
     task = task_of(dense, data, exclude=exclude)
     # sipp-det: its scores are the sensitivities

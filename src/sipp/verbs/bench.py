@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
-from sipp.results import Bench, BenchBytes, BenchRun, BenchStep, NetworkLike, model_hash, network_of, speed_of
+from sipp.results import Bench, BenchBytes, BenchRun, BenchStep, NetworkLike, hashing, network_of, speed_of
 from sipp.runtime import Call, Sparse, call_of, output_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
@@ -71,7 +71,7 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
         machine=f"{_processor(model)}, torch {torch.__version__}",
         n_threads=torch.get_num_threads(),
         network=type(model).__name__,
-        pruned_hash=model_hash(model),
+        pruned_hash=hashing.of_model(model),
         bytes=BenchBytes(
             file=contents.n_bytes, dense=contents.dense_bytes, bound=contents.bound_bytes,
             memory=fast.n_bytes, memory_dense=fast.n_dense_bytes,

@@ -19,18 +19,7 @@ import torch
 from torch import nn
 
 from sipp.certificates import Output, accuracy_claim, measure_of, measure_outputs, outcomes_of, output_claim
-from sipp.results import (
-    CONFIDENCE,
-    SHARE,
-    AccuracyCertificate,
-    Certificate,
-    Measure,
-    NetworkLike,
-    check_choice,
-    check_flag,
-    check_number,
-    check_share,
-)
+from sipp.results import CONFIDENCE, SHARE, AccuracyCertificate, Certificate, Measure, NetworkLike, check
 
 
 @torch.inference_mode(False)
@@ -66,11 +55,11 @@ def certify(
         >>> certificate.verdict, certificate.n, certificate.epsilon < 0.5
         ('certified', 500, True)
     """
-    check_share("confidence", confidence)
-    check_share("share", share)
-    check_choice("measure", measure, get_args(Measure))
+    check.share("confidence", confidence)
+    check.share("share", share)
+    check.choice("measure", measure, get_args(Measure))
     if epsilon is not None:  # None asks for the smallest
-        epsilon = check_number("epsilon", epsilon, least=0)
+        epsilon = check.number("epsilon", epsilon, least=0)
     outputs = measure_outputs(
         dense,
         pruned,
@@ -79,7 +68,7 @@ def certify(
         output,
         calibration,
         finest=epsilon if measure == "output" else None,
-        progress=check_flag("progress", progress),
+        progress=check.flag("progress", progress),
     )
     return output_claim(outputs, epsilon=epsilon, share=share, confidence=confidence, measure=measure)
 
@@ -111,7 +100,7 @@ def certify_accuracy(
         >>> certificate.mode, 0 < certificate.drop_upper < 0.2
         ('labels', True)
     """
-    check_share("confidence", confidence)
+    check.share("confidence", confidence)
     outputs = measure_outputs(
         dense,
         pruned,
@@ -120,6 +109,6 @@ def certify_accuracy(
         output,
         calibration,
         drops_padding=False,  # n x classes: a class is no position
-        progress=check_flag("progress", progress),
+        progress=check.flag("progress", progress),
     )
     return accuracy_claim(outputs, confidence=confidence)

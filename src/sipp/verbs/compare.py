@@ -37,12 +37,8 @@ from sipp.results import (
     RepairChoice,
     Scoring,
     Selector,
-    budget_of,
-    check_flag,
-    check_repair,
-    check_seed,
-    device_of,
-    explain_unknown_options,
+    check,
+    numerics,
 )
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
 
@@ -51,7 +47,7 @@ USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda"
 LABELLED: tuple[str, ...] = ("snip",)  # compared too if the data has labels
 
 
-@explain_unknown_options
+@check.explain_unknown_options
 @torch.inference_mode(False)
 def compare(
     model: nn.Module,
@@ -82,11 +78,13 @@ def compare(
         >>> comparison.best(0.8).method, comparison.n_test, len(comparison.rows)
         ('magnitude', 50, 4)
     """
-    check_repair(repair)
-    check_flag("progress", progress)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=_with_loss_of(output), seed=check_seed(seed))
+    check.repair(repair)
+    check.flag("progress", progress)
+    task = task_of(model, data, include=include, exclude=exclude, scoring=_with_loss_of(output), seed=check.seed(seed))
     n_weights = sum(weight.n_weights for weight in task.weights)
-    n_kept = [budget_of(keep, n_weights) for keep in _checked_list("keeps", keeps)]  # which refuses what is no share
+    n_kept = [
+        numerics.budget_of(keep, n_weights) for keep in _checked_list("keeps", keeps)
+    ]  # which refuses what is no share
     budgets = dict(zip(map(float, keeps), n_kept))
     named_methods = None if methods is None else _by_name(methods)
     calibration, test = _points(task, holdout)
@@ -182,7 +180,7 @@ def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
         if test.is_empty:
             raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
         return task.points, test
-    test = data_of(holdout, device=device_of(task.model), role="holdout")
+    test = data_of(holdout, device=numerics.device_of(task.model), role="holdout")
     return task.points.in_memory(), test.in_memory()
 
 

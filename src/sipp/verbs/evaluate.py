@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
 from sipp.inputs import why_not_measured
-from sipp.results import Accuracy, Evaluation, NetworkLike, check_flag, network_of
+from sipp.results import Accuracy, Evaluation, NetworkLike, check, network_of
 
 
 @torch.inference_mode(False)
@@ -34,7 +34,7 @@ def evaluate(
     why: set[str] = set()
     outputs = measure_outputs(
         dense, network_of(pruned), data, lambda f, g, batch: compare_outputs(f, g, batch, why), output, None,
-        progress=check_flag("progress", progress), title="measuring",
+        progress=check.flag("progress", progress), title="measuring",
     )  # fmt: skip
     comparisons = PointComparisons(*outputs.measured.unbind(1))
     is_labelled, is_finite_n = bool(comparisons.has_label.all()), comparisons.ratio.isfinite()

@@ -34,19 +34,17 @@ from sipp.results import (
     Ranking,
     Selector,
     budget_at,
-    budget_of,
-    check_flag,
-    check_whole,
+    check,
     cut_times,
-    explain_unknown_options,
     method_name,
+    numerics,
 )
 from sipp.scoring import checked_method, refuse_fitted, task_of
 
 MOST_STEPS = 10**9  # a larger number is taken for a mistake
 
 
-@explain_unknown_options
+@check.explain_unknown_options
 @torch.inference_mode(False)
 def gradual(
     model: nn.Module,
@@ -88,7 +86,7 @@ def gradual(
     refuse_fitted(options.method, "training finds the values here")
     weights = task_of(model, None, include=include, exclude=exclude).weights
     n_weights = sum(weight.n_weights for weight in weights)
-    last = budget_of(keep, n_weights)
+    last = numerics.budget_of(keep, n_weights)
     check_can_be_written(model)
     if masks_of(model):
         raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
@@ -169,11 +167,11 @@ def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module]
 
 def _check_loop(train_step: object, data: AnyData | None, steps: int, progress: bool) -> None:
     """Raises unless these can be run as a loop that reads the data at every cut."""
-    check_flag("progress", progress)
+    check.flag("progress", progress)
     if not callable(train_step):
         raise OptionError(
             f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"
         )
-    check_whole("steps", steps, least=1, most=MOST_STEPS)
+    check.whole("steps", steps, least=1, most=MOST_STEPS)
     if data is not None and not data_of(data).can_be_read_again:
         raise OptionError("the data is read again at every cut", fix="give a list, a loader or a tensor", option="data")

@@ -6,7 +6,7 @@ from os import PathLike
 
 import torch
 
-from sipp.results import Report, SavedFile, check_path
+from sipp.results import Report, SavedFile, check
 from sipp.storage import decode, read_contents, read_pruned
 
 
@@ -23,5 +23,5 @@ def inspect(path: str | PathLike[str]) -> SavedFile | Report:
         >>> [(tensor.names, tensor.positions, tensor.n_bytes) for tensor in sipp.inspect(path).tensors]
         [(('weight',), 'all', 32), (('bias',), 'all', 8)]
     """
-    place = check_path("path", path, "net.sipp.safetensors")
+    place = check.path("path", path, "net.sipp.safetensors")
     return read_pruned(place) if place.is_dir() else decode(*read_contents(place))[1]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs import check_can_be_written
-from sipp.results import SavedFile, buffers_hash, check_path, listed
+from sipp.results import SavedFile, check, hashing, words
 from sipp.storage import cannot_take, decode, named_tensors, read_contents
 
 OTHER_BUFFERS = (
@@ -41,7 +41,7 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
     """
     if into is not None and not isinstance(into, nn.Module):
         raise OptionError(f"into is a {type(into).__name__}", fix="give an nn.Module, or leave it out for a state_dict")
-    file = check_path("path", path, "net.sipp.safetensors")
+    file = check.path("path", path, "net.sipp.safetensors")
     contents, data = read_contents(file)
     if into is not None:
         check_can_be_written(into)
@@ -54,7 +54,7 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
     into.load_state_dict(state, strict=True)
     into.eval()
     is_known = contents.certificate is not None or contents.buffers_hash is not None
-    if is_known and buffers_hash(into) != contents.buffers_hash:
+    if is_known and hashing.of_buffers(into) != contents.buffers_hash:
         warn_caller(f"{file}: {OTHER_BUFFERS}")
     return into
 
@@ -65,11 +65,11 @@ def _check_fits(contents: SavedFile, model: nn.Module) -> None:
     stored = {name: (tensor.dtype, tensor.shape) for tensor in contents.tensors for name in tensor.names}
     if missing := [name for name in own if name not in stored]:
         raise ModelError(
-            f"{path} does not hold {listed(missing)}, which the model has; build the saved {contents.model}"
+            f"{path} does not hold {words.listed(missing)}, which the model has; build the saved {contents.model}"
         )
     if unknown := [name for name in stored if name not in own]:
         raise ModelError(
-            f"{path} holds {listed(unknown)}, which the model does not have; build the saved {contents.model}"
+            f"{path} holds {words.listed(unknown)}, which the model does not have; build the saved {contents.model}"
         )
     named_tensors(model)  # lazy, meta and other tensors that cannot take values
     in_model = {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in own.items()}
@@ -79,4 +79,6 @@ def _check_fits(contents: SavedFile, model: nn.Module) -> None:
         if (dtype, shape) != in_model[name]
     ]
     if wrong:
-        raise ModelError(f"{listed(wrong, '; ')}; build the model as it was saved, or load without `into`", where=path)
+        raise ModelError(
+            f"{words.listed(wrong, '; ')}; build the model as it was saved, or load without `into`", where=path
+        )

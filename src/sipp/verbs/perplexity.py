@@ -25,7 +25,7 @@ from sipp.certificates import (
 from sipp.errors import DataError, ModelError
 from sipp.inputs import AnyData, data_of, hash_of_points, point_hashes, points_at, scoring_mode
 from sipp.progress import progress_bar
-from sipp.results import Batch, NetworkLike, TextScores, check_flag, device_of, model_hash, network_of
+from sipp.results import Batch, NetworkLike, TextScores, check, hashing, network_of, numerics
 
 
 @torch.inference_mode(False)
@@ -51,13 +51,13 @@ def perplexity(
     networks = [network] if dense is None else [network, dense]
     for role, net in zip(("given", "dense"), networks):
         check_model(role, net)
-    windows = data_of(data, role="text", device=device_of(network))
+    windows = data_of(data, role="text", device=numerics.device_of(network))
     n_windows, longest, hashes = 0, 0, list[str]()
     sums = torch.zeros(5, dtype=torch.float64, device="cpu")
     with ExitStack() as stack:
         for net in networks:
             stack.enter_context(scoring_mode(net, "running"))
-        bar = progress_bar("measuring", windows.n_points_known, shown=check_flag("progress", progress))
+        bar = progress_bar("measuring", windows.n_points_known, shown=check.flag("progress", progress))
         advance = stack.enter_context(bar)
         for batch in windows.batches():
             hashes += point_hashes(batch)
@@ -77,8 +77,8 @@ def perplexity(
         kl=None if dense is None else kl / n,
         same_token=None if dense is None else same / n,
         data_hash=hash_of_points(hashes),
-        dense_hash="" if dense is None else model_hash(dense),
-        pruned_hash=model_hash(network),
+        dense_hash="" if dense is None else hashing.of_model(dense),
+        pruned_hash=hashing.of_model(network),
     )
 
 

@@ -46,16 +46,16 @@ from sipp.results import (
     RepairMethod,
     Scoring,
     Selector,
-    device_of,
-    explain_unknown_options,
-    listed,
-    tensors_hash,
+    check,
+    hashing,
+    numerics,
     to_rows,
+    words,
 )
 from sipp.scoring import MethodInfo, ScoringTask, checked_method, repairs_of, task_of
 
 
-@explain_unknown_options
+@check.explain_unknown_options
 @torch.inference_mode(False)
 def prune(
     model: nn.Module,
@@ -193,7 +193,7 @@ def _with_new_points(
 ) -> tuple[ScoringTask, Data | None]:
     """The task, and new points for a bound: the holdout, or points held back from the task if the bound needs some."""
     if holdout is not None:
-        return task, data_of(holdout, role="holdout", device=device_of(task.model))
+        return task, data_of(holdout, role="holdout", device=numerics.device_of(task.model))
     if options.bound == "sound" and task.data is not None:
         return hold_back_points(task)
     return task, None
@@ -245,7 +245,7 @@ def pruned_of(
         measured=stated.measured,
         choice=network_cut.choice,
         repair=None if repaired is None else repaired.record,
-        described_hash=tensors_hash(network_cut.model),
+        described_hash=hashing.of_tensors(network_cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
         seen=ranking.seen | (frozenset() if repaired is None else repaired.keys),
@@ -265,7 +265,7 @@ def warn_of_dead_rows(pruned: Pruned) -> None:
     ]
     if gone:
         what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
-        warn_caller(f"{what}: {listed(gone)}; {too_few or 'floor=0.1 prevents this'}", DeadRowsWarning)
+        warn_caller(f"{what}: {words.listed(gone)}; {too_few or 'floor=0.1 prevents this'}", DeadRowsWarning)
     if rows:
         way_out = too_few or "floor=0.01 keeps at least one weight in each"
-        warn_caller(f"these rows lost all their weights: {listed(rows)}; {way_out}", DeadRowsWarning)
+        warn_caller(f"these rows lost all their weights: {words.listed(rows)}; {way_out}", DeadRowsWarning)

@@ -40,7 +40,7 @@ from sipp.repairing import (
     split_batches,
     task_for,
 )
-from sipp.results import Batch, BlockWeight, Method, PrunedOnDisk, PruneOptions, check_flag, check_path, pattern_of
+from sipp.results import Batch, BlockWeight, Method, PrunedOnDisk, PruneOptions, check, pattern_of
 from sipp.scoring import checked_method, chunk_bytes_on, refuse_fitted, task_of
 from sipp.storage import BlockFolder, NetworkInFiles, ShardedWeights, file_of_block, sharded_weights, write_shard
 
@@ -84,7 +84,7 @@ def prune_on_disk(
     options = PruneOptions(keep=keep, pattern=pattern, method=method, statements=False)
     _check(model, options, repair=repair, progress=progress)
     give_back_large_pieces()
-    source, target = sharded_weights(check_path("weights", weights, "model")), check_path("out", out, "pruned")
+    source, target = sharded_weights(check.path("weights", weights, "model")), check.path("out", out, "pruned")
     device = _device(device)
     batches = tuple(data_of(data, device=device).batches())
     split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
@@ -109,8 +109,8 @@ def prune_on_disk(
 
 def _check(model: object, options: PruneOptions, *, repair: bool, progress: bool) -> None:
     """Raises for what cannot be pruned block by block."""
-    check_flag("progress", progress)
-    check_flag("repair", repair)
+    check.flag("progress", progress)
+    check.flag("repair", repair)
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}", fix="give an nn.Module without weights")
     if (options.keep is None) == (options.pattern is None):

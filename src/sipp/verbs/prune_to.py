@@ -55,10 +55,8 @@ from sipp.results import (
     Repaired,
     Scoring,
     Selector,
-    budget_of,
-    check_number,
-    explain_unknown_options,
-    integers,
+    check,
+    numerics,
     repairs_asked,
 )
 from sipp.scoring import checked_method, refuse_fitted, task_of
@@ -77,7 +75,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (n - 1)) ** DENSE_END) for i in range(n))
 
 
-@explain_unknown_options
+@check.explain_unknown_options
 @torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
@@ -178,7 +176,7 @@ def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[flo
         raise OptionError(
             f"levels is a {type(levels).__name__}, not a list of values of keep, such as (0.5, 0.25, 0.1)"
         )
-    grid = tuple(check_number("levels", level, above=0) for level in levels)
+    grid = tuple(check.number("levels", level, above=0) for level in levels)
     if not grid or any(keep > 1 for keep in grid) or any(a <= b for a, b in itertools.pairwise(grid)):
         raise OptionError(
             "levels must be values of keep in (0, 1], falling from dense to sparse, such as (0.5, 0.25, 0.1)"
@@ -280,12 +278,12 @@ class _LevelTests:
 
     def test(self, data: Any, role: str, keep: float, n_counted: int | None = None) -> Level:
         """Tests one level on all points of the data, or on `n_counted` of them."""
-        budget = budget_of(keep, self.networks.ranking.n_weights)
+        budget = numerics.budget_of(keep, self.networks.ranking.n_weights)
         measured, hashes = self._measured(self.networks.network(budget), holdout_data(data, role))
         self.tolerance.check(measured, role)
         n = len(set(hashes))
         if n_counted is not None and n_counted < n:
-            at = integers(0, n_counted) * len(measured) // n_counted
+            at = numerics.integers(0, n_counted) * len(measured) // n_counted
             measured, hashes = measured[at.to(measured.device)], [hashes[i] for i in at.tolist()]
             n = len(set(hashes))
         return Level(keep, budget, *self.tolerance.test(measured, hashes, n))

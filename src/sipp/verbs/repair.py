@@ -24,15 +24,12 @@ from sipp.repairing import (
 from sipp.results import (
     Pruned,
     PrunedLayer,
-    check_flag,
-    check_number,
-    check_whole,
-    device_of,
+    check,
+    hashing,
+    numerics,
     pattern_of,
     points_seen,
     regrown_weight,
-    tensors_hash,
-    tensors_of,
     to_rows,
     without_statements,
 )
@@ -73,10 +70,10 @@ def repair(
         >>> fixed.repair.output_after < fixed.repair.output_before
         True
     """
-    steps = check_whole("steps", steps, least=0, most=MOST_STEPS)
-    check_number("learning_rate", learning_rate, above=0)
-    check_flag("progress", progress)
-    check_flag("moves_mask", moves_mask)
+    steps = check.whole("steps", steps, least=0, most=MOST_STEPS)
+    check.number("learning_rate", learning_rate, above=0)
+    check.flag("progress", progress)
+    check.flag("moves_mask", moves_mask)
     _check_record(pruned)
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_same_tensors(dense, given, pruned.masks)
@@ -97,7 +94,7 @@ def repair(
         model=result.model,
         masks=result.masks,
         layers=_recounted(undescribed.layers, dense, result.masks) if moves_mask else undescribed.layers,
-        described_hash=tensors_hash(result.model),
+        described_hash=hashing.of_tensors(result.model),
         repair=result.record,
         moved=result.moved,
         seen=before.hashes | result.keys,
@@ -129,15 +126,16 @@ def _check_record(pruned: object) -> None:
 
 def _check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Raises unless both models hold the same tensors by name and shape, and pruned weights are 0 off the masks."""
-    ours, theirs = tensors_of(dense), tensors_of(given)
+    ours, theirs = hashing.tensors(dense), hashing.tensors(given)
     odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
     if odd:
         raise ModelError(
             f"{min(odd)} is not the same tensor in the dense and the pruned model", fix="give the model that was pruned"
         )
-    if device_of(dense) != device_of(given):
+    if numerics.device_of(dense) != numerics.device_of(given):
         raise ModelError(
-            f"the dense model lies on {device_of(dense)}, the pruned one on {device_of(given)}", fix="move one of them"
+            f"the dense model lies on {numerics.device_of(dense)}, the pruned one on {numerics.device_of(given)}",
+            fix="move one of them",
         )
     parameters = dict(given.named_parameters(remove_duplicate=False))
     for name, mask in masks.items():

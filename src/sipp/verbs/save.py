@@ -20,16 +20,13 @@ from sipp.results import (
     Pruned,
     SavedFile,
     StoredStatements,
-    buffers_hash,
     certificate_of,
+    check,
     check_certificate,
-    check_choice,
-    check_path,
-    class_name,
-    listed,
-    model_hash,
+    hashing,
     pruned_or_module,
     up_to_date,
+    words,
 )
 from sipp.storage import cannot_take, decode, encode, file_content
 
@@ -63,7 +60,7 @@ def save(
         >>> torch.equal(same.weight, pruned.model.weight)
         True
     """
-    target = check_path("path", path, "net.sipp.safetensors")
+    target = check.path("path", path, "net.sipp.safetensors")
     content, contents = content_of(pruned, target, values=values, certificate=certificate)
     write_atomic(target, content)
     return contents
@@ -81,11 +78,11 @@ def content_of(
             f"a {type(model).__name__} cannot be saved",
             fix="pass what sipp.prune or sipp.prune_to returned, or an nn.Module",
         )
-    check_choice("values", values, get_args(Precision))
+    check.choice("values", values, get_args(Precision))
     check_certificate(certificate)
     if masked := masked_by_torch(model):
         raise ModelError(
-            f"{listed(masked)}: masked by torch.nn.utils.prune, which stores every weight and a mask",
+            f"{words.listed(masked)}: masked by torch.nn.utils.prune, which stores every weight and a mask",
             fix="call sipp.release(model) first, which makes its masks permanent",
         )
     entries, pieces = encode(model, network.masks if isinstance(network, Pruned) else {}, values)
@@ -94,7 +91,7 @@ def content_of(
         path=target,
         sha256="",
         n_bytes=0,
-        model=class_name(model),
+        model=hashing.class_name(model),
         versions={"sipp": __version__, "torch": str(torch.__version__)},
         precision=values,
         tensors=entries,
@@ -102,7 +99,7 @@ def content_of(
         statements=_statements(network) if isinstance(network, Pruned) else None,
         certificate=certificate,
         certificate_about=None,
-        buffers_hash=buffers_hash(model),
+        buffers_hash=hashing.of_buffers(model),
     )
     data = b"".join(pieces)
     stored, contents = decode(contents, memoryview(data))
@@ -112,7 +109,7 @@ def content_of(
             fix="save with values='fp32' or 'lossless', or untie them",
         )
     is_about_stored = contents.certificate_about == "stored values"
-    if certificate is not None and not is_about_stored and certificate.pruned_hash != model_hash(model):
+    if certificate is not None and not is_about_stored and certificate.pruned_hash != hashing.of_model(model):
         raise OptionError("the certificate is about another network than the one to save; certify this one")
     return file_content(contents, data)
 

@@ -18,10 +18,10 @@ from sipp.results import (
     Selector,
     Shrunk,
     ShrunkLayer,
-    device_of,
+    hashing,
     network_of,
+    numerics,
     points_seen,
-    tensors_hash,
 )
 from sipp.runtime import (
     Call,
@@ -126,7 +126,7 @@ def shrink(
     _set_cache(small, caches)
     if chosen is not None:
         match_configuration(small, chosen.sites)
-    before = tensors_hash(network)
+    before = hashing.of_tensors(network)
     chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
     shapes, smaller_shapes = (
@@ -149,7 +149,7 @@ def shrink(
         off_by=moved,
         left_alone=tuple(checked.channels.left_alone),
         hash_before=before,
-        described_hash=tensors_hash(small),
+        described_hash=hashing.of_tensors(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=chosen_by.hashes | used,
         seen_all=chosen_by.is_all or (chosen is not None and isinstance(model, nn.Module)),
@@ -187,7 +187,7 @@ def _set_cache(model: nn.Module, uses_cache: bool) -> None:
 
 
 def _on_device(model: nn.Module, call: Call) -> Call:
-    device = device_of(model) if any(True for _ in model.parameters()) else torch.device("cpu")
+    device = numerics.device_of(model) if any(True for _ in model.parameters()) else torch.device("cpu")
     for value in pytree.tree_leaves(call):
         if isinstance(value, Tensor) and value.is_meta:
             raise DataError("the example holds a tensor without values", fix="give one that is not on meta")

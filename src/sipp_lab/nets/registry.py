@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sipp.errors import OptionError
-from sipp.results import check_choice, nearest
+from sipp.results import check
 from sipp_lab.nets.cifar_resnet import CifarResNet, WideResNet
 from sipp_lab.nets.densenet import DenseNet
 from sipp_lab.nets.imagenet_resnet import BasicBlock, Bottleneck, ImageNetResNet
@@ -67,7 +67,7 @@ def net_spec(name: str) -> NetSpec:
     """The entry of `NETS` with this name; the error for an unknown name suggests the nearest."""
     if name in NETS:
         return NETS[name]
-    raise OptionError(f"unknown network {name!r}{nearest(name, NETS)}", fix=f"known: {', '.join(NETS)}")
+    raise OptionError(f"unknown network {name!r}{check.nearest(name, NETS)}", fix=f"known: {', '.join(NETS)}")
 
 
 def n_classes_in(name: str, shapes: Mapping[str, Sequence[int]]) -> int | None:
@@ -95,7 +95,7 @@ def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.M
     n_outputs = spec.n_classes if n_classes is None else n_classes
     if isinstance(n_outputs, bool) or not isinstance(n_outputs, int) or n_outputs < 1:
         raise OptionError(f"n_classes for {name!r} must be a whole number of at least 1, not {n_classes!r}")
-    check_choice("init", init, get_args(Init))
+    check.choice("init", init, get_args(Init))
     net = spec.make(n_outputs)
     if init == "fan-out":
         fan_out_init_(net, linear_std=spec.linear_std)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sipp.report import TOLERANCE, Article, Finding, Section, Table, TableCell, flatten, number, tone_of
-from sipp.results import counted, to_json
+from sipp.results import to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.plots import accuracy_plot
 from sipp_lab.page.run_article import best_choice, choice_of, method_table, network_and_data
@@ -57,7 +57,7 @@ def runs_article(runs: Sequence[Run], study: StudySummary | None) -> Article:
     sections = [_main_comparison(panels)] if len(panels) > 1 else []
     for index, panel in enumerate(panels):
         plot = accuracy_plot(panel.run, f"panel{index}-accuracy", panel.title)
-        topic = f"{panel.title}, {counted(len(series.seeds_of(panel.run)), 'seed')}"
+        topic = f"{panel.title}, {words.counted(len(series.seeds_of(panel.run)), 'seed')}"
         finding = best_choice(panel.run) or Finding("No pruned network is finished yet", "")
         has_curve = any(len(curve.points) > 1 for curve in series.metric_curves(panel.run, "top1"))
         rows, is_closed = [[plot]] if plot and has_curve else [], index >= N_OPEN
@@ -100,7 +100,8 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # with one method each there is no worst
     n_reached = sum(cells[1].text != "none" for _, cells in rows)
     finding = Finding(
-        f"{n_reached} of {counted(len(rows), 'comparison')} {'has' if n_reached == 1 else 'have'} a method {near}",
+        f"{n_reached} of {words.counted(len(rows), 'comparison')} "
+        f"{'has' if n_reached == 1 else 'have'} a method {near}",
         "One row for each network and schedule; open the panels and single runs below.",
     )
     caption = "Accuracy (top-1), mean over seeds, and its change in percentage points; keep: share of weights left."

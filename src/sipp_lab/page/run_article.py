@@ -21,7 +21,7 @@ from sipp.report import (
     seconds,
     tone_of,
 )  # fmt: skip
-from sipp.results import USELESS, percent_up, to_json
+from sipp.results import USELESS, to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
 from sipp_lab.runs.folder import Run
@@ -262,13 +262,12 @@ def certificate_finding(run: Run) -> Finding:
     # All methods: the confidence of a certificate does not hold for the best of several.
     first = {curve.method: curve.points[0] for curve in curves}
     best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
-    heading = (
-        f"At keep {number(first[best].keep, 'share')}, outputs are certified within {percent_up(first[best].high)}"
-    )
+    within = words.percent_up(first[best].high)
+    heading = f"At keep {number(first[best].keep, 'share')}, outputs are certified within {within}"
     if first[best].high >= USELESS:
-        heading = f"No certificate is useful: all allow an error of {percent_up(first[best].high)} or more"
+        heading = f"No certificate is useful: all allow an error of {words.percent_up(first[best].high)} or more"
     elif first[best].high < first[worst].high:
-        heading += f" ({best}) to {percent_up(first[worst].high)} ({worst})"
+        heading += f" ({best}) to {words.percent_up(first[worst].high)} ({worst})"
         heading += "; a guarantee of 100 % or more is useless" if first[worst].high >= USELESS else ""
     elif len(first) > 1:
         heading += " for every method"

@@ -9,7 +9,7 @@ from typing import Any
 import sipp
 from sipp.errors import OptionError
 from sipp.extras import needed_for
-from sipp.results import nearest
+from sipp.results import check
 from sipp_lab.own_code import score_digest
 from sipp_lab.recipes.merging import merge
 from sipp_lab.recipes.schema import OWN, Code, Recipe, check_recipe
@@ -82,7 +82,7 @@ def _with_own_methods(values: dict[str, Any]) -> dict[str, Any]:
 
 def _built_in(name: str) -> dict[str, Any]:
     if name not in RECIPES:
-        hint = nearest(name, recipe_names())
+        hint = check.nearest(name, recipe_names())
         raise OptionError(f"unknown recipe {name!r:.80}{hint}", fix=f"`sipp run` lists all; or give a {SUFFIX} file")
     return values_of(name)
 

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from sipp.errors import OptionError
-from sipp.results import PruneOptions, check_choice, nearest, problem_words
+from sipp.results import PruneOptions, check
 from sipp_lab.arms import arm_of
 from sipp_lab.nets import INPUT_SHAPES, net_spec
 from sipp_lab.recipes.merging import merge
@@ -39,7 +39,7 @@ Count = Annotated[int, Field(ge=1)]
 def _known_pipeline(name: str) -> str:
     from sipp_lab.pipelines import PIPELINES  # which read recipes
 
-    check_choice("pipeline", name, tuple(PIPELINES))
+    check.choice("pipeline", name, tuple(PIPELINES))
     return name
 
 
@@ -306,7 +306,7 @@ class Recipe(_Section):
         try:
             assert self.retraining.epochs
         except ValidationError as error:
-            words = problem_words(dict(error.errors(include_url=False)[0]))
+            words = check.problem_words(dict(error.errors(include_url=False)[0]))
             raise ValueError(words.replace("@", "retrain.")) from error
         return self
 
@@ -395,9 +395,9 @@ def _describe_problem(error: dict[str, Any]) -> str:
     key = ".".join(path) or "the recipe"
     if error["type"] == "extra_forbidden":
         known = known_keys(path[:-1])
-        hint = nearest(key, [".".join((*path[:-1], name)) for name in known])
+        hint = check.nearest(key, [".".join((*path[:-1], name)) for name in known])
         return f"unknown key {key!r}{hint}; known: {', '.join(known)}"
     hint = ""
     if isinstance(error["input"], str) and error["type"] in ("float_type", "int_type"):
         hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
-    return problem_words({**error, "loc": (key,)}).replace("@", f"{key}." if path else "") + hint
+    return check.problem_words({**error, "loc": (key,)}).replace("@", f"{key}." if path else "") + hint

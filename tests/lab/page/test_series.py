@@ -6,7 +6,7 @@ import pytest
 from report.synthetic import certificate, config, dense, layer, level_record, write_run
 
 from sipp.report import Point, numbers
-from sipp.results.display import percent_up
+from sipp.results import words
 from sipp.results.jsonio import to_json
 from sipp_lab.page import run_article, series
 from sipp_lab.runs.folder import Run, read_run
@@ -155,7 +155,7 @@ def test_numbers_in_words(value: float | None, unit: series.Unit, text: str) -> 
 
 @pytest.mark.parametrize(("share", "text"), [(0.12341, "12.4 %"), (0.1, "10 %"), (0.9991, "100 %"), (1.0001, "101 %")])
 def test_certified_shares_are_rounded_up(share: float, text: str) -> None:
-    assert percent_up(share) == text
+    assert words.percent_up(share) == text
 
 
 def test_proved_limits_are_rounded_up() -> None:

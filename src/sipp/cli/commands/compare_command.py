@@ -8,7 +8,7 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.output import Answer
-from sipp.results import Option, check_keep, labelled_line, to_json
+from sipp.results import Option, check, to_json, words
 
 
 def compare(
@@ -62,11 +62,11 @@ def compare(
             network, chosen.batches, keeps=shares, methods=names, repair=repair,
             holdout=None if test is None else test.batches, include=include, exclude=exclude, output=part, seed=seed,
         )  # fmt: skip
-    shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
-    shown += [] if test is None else [labelled_line("holdout", test.words)]
+    shown = [words.labelled_line("network", model), words.labelled_line("data", chosen.words)]
+    shown += [] if test is None else [words.labelled_line("holdout", test.words)]
     shown += [*normalisation_lines(chosen, test), str(comparison)]
     if chosen.is_noise:
-        shown.append(labelled_line("noise", "this shows how methods do on random inputs, not on yours"))
+        shown.append(words.labelled_line("noise", "this shows how methods do on random inputs, not on yours"))
     about = {"kind": "comparison", "sipp": sipp.__version__, "model": model, "seed": seed}
     return Answer(shown, about | {"data": summary(chosen), "holdout": summary(test)} | to_json(comparison))
 
@@ -80,5 +80,5 @@ def _parse_keeps(keeps: str) -> list[float]:
         raise CommandError(f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix=fix) from error
     with naming_option(f"--keeps {keeps:.60}", fix):
         for share in shares:
-            check_keep(share)
+            check.keep(share)
     return shares

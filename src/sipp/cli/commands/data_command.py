@@ -11,7 +11,7 @@ from sipp.cli.errors import naming_option
 from sipp.cli.options import DEFAULT_ROOT
 from sipp.cli.output import Answer
 from sipp.progress import progress_bar
-from sipp.results import plain_table
+from sipp.results import words
 
 
 def data(
@@ -54,7 +54,7 @@ def data(
             f"put the images there yourself: {imagenet}/train/CLASS/*.jpg and {imagenet}/val/CLASS/*.jpg",
         ),
     }
-    table = plain_table("set", "here", "what", texts=("here", "what"))
+    table = words.plain_table("set", "here", "what", texts=("here", "what"))
     for known, (here, what) in sets.items():
         table.add_row(known, "yes" if here else "no", what)
     rows = [{"name": known, "here": here, "what": what} for known, (here, what) in sets.items()]

@@ -11,7 +11,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import KINDS
 from sipp.cli.output import Answer
-from sipp.results import Option, labelled_line, to_json
+from sipp.results import Option, to_json, words
 
 
 def eval(  # the name of the command
@@ -55,26 +55,26 @@ def eval(  # the name of the command
     images: list[str] = []
     if not is_noise and is_language_model(model) and is_text(Path(data)):
         with naming_option(f"--model {model}, --data {data}", "see sipp eval --help"):
-            read_nT, words = windows(Path(data), model, inputs.length, points)
+            read_nT, text = windows(Path(data), model, inputs.length, points)
             measured = sipp.perplexity(networks[1], read_nT, dense=networks[0], output=part)
     else:
         reader = Reader(networks[0], model, inputs)
         drawn = reader.draw(reader.open(data), points) if is_noise else reader.holdout(data, points, "--data")
-        words, images = drawn.words, normalisation_lines(drawn)
+        text, images = drawn.words, normalisation_lines(drawn)
         with naming_option(f"--model {model}, --data {data}", "see sipp eval --help"):
             measured = sipp.evaluate(*networks, drawn.batches, output=part)
         if measured.dense is None and drawn.unlabelled:
             measured = replace(measured, why_no_accuracy=drawn.unlabelled)
-    measured = replace(measured, inputs=words)
+    measured = replace(measured, inputs=text)
     asked = {"model": model, "dense": dense, "pruned": pruned, "data": data, "part": part}
     record = {"kind": EVALUATION_KIND, "sipp": sipp.__version__, "asked": to_json(asked), **to_json(measured)}
     lines = [
-        labelled_line("network", f"{model}, dense {dense or 'weights of that folder'}, pruned {pruned}"),
-        labelled_line("data", words),
+        words.labelled_line("network", f"{model}, dense {dense or 'weights of that folder'}, pruned {pruned}"),
+        words.labelled_line("data", text),
         *images,
         str(measured),
-        labelled_line("", "measured on these inputs only; sipp certify makes a claim about new ones"),
+        words.labelled_line("", "measured on these inputs only; sipp certify makes a claim about new ones"),
     ]
     if is_noise:
-        lines.append(labelled_line("noise", "this shows what the networks do on random inputs, not on yours"))
+        lines.append(words.labelled_line("noise", "this shows what the networks do on random inputs, not on yours"))
     return Answer([*lines, *write_record(out, record)], record)

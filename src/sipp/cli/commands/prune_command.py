@@ -13,20 +13,7 @@ from sipp.cli.options import option_name
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results import (
-    SHARE,
-    AnyCertificate,
-    Option,
-    Precision,
-    PruneOptions,
-    bytes_in_words,
-    check_drop,
-    check_number,
-    check_share,
-    labelled_line,
-    size_words,
-    to_json,
-)
+from sipp.results import SHARE, AnyCertificate, Option, Precision, PruneOptions, check, to_json, words
 
 # of torch, and of files that import it
 Module = Any
@@ -99,11 +86,11 @@ class PruneRequest:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
-            check_number("epsilon", self.epsilon, least=0)
+            check.number("epsilon", self.epsilon, least=0)
         if self.max_accuracy_drop is not None:
-            check_drop("max_accuracy_drop", self.max_accuracy_drop)
+            check.drop("max_accuracy_drop", self.max_accuracy_drop)
         if self.share is not None:
-            check_share("share", self.share)
+            check.share("share", self.share)
 
     @property
     def is_one_file(self) -> bool:
@@ -202,7 +189,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
 
     from sipp.cli.data_option import Reader, summary
     from sipp.cli.model_option import load_model, norm_stats_of
-    from sipp.results import Scoring, model_hash, report_values
+    from sipp.results import Scoring, hashing, report_values
 
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
     reader = Reader(model, request.model, request.inputs, request.options.seed)
@@ -230,7 +217,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
         "asked": _asked(request),
         "model": request.model,
         "weights": None if request.weights is None else str(request.weights),
-        "dense_hash": model_hash(model),
+        "dense_hash": hashing.of_model(model),
         "norm_stats": scoring.norm_stats,
         "data": summary(calibration),
         "holdout": summary(holdout),
@@ -251,8 +238,10 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
     if request.dry_run or failure is not None:
         values["written"] = {}
     if request.dry_run:
-        shown.append(labelled_line("dry run", f"nothing was written{HOLDOUT_USED if holdout is not None else ''}"))
-    return Answer([*shown, labelled_line("time", f"{seconds:.1f} s for pruning")], values, failure)
+        shown.append(
+            words.labelled_line("dry run", f"nothing was written{HOLDOUT_USED if holdout is not None else ''}")
+        )
+    return Answer([*shown, words.labelled_line("time", f"{seconds:.1f} s for pruning")], values, failure)
 
 
 def _read_inputs(request: PruneRequest, reader: Reader) -> tuple[Points | None, Points | None]:
@@ -357,17 +346,19 @@ def _write(
             sizes = {str(file): file.stat().st_size for file in files}
             small = f"sipp export {request.out} --model {request.model} --out small{FILE_SUFFIX}"
             lines = [
-                *(labelled_line("written", f"{file} ({bytes_in_words(n)})") for file, n in sizes.items()),
-                labelled_line("", f"zeros are stored too, so this is not smaller; {small} makes a small file"),
+                *(words.labelled_line("written", f"{file} ({words.of_bytes(n)})") for file, n in sizes.items()),
+                words.labelled_line("", f"zeros are stored too, so this is not smaller; {small} makes a small file"),
             ]
             return lines, {"written": sizes}
         saved = sipp.save(pruned, request.out, values=request.values, certificate=certificate)
     lines = [
-        labelled_line("written", f"{request.out} ({bytes_in_words(saved.n_bytes)})"),
-        labelled_line("", f"{size_words(saved.n_bytes, saved.dense_bytes)}; see sipp inspect, sipp bench"),
+        words.labelled_line("written", f"{request.out} ({words.of_bytes(saved.n_bytes)})"),
+        words.labelled_line("", f"{words.size(saved.n_bytes, saved.dense_bytes)}; see sipp inspect, sipp bench"),
     ]
-    if words := saved.rounding_words:
-        lines.append(labelled_line("values", f"{words}; the statements above are about the values before rounding"))
+    if text := saved.rounding_words:
+        lines.append(
+            words.labelled_line("values", f"{text}; the statements above are about the values before rounding")
+        )
     return lines, {"written": {str(request.out): saved.n_bytes}, "file": to_json(saved)}
 
 
@@ -391,10 +382,10 @@ def _lines(
     elif request.model.startswith("hf:"):
         origin = "weights of that folder"
     lines = [
-        labelled_line("network", f"{request.model}, {origin}"),
-        labelled_line("data", "not used" if calibration is None else calibration.words),
+        words.labelled_line("network", f"{request.model}, {origin}"),
+        words.labelled_line("data", "not used" if calibration is None else calibration.words),
     ]
-    lines += [] if holdout is None else [labelled_line("holdout", holdout.words)]
+    lines += [] if holdout is None else [words.labelled_line("holdout", holdout.words)]
     lines += normalisation_lines(calibration, holdout)
     lines += [] if calibration is None else norm_stats_lines(norm_stats_of(model, request.batchnorm), request.batchnorm)
     if pruned is not None:
@@ -403,12 +394,14 @@ def _lines(
             certified = ("" if request.values in EXACT else "about the stored values: ") + certificate.sentence
         lines.append(sheet_text(pruned_sheet(pruned, in_shell=True, certified=certified)))
     if calibration is not None and calibration.is_noise:
-        lines.append(labelled_line("noise", "the scores and bounds above are about random inputs, not about yours"))
+        lines.append(
+            words.labelled_line("noise", "the scores and bounds above are about random inputs, not about yours")
+        )
     if walk is not None:
         lines.append(str(walk))
         if not request.options.repair:
             hint = "--repair fits the kept weights to the dense outputs: fewer are enough then"
-            lines.append(labelled_line("further", hint))
+            lines.append(words.labelled_line("further", hint))
     return lines
 
 

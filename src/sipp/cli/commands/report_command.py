@@ -10,7 +10,7 @@ import typer
 from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
 from sipp.cli.options import Force
 from sipp.cli.output import Answer
-from sipp.results import Option, counted
+from sipp.results import Option, words
 
 
 def report(
@@ -43,7 +43,7 @@ def report(
         "marked": marked,
         "broken": [{"folder": one.folder, "what": one.what, "do": HOW_TO_REPAIR} for one in broken],
     }
-    lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {counted(len(results), 'result')})"]
+    lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {words.counted(len(results), 'result')})"]
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
     lines += [f"broken: {one.what}; {HOW_TO_REPAIR}" for one in broken]
     return Answer(lines, values)

@@ -12,7 +12,7 @@ from sipp.cli import options as shared
 from sipp.cli.errors import HOW_TO_REPAIR
 from sipp.cli.output import Answer, listing
 from sipp.errors import OptionError
-from sipp.results import Option, plain_table
+from sipp.results import Option, words
 
 KEYS = ("pipeline", "n_done", "n_stages", "state", "n_origins")  # of a run, for --json
 
@@ -78,7 +78,7 @@ def _explain(recipe: Any) -> Answer:
     from sipp_lab.recipes.schema import recipe_keys
 
     rows = recipe_keys(recipe)
-    table = plain_table("key", "value", "meaning", texts=("value", "meaning"))
+    table = words.plain_table("key", "value", "meaning", texts=("value", "meaning"))
     for row in rows:
         table.add_row(row.key, escape(_as_yaml(row.value)), escape(row.meaning))
     return Answer([table], {"kind": "recipe", "name": recipe.name, "keys": [vars(row) for row in rows]})
@@ -97,7 +97,7 @@ def _list_runs(out: Path) -> Answer:
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
-    table = plain_table("run", "pipeline", "networks", "state", texts=("pipeline", "state"))
+    table = words.plain_table("run", "pipeline", "networks", "state", texts=("pipeline", "state"))
     broken, values = list[str](), list[dict[str, Any]]()
     for run in list_runs(out):
         is_broken = run.state == "broken"

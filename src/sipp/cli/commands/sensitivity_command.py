@@ -9,7 +9,7 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.output import Answer
-from sipp.results import C_CONSTANT, K_CONSTANT, Option, Scoring, labelled_line
+from sipp.results import C_CONSTANT, K_CONSTANT, Option, Scoring, words
 
 
 def sensitivity(
@@ -55,11 +55,11 @@ def sensitivity(
             scoring=scoring, c_constant=c_constant, k_constant=k_constant,
         )  # fmt: skip
     write_out(out, save({name: score.contiguous() for name, score in scores.items()}))
-    shown = [labelled_line("network", model), labelled_line("data", chosen.words)]
-    shown += [] if test is None else [labelled_line("holdout", test.words)]
+    shown = [words.labelled_line("network", model), words.labelled_line("data", chosen.words)]
+    shown += [] if test is None else [words.labelled_line("holdout", test.words)]
     shown += [*normalisation_lines(chosen, test), *norm_stats_lines(scoring.norm_stats, batchnorm), str(assumption)]
     n_scores = sum(score.numel() for score in scores.values())
-    shown.append(labelled_line("written", f"{out}: {n_scores:,} scores of {len(scores)} weights"))
+    shown.append(words.labelled_line("written", f"{out}: {n_scores:,} scores of {len(scores)} weights"))
     about = {"kind": "sensitivities", "sipp": sipp.__version__, "model": model, "seed": seed}
     points_read = {"norm_stats": scoring.norm_stats, "data": summary(chosen), "holdout": summary(test)}
     return Answer(shown, about | points_read | {"assumption": assumption, "written": str(out), "n_scores": n_scores})

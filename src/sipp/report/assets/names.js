@@ -1,4 +1,4 @@
-// Names of layers in, names that fit an axis out, as in sipp/display.py: those that differ stay different.
+// Names of layers in, names that fit an axis out, as in sipp/results/words.py: those that differ stay different.
 function cut(name, n) { // in the middle
   const all = [...name];
   return all.length <= n ? name : all.slice(0, Math.ceil(n / 2) - 1).join("") + "…" + all.slice(all.length - Math.floor(n / 2)).join("");

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.native import two_of_four
-from sipp.results import exact_matmul
+from sipp.results import numerics
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
 from sipp.runtime.steps import is_enough_faster
@@ -106,7 +106,7 @@ def why_wrong(by: float) -> str:
 
 def kernel_error(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
     """The largest difference from torch, relative to the largest sum; infinite if the kernel fails."""
-    with exact_matmul():  # TF32 would be further off than the kernels are
+    with numerics.exact_matmul():  # TF32 would be further off than the kernels are
         expected = F.linear(x, weight, bias).double()
     try:
         sums = kernel.call(x, kernel.tensors).double()

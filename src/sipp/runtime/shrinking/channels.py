@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.results import integers
+from sipp.results import numerics
 from sipp.runtime.graph import shape_of
 
 ALWAYS = 0
@@ -66,7 +66,7 @@ class Channels:
         """The ids along a dimension of a parameter or buffer."""
         if (name, dim) not in self.sides:
             size = self.tensors[name].shape[dim]
-            self.sides[name, dim] = integers(self.n_ids, self.n_ids + size)
+            self.sides[name, dim] = numerics.integers(self.n_ids, self.n_ids + size)
             self.n_ids += size
         return self.sides[name, dim]
 

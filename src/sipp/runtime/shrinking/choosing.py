@@ -31,18 +31,7 @@ from sipp.repairing import (
     polish,
     split_data,
 )
-from sipp.results import (
-    Batch,
-    ChannelsLeft,
-    Chosen,
-    Counted,
-    Selector,
-    check_flag,
-    check_seed,
-    check_share,
-    check_whole,
-    listed,
-)
+from sipp.results import Batch, ChannelsLeft, Chosen, Counted, Selector, check, words
 from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of
@@ -96,15 +85,15 @@ def channel_options(
     if multiply_adds is None:
         name, of, share = "weights", COUNTED[1], weights
     options = ChannelOptions(
-        share=1.0 if share is None else check_share(name, share),
+        share=1.0 if share is None else check.share(name, share),
         of=of,
-        uniform=check_flag("uniform", uniform),
-        multiple_of=check_whole("multiple_of", multiple_of, least=1),
-        repair=check_flag("repair", repair),
-        steps=check_whole("steps", steps, least=0, most=MOST_STEPS),
+        uniform=check.flag("uniform", uniform),
+        multiple_of=check.whole("multiple_of", multiple_of, least=1),
+        repair=check.flag("repair", repair),
+        steps=check.whole("steps", steps, least=0, most=MOST_STEPS),
         exclude=exclude,
-        seed=check_seed(seed),
-        progress=check_flag("progress", progress),
+        seed=check.seed(seed),
+        progress=check.flag("progress", progress),
     )
     if share is not None:
         return options
@@ -307,5 +296,5 @@ def _why_none(channels: Channels, structure: Structure) -> str:
     if structure.refused:
         return "; ".join(f"{weight}: {why}" for weight, why in list(structure.refused.items())[:N_REASONS])
     if channels.left_alone:
-        return f"these keep all that they read: {listed(list(channels.left_alone))}"
+        return f"these keep all that they read: {words.listed(list(channels.left_alone))}"
     return "it has no two layers in a row"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.repairing import Sums, eliminate
-from sipp.results import BOUND_DTYPE, integers
+from sipp.results import numerics
 from sipp.runtime.shrinking.rules import named_arguments, operation_name
 from sipp.runtime.shrinking.running import Tensors, Use, Values
 from sipp.runtime.shrinking.sites import Site
@@ -65,7 +65,7 @@ class Cut:
         own = [i for i, site in enumerate(self.sites) if site.reader == use.weight]
         reads = [use.inputs, *([] if use.stream is None else [use.stream])]
         n_removed = [self.sites[i].width - self.widths[i] for i in own]
-        self.orders |= dict.fromkeys(own, integers(0, 0))
+        self.orders |= dict.fromkeys(own, numerics.integers(0, 0))
         if not any(n_removed) and not any(map(values.is_changed, reads)):
             return
         problem = _Problem.of(use, values)
@@ -98,7 +98,7 @@ class _Problem:
         tensors = values.small_tensors
         weight = tensors[use.weight]
         scale_F, shift_F = _norm(use, tensors)
-        old_KF = weight.flatten(1).to(BOUND_DTYPE).T * scale_F
+        old_KF = weight.flatten(1).to(numerics.BOUND_DTYPE).T * scale_F
         return _Problem(use, tensors, old_KF, scale_F, shift_F, _sums(use, values, old_KF))
 
     @property
@@ -108,7 +108,7 @@ class _Problem:
     def inputs_of(self, site: Site) -> Tensor:
         """The inputs of each channel of a site: the columns of the flattened weight (G x S)."""
         n = self.tensors[self.use.weight][0, 0].numel()  # entries of a kernel
-        offsets = integers(0, n)
+        offsets = numerics.integers(0, n)
         return (site.columns_GC[..., None] * n + offsets).flatten(1).to(self.old_KF.device)
 
     def solution(self, new_KF: Tensor, *, refits: bool) -> Tensors:
@@ -119,13 +119,13 @@ class _Problem:
         use, tensors = self.use, self.tensors
         old = tensors[use.weight]
         is_used = self.scale_F.abs() > LEAST_SCALE * self.scale_F.abs().max()
-        kept_KF = old.flatten(1).to(BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
+        kept_KF = old.flatten(1).to(numerics.BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
         own_KF = torch.where(is_used, new_KF / self.scale_F, kept_KF)
         found = {use.weight: own_KF.T.reshape(old.shape).to(old.dtype)}
         if not (refits and self.sums.has_intercept):
             return found
         intercept_F = self.sums.intercept(new_KF)
-        bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(BOUND_DTYPE)
+        bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(numerics.BOUND_DTYPE)
         moved_F = torch.where(is_used, intercept_F - self.scale_F * bias_F - self.shift_F, 0.0)
         _, bias, mean, _ = use.norm_names or (None, use.bias, None, None)
         if bias is not None:
@@ -140,9 +140,11 @@ def _norm(use: Use, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """The norm behind a product as a factor and a summand of each output; 1 and 0 without one."""
     weight = tensors[use.weight]
     if use.norm is None:
-        one_F = torch.ones(len(weight), dtype=BOUND_DTYPE, device=weight.device)
+        one_F = torch.ones(len(weight), dtype=numerics.BOUND_DTYPE, device=weight.device)
         return one_F, torch.zeros_like(one_F)
-    gain, bias, mean, variance = (None if name is None else tensors[name].to(BOUND_DTYPE) for name in use.norm_names)
+    gain, bias, mean, variance = (
+        None if name is None else tensors[name].to(numerics.BOUND_DTYPE) for name in use.norm_names
+    )
     assert mean is not None and variance is not None
     scale_F = (variance + named_arguments(use.norm)["eps"]).rsqrt() * (1.0 if gain is None else gain)
     return scale_F, (0.0 if bias is None else bias) - mean * scale_F

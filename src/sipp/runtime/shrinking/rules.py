@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from sipp.results import integers
+from sipp.results import numerics
 from sipp.runtime.graph import shape_of
 from sipp.runtime.shrinking.channels import Axis, Channels, Product, Rule, not_constant
 
@@ -319,7 +319,7 @@ def _moved(channels: Channels, node: Node) -> Axis | None:
     axis = channels.values.get(x)
     if axis is None or len(axis.ids) == 1:
         return None
-    numbers = integers(0, len(axis.ids))
+    numbers = numerics.integers(0, len(axis.ids))
     whole = _along(numbers, axis.dim, shape_of(x)).contiguous()
     moved = target(*torch.fx.node.map_arg(node.args, lambda _: whole), **node.kwargs)
     results = moved if isinstance(moved, (list, tuple)) else [moved]
@@ -336,7 +336,7 @@ def _split_in_heads(channels: Channels, axis: Axis, results: Sequence[Tensor]) -
         each, rest = divmod(len(axis.ids), n_heads) if n_heads else (0, 1)
         if rest or not 1 < n_heads < len(axis.ids):
             continue
-        heads = integers(0, n_heads)
+        heads = numerics.integers(0, n_heads)
         if all(torch.equal(part // each, _along(heads, dim, part.shape)) for part in results):
             ids = axis.ids.view(n_heads, each)
             channels.tie(ids[:, :1].expand(-1, each).flatten(), axis.ids)

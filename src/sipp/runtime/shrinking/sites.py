@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE
+from sipp.results import numerics
 from sipp.runtime.shrinking.channels import ALWAYS, Channels
 from sipp.runtime.shrinking.removing import classes_of
 
@@ -129,7 +129,7 @@ def rows_left(channels: Channels, structure: Structure, weight: str, left: Seque
     ids = structure.class_of[channels.side(weight, 0)].tolist()
     places = [structure.site_of.get(one) for one in ids]
     return torch.tensor(
-        [1.0 if at is None else float(left[at[0]][at[1]]) for at in places], dtype=BOUND_DTYPE, device="cpu"
+        [1.0 if at is None else float(left[at[0]][at[1]]) for at in places], dtype=numerics.BOUND_DTYPE, device="cpu"
     )
 
 

@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 
 from sipp.errors import OptionError
-from sipp.results import Kernel, check_choice
+from sipp.results import Kernel, check
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.protocol import KernelFunctions
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("sipp")
 
 def pick(kernel: Kernel, device: torch.device) -> KernelFunctions:
     """The functions that run on `device`; raises if the chosen ones cannot."""
-    check_choice("kernel", kernel, get_args(Kernel))
+    check.choice("kernel", kernel, get_args(Kernel))
     if kernel == "reference":
         return reference.KERNEL
     if kernel == "auto":

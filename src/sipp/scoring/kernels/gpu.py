@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sipp.results import exact_matmul
+from sipp.results import numerics
 from sipp.scoring.kernels import checks, reference, skipping
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 
@@ -104,7 +104,7 @@ def _plus_and_minus(device: torch.device) -> Tensor:
 def _sums_by_point(patches_GKP: Tensor, inverse_GLP: Tensor, n_points: int) -> Tensor:
     """B x G x L x K: the sums over a point's patches of a_k / D, of both signs of the weights."""
     patches_GKBN, inverse_GLBN = (each.unflatten(-1, (n_points, -1)) for each in (patches_GKP, inverse_GLP))
-    with exact_matmul():  # of each point a product of lines x patches and patches x columns, without a copy
+    with numerics.exact_matmul():  # of each point a product of lines x patches and patches x columns, without a copy
         return inverse_GLBN.permute(2, 0, 1, 3) @ patches_GKBN.permute(2, 0, 3, 1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.results import BOUND_DTYPE, inverse_or_zero
+from sipp.results import numerics
 
 POSITIVE, NEGATIVE = 0, 1  # index of a sign, for weights and for activations
 TOTAL = 4  # index of ||Z||^2, after the four quadrants 2 t + s (T11)
@@ -120,7 +120,7 @@ def _quadrants(
         z_GRP = (signed if t == POSITIVE else -signed) if z_GRP is None else z_GRP - signed
         for s in (POSITIVE, NEGATIVE):
             squares_QB[2 * t + s] += _squares(sums_SGRP[s], row_factors_GR, squares_QB.shape[1])
-        yield t, part_GKP, inverse_or_zero(sums_SGRP)
+        yield t, part_GKP, numerics.inverse_or_zero(sums_SGRP)
     if z_GRP is not None:
         squares_QB[TOTAL] += _squares(z_GRP, row_factors_GR, squares_QB.shape[1])
 
@@ -128,9 +128,9 @@ def _quadrants(
 def _squares(values_GRP: Tensor, row_factors_GR: Tensor, n_points: int) -> Tensor:
     """The squared norm of each point's values, rows taken back to the units of the weights."""
     norms_GRB = values_GRP.unflatten(-1, (n_points, -1)).norm(dim=-1)
-    squares_GRB = (norms_GRB.to(BOUND_DTYPE) * row_factors_GR[..., None]).square()
+    squares_GRB = (norms_GRB.to(numerics.BOUND_DTYPE) * row_factors_GR[..., None]).square()
     return squares_GRB.flatten(0, 1).t().contiguous().sum(1)  # line by line: no point's sum depends on the others
 
 
 def _no_squares(n_points: int, like: Tensor) -> Tensor:
-    return torch.zeros(N_SQUARES, n_points, dtype=BOUND_DTYPE, device=like.device)
+    return torch.zeros(N_SQUARES, n_points, dtype=numerics.BOUND_DTYPE, device=like.device)

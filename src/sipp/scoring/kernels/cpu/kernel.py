@@ -38,7 +38,7 @@ from sipp.native import (
     short_at,
     threads_for,
 )
-from sipp.results import integers
+from sipp.results import numerics
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.cpu import blocks, denominators, every_product, maxima, means, plain_loops
 from sipp.scoring.kernels.cpu.blocks import DOUBLE_BYTES
@@ -313,10 +313,12 @@ def _run(
 def _starts(first: int, last: int, n_positions: int) -> Tensor:
     """Where blocks of the patches of points first.. start, and the end: of whole points, or of parts of one."""
     if n_positions <= BLOCK:
-        starts = integers(first, last, BLOCK // n_positions) * n_positions
+        starts = numerics.integers(first, last, BLOCK // n_positions) * n_positions
     else:
-        starts = (integers(first, last)[:, None] * n_positions + integers(0, n_positions, BLOCK)).flatten()
-    return torch.cat((starts, integers(last, last + 1) * n_positions))
+        starts = (
+            numerics.integers(first, last)[:, None] * n_positions + numerics.integers(0, n_positions, BLOCK)
+        ).flatten()
+    return torch.cat((starts, numerics.integers(last, last + 1) * n_positions))
 
 
 def _stretches(n_patches: int) -> list[tuple[int, int]]:
@@ -376,7 +378,7 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Where elements of these sizes lie, in memory, after the first; the last dimension runs fastest."""
     total = memory.zeros(1, dtype=torch.int64)
     for size, stride in zip(sizes, strides):
-        total = (total[:, None] + integers(0, size) * stride).flatten()
+        total = (total[:, None] + numerics.integers(0, size) * stride).flatten()
     return total
 
 

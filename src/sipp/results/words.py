@@ -152,7 +152,7 @@ def points_up(drop: float) -> str:
     return percent_up(drop).replace("%", "percentage points")
 
 
-def change_words(drop: float, of: str) -> str:
+def change(drop: float, of: str) -> str:
     """What a proved limit of a drop says: 'lowers the accuracy by at most ..', or 'raises it by at least ..'."""
     if drop >= 0:
         return f"lowers {of} by at most {points_up(drop)}"
@@ -164,7 +164,7 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def bytes_in_words(n_bytes: int) -> str:
+def of_bytes(n_bytes: int) -> str:
     """A number of bytes with its unit."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n_bytes >= scale:
@@ -185,7 +185,7 @@ def why_larger(n_bytes: int, dense_bytes: int) -> str:
     return f": {WHY_LARGER}" if size_headline(n_bytes, dense_bytes).endswith("larger") else ""
 
 
-def size_words(n_bytes: int, dense_bytes: int) -> str:
+def size(n_bytes: int, dense_bytes: int) -> str:
     """The headline, with the reason if the file grew."""
     return size_headline(n_bytes, dense_bytes) + why_larger(n_bytes, dense_bytes)
 

@@ -22,15 +22,15 @@ Entry = tuple[list[Any], bytes | memoryview]  # dtype and shape, or repr of the 
 Value = TypeVar("Value")
 
 
-def model_hash(model: nn.Module) -> str:
+def of_model(model: nn.Module) -> str:
     """SHA-256 over names, dtypes, shapes and bytes of parameters and buffers; the same inside DDP or torch.compile."""
-    return with_buffers(state_hash(model.state_dict()), buffers_hash(model))
+    return with_buffers(of_state(model.state_dict()), of_buffers(model))
 
 
-def buffers_hash(model: nn.Module) -> str | None:
+def of_buffers(model: nn.Module) -> str | None:
     """The same over non-persistent buffers, which the state_dict leaves out; None if there are none."""
     outside = buffers_outside(model)
-    return state_hash(outside) if outside else None
+    return of_state(outside) if outside else None
 
 
 def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
@@ -40,19 +40,19 @@ def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in buffers if name not in inside}
 
 
-def tensors_hash(model: nn.Module) -> str:
+def of_tensors(model: nn.Module) -> str:
     """The hash over tensors alone; works for any network, and detects changes of its weights and buffers."""
-    return with_buffers(state_hash(tensors_of(model)), buffers_hash(model))
+    return with_buffers(of_state(tensors(model)), of_buffers(model))
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the state_dict, without other state."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
-def state_hash(state: Mapping[str, Any]) -> str:
+def of_state(state: Mapping[str, Any]) -> str:
     """SHA-256 of a state_dict."""
-    return entries_hash(state, _entry)
+    return of_entries(state, _entry)
 
 
 def _entry(name: str, value: Any) -> Entry:
@@ -81,7 +81,7 @@ def canonical(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def entries_hash(values: Mapping[str, Value], read: Callable[[str, Value], Entry]) -> str:
+def of_entries(values: Mapping[str, Value], read: Callable[[str, Value], Entry]) -> str:
     """SHA-256 over all values, sorted by canonical name; each is read when its turn comes."""
     digest = hashlib.sha256()
     for name in sorted(values, key=canonical):

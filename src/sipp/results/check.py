@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from sipp.errors import OptionError, UnknownOption
 
@@ -25,7 +25,7 @@ _UNITS = (
 )
 
 
-def check_number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> float:
+def number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> float:
     """The value as a finite float of at least `least` and greater than `above`."""
     wanted = f"greater than {above:g}" if above > -math.inf else f"of at least {least:g}" if least > -math.inf else ""
     if not _is(value, numbers.Real) or not math.isfinite(value) or value < least or value <= above:
@@ -33,7 +33,7 @@ def check_number(name: str, value: Any, *, least: float = -math.inf, above: floa
     return float(value)
 
 
-def check_share(name: str, value: Any, fix: str = "") -> float:
+def share(name: str, value: Any, fix: str = "") -> float:
     """The value as a float, if it lies strictly between 0 and 1."""
     if not _is(value, numbers.Real) or not 0.0 < value < 1.0:
         raise OptionError(
@@ -44,22 +44,22 @@ def check_share(name: str, value: Any, fix: str = "") -> float:
     return float(value)
 
 
-def check_drop(name: str, value: Any) -> float:
+def drop(name: str, value: Any) -> float:
     """A drop in accuracy as a float, if it lies strictly between 0 and 1."""
-    return check_share(name, value, fix=f"{name}=0.02 is two percentage points")
+    return share(name, value, fix=f"{name}=0.02 is two percentage points")
 
 
-def check_keep(keep: Any) -> None:
-    """Raises unless `keep` is in (0, 1]."""
-    if not _is(keep, numbers.Real) or not 0.0 < keep <= 1.0:
+def keep(value: Any) -> None:
+    """Raises unless it is in (0, 1], as the option `keep` must be."""
+    if not _is(value, numbers.Real) or not 0.0 < value <= 1.0:
         raise OptionError(
-            f"keep={keep!r:.60} is not in (0, 1]",
+            f"keep={value!r:.60} is not in (0, 1]",
             fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
             option="keep",
         )
 
 
-def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     """The value as an int from `least` to `most`."""
     if not _is(value, numbers.Integral) or value < least or (most is not None and value > most):
         limit = f"of at least {least}" if most is None else f"from {least} to {most}"
@@ -67,24 +67,34 @@ def check_whole(name: str, value: Any, *, least: int, most: int | None = None) -
     return int(value)
 
 
-def check_seed(seed: Any) -> int:
+def seed(value: Any) -> int:
     """The seed as an int that every random generator takes."""
-    return check_whole("seed", seed, least=0, most=MOST_SEED)
+    return whole("seed", value, least=0, most=MOST_SEED)
 
 
-def check_flag(name: str, value: Any) -> bool:
+def flag(name: str, value: Any) -> bool:
     """The value, if it is True or False."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}={value!r:.60} must be True or False", option=name)
     return value
 
 
-def check_choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """The value, if it is one of the allowed words."""
     words = tuple(allowed)
     if not isinstance(value, str) or value not in words:
         raise OptionError(f"{name}={value!r:.60} is not one of {', '.join(words)}", option=name)
     return value
+
+
+def repair(value: Any) -> bool | Literal["joint", "refit"]:
+    """The repair option, if it is True, False, "joint" or "refit"."""
+    if isinstance(value, str):
+        choice("repair", value, ("joint", "refit"))
+    else:
+        flag("repair", value)
+    checked: bool | Literal["joint", "refit"] = value
+    return checked
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -93,7 +103,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def check_record(name: str, value: Any, kind: type) -> None:
+def record(name: str, value: Any, kind: type) -> None:
     """Raises unless the value is of this class."""
     if not isinstance(value, kind):
         raise OptionError(
@@ -101,14 +111,14 @@ def check_record(name: str, value: Any, kind: type) -> None:
         )
 
 
-def check_path(name: str, value: Any, example: str) -> Path:
+def path(name: str, value: Any, example: str) -> Path:
     """The value as a Path."""
     if not isinstance(value, (str, PathLike)) or not str(value) or "\0" in str(value):
         raise OptionError(f"{name}={value!r:.80} is not a path", fix=f"give one such as {example!r}")
     return Path(value)
 
 
-def check_size(name: str, value: Any) -> int:
+def size(name: str, value: Any) -> int:
     """The number of bytes that a size such as "5GB" means, or the number itself."""
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     n_bytes = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else value
@@ -217,7 +227,7 @@ def explain_unknown_options(function: Callable[Arguments, Result]) -> Callable[A
     """Decorates a function: an unknown option raises an error that says what to write instead.
 
     Example:
-        >>> from sipp.results.checking import explain_unknown_options
+        >>> from sipp.results.check import explain_unknown_options
         >>> @explain_unknown_options
         ... def prune(*, keep): ...
         >>> prune(sparsity=0.9)
