@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.results.ranking import Sensitivities
 from sipp.scoring import sensitivities
+from sipp.scoring.found import Sensitivities
 from sipp.scoring.task import task_of
 
 N, WIDTH = 4, 6  # points, features

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sipp.inputs.batches import Batch
 from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.data import data_of
 from sipp.inputs.trace import record
 from sipp.repairing.parts import Part, run_part
-from sipp.results.batches import Batch
 
 
 class Block(nn.Module):

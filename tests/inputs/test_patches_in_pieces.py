@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from sipp.inputs.batches import Weight, WeightUse
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.patches import split_windows, start_value_range
-from sipp.results.batches import WeightUse
-from sipp.results.ranking import Weight
 from sipp.scoring.kernels import reference
 from sipp.scoring.running_sensitivities import RunningSensitivities, _Part
 

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import sipp
 from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import Batch
 from sipp.inputs.data import MOST_UNCOUNTED, concatenated, data_of, points_at
 from sipp.inputs.outputs import CHANCE, NEIGHBOURS, ORDER, allowed_difference, why_dependent
-from sipp.results.batches import Batch
 from sipp.verbs.certify import certify, certify_accuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")

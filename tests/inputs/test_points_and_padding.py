@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
+from sipp.inputs.batches import Batch, Weight, WeightUse
 from sipp.inputs.data import Data
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.trace import read_uses
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.ranking import Sensitivities, Weight
 from sipp.scoring import sensitivities
+from sipp.scoring.found import Sensitivities
 from sipp.scoring.task import task_of
 
 LENGTHS = torch.tensor([5, 2, 7, 1])

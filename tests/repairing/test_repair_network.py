@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
+from sipp.inputs.batches import Weight
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import output_error
+from sipp.pruning import ranked as weights_module
 from sipp.pruning.largest_scores import even_layers, obeys_pattern
 from sipp.repairing import (
     data_split as data_split_module,
@@ -33,10 +35,8 @@ from sipp.repairing.layer_search import GROWTHS, LeastSquares, MaskRule, search
 from sipp.repairing.moments import Moments, WeightMoments
 from sipp.repairing.repair_task import RepairTask
 from sipp.repairing.sparsegpt import sparsegpt
-from sipp.results import ranking as weights_module
 from sipp.results.options import Pattern
 from sipp.results.pruned import Repaired
-from sipp.results.ranking import Weight
 
 PLAIN: dict[str, Any] = {
     "error_feedback": 1.0,

@@ -15,11 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
 from sipp.inputs import hashes, recording
+from sipp.inputs.batches import Batch, Weight, WeightUse
 from sipp.inputs.layers import attention, find_prunable_layers, recurrent
 from sipp.inputs.trace import read_uses
 from sipp.results import numerics
-from sipp.results.batches import Batch, WeightUse
-from sipp.results.ranking import Weight
 from sipp.scoring.kernels.cpu import kernel as cpu
 
 N, BATCH = 48, 16

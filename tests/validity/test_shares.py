@@ -20,7 +20,7 @@ import sipp
 from sipp.bounds.assumption import floored, measure_constant
 from sipp.bounds.statements import network_coverage, network_epsilon
 from sipp.results.bounds import coverage
-from sipp.results.ranking import Sensitivities
+from sipp.scoring.found import Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import task_of
 

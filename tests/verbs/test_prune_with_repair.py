@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.pruning import blending, cutting
+from sipp.pruning import blending, cutting, ranked as ranking_records
 from sipp.pruning.largest_scores import breaking_pattern
 from sipp.repairing import network as repair_network
 from sipp.repairing.data_split import error_on_test_points, split_data
-from sipp.results import ranking as ranking_records
 from sipp.results.options import pattern_of
 from sipp.scoring.task import task_of
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import AnyData, Data, Maps, data_of, depends_on_batch, point_hashes, points_at
+from sipp.inputs import AnyData, Batch, Data, Maps, data_of, depends_on_batch, point_hashes, points_at
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
     C_CONSTANT,
@@ -31,19 +31,17 @@ from sipp.results import (
     K_CONSTANT,
     MOST_SHARE,
     Assumption,
-    Batch,
     DrawUnit,
     LayerAssumption,
     Measured,
     Scoring,
     Selector,
-    Sensitivities,
     check,
     coverage,
     numerics,
     share_needed,
 )
-from sipp.scoring import ratios_of, task_of, unreached_error
+from sipp.scoring import Sensitivities, ratios_of, task_of, unreached_error
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 SMALLEST_RATIO = torch.finfo(numerics.SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0

@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from sipp.errors import ModelError
-from sipp.inputs import copy_of, fresh, on_device, run_batch, scoring_mode, with_dtype
-from sipp.results import Batch, numerics
+from sipp.inputs import Batch, copy_of, fresh, on_device, run_batch, scoring_mode, with_dtype
+from sipp.results import numerics
 
 ALIKE = "compare a network with a pruned copy of itself"
 # How far two runs of the same operations may differ by rounding, as a share of the largest output: in float64, and

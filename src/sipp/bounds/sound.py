@@ -32,6 +32,7 @@ from sipp.inputs import (
     THE_MODEL,
     VALUELESS,
     AnyData,
+    Batch,
     Watch,
     data_of,
     fresh,
@@ -42,7 +43,8 @@ from sipp.inputs import (
     tensors_of_inputs,
     with_dtype,
 )
-from sipp.results import MOST_SHARE, Batch, NetworkBound, Sensitivities, coverage, hashing, no_bound, numerics
+from sipp.results import MOST_SHARE, NetworkBound, coverage, hashing, no_bound, numerics
+from sipp.scoring import Sensitivities
 
 MEASURED = 1e-13  # of the output: the error of a distance that is measured in float64
 # Rounding depends on the order of sums, which differs between batches and machines: the measured error counts twice.

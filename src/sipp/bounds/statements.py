@@ -26,7 +26,7 @@ from torch import Tensor
 from sipp.bounds.assumption import floored, measure_constant
 from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
-from sipp.pruning import RAND, STRATEGIES, Cut, dead_rows, eps_given
+from sipp.pruning import RAND, STRATEGIES, Cut, Ranking, dead_rows, eps_given
 from sipp.results import (
     MOST_SHARE,
     Coverage,
@@ -35,15 +35,21 @@ from sipp.results import (
     Mode,
     NetworkBound,
     PrunedLayer,
-    Ranking,
-    Sensitivities,
     coverage,
     layer_bound,
     no_bound,
     numerics,
     words,
 )
-from sipp.scoring import NETWORK_FACTOR, PRUNE_FACTOR, ScoringTask, calibration_needed, factor_of, measure_sensitivities
+from sipp.scoring import (
+    NETWORK_FACTOR,
+    PRUNE_FACTOR,
+    ScoringTask,
+    Sensitivities,
+    calibration_needed,
+    factor_of,
+    measure_sensitivities,
+)
 
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 

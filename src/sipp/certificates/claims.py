@@ -13,11 +13,11 @@ from torch import Tensor
 from sipp.certificates.evidence import MeasuredOutputs
 from sipp.certificates.measures import Outcomes, outcome_counts, outcomes_of, point_ratios
 from sipp.errors import DataError, OptionError
+from sipp.inputs import Batch
 from sipp.results import (
     SHARE,
     AccuracyCertificate,
     AnyCertificate,
-    Batch,
     Certificate,
     Measure,
     check,

@@ -12,9 +12,18 @@ from torch import Tensor, nn
 from sipp.certificates.measures import MeasureFunction
 from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import Data, allowed_difference, data_of, hash_of_points, point_hashes, scoring_mode, why_dependent
+from sipp.inputs import (
+    Batch,
+    Data,
+    allowed_difference,
+    data_of,
+    hash_of_points,
+    point_hashes,
+    scoring_mode,
+    why_dependent,
+)
 from sipp.progress import progress_bar
-from sipp.results import Batch, NetworkLike, SeenPoints, hashing, network_of, points_seen
+from sipp.results import NetworkLike, SeenPoints, hashing, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 CALLABLE = "callable "  # prefix for the name of an `output=` function, which a record cannot store

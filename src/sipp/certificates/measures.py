@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Truth, truth_of
-from sipp.results import Batch, Measure, numerics
+from sipp.inputs import Batch, Truth, truth_of
+from sipp.results import Measure, numerics
 
 MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
 

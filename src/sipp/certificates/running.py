@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import allowed_difference, fresh, on_device, points_at, run_batch
-from sipp.results import Batch
+from sipp.inputs import Batch, allowed_difference, fresh, on_device, points_at, run_batch
 
 Output = int | str | Callable[[Any], Any] | None
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.results import Batch
+from sipp.inputs import Batch
 
 TOKENS = "input_ids"  # of a dict batch
 CHUNK = 1 << 24  # logits processed at once: they are the largest tensors of a language model

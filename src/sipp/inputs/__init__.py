@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
+    from sipp.inputs.batches import (
+        Batch as Batch,
+        Weight as Weight,
+        WeightUse as WeightUse,
+        from_rows as from_rows,
+        to_rows as to_rows,
+    )
     from sipp.inputs.blocks import (
         Blocks as Blocks,
         find_blocks as find_blocks,

@@ -15,6 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs.batches import Batch, Weight, WeightUse
 from sipp.inputs.data import fresh, tensors_of_inputs
 from sipp.inputs.layer_checks import (
     Expected,
@@ -27,7 +28,7 @@ from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches, with_padding_zeroed
 from sipp.inputs.recording import Operands, Recorder, Watch
 from sipp.inputs.restore import ONE_AT_A_TIME, fused_attention, restoring, without_caches
-from sipp.results import Batch, NormStats, Weight, WeightUse, numerics
+from sipp.results import NormStats, numerics
 
 OnUse = Callable[[Weight, WeightUse, Batch], None]
 Group = Callable[[Weight, WeightUse], WeightUse]  # groups a use's patches by point, before padding is zeroed

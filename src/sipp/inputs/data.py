@@ -18,8 +18,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sipp.errors import DataError, warn_caller
+from sipp.inputs.batches import Batch
 from sipp.inputs.hashes import is_padding_mask, point_hashes
-from sipp.results import Batch, check, numerics
+from sipp.results import check, numerics
 
 # How many points we put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024

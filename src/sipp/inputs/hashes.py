@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from sipp.results import Batch, hashing
+from sipp.inputs.batches import Batch
+from sipp.results import hashing
 
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 

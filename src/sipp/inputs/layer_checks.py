@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
+from sipp.inputs.batches import Batch, Weight, WeightUse, to_rows
 from sipp.inputs.layers import PrunableLayer, by_point
 from sipp.inputs.patches import n_groups_of, n_patches_of, n_positions_of
-from sipp.results import Batch, Weight, WeightUse, numerics, to_rows
+from sipp.results import numerics
 
 _log = logging.getLogger("sipp")
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sipp.inputs.batches import Batch
 from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh, is_tokens, points_at, tensors_of_inputs
 from sipp.inputs.layer_checks import every_tensor, finite_or_zero
-from sipp.results import Batch, NormStats, numerics
+from sipp.results import NormStats, numerics
 
 AT_ONCE = 1 << 22  # numbers that are compared at once, in float64: logits of long sequences would fill a GPU
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.results import Batch, Weight, WeightUse, numerics
+from sipp.inputs.batches import Batch, Weight, WeightUse
+from sipp.results import numerics
 
 LARGEST_EXPONENT = 1023  # of a finite float64
 SIGNS_T1 = np.array([[1.0], [-1.0]])  # t of activations

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import Batch, Weight, WeightUse
 from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import Group, OnUse, Pass, recorded_parameters, run_pass
 from sipp.inputs.data import AnyData, data_of, form_of, points_at, tensors_of_inputs
@@ -32,7 +33,7 @@ from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import distinct_values, rows_of, together
 from sipp.inputs.recording import Operands, Recorder, Recording, refs_in
 from sipp.inputs.structure import Place, Sum, norm_behind, output_of, places_in, sums_in, why_no_chain
-from sipp.results import Batch, NormStats, Selector, Weight, WeightUse, numerics
+from sipp.results import NormStats, Selector, numerics
 
 N_RUN = 3  # inputs
 MOST_COMPARED = 1 << 14  # values of an input that are compared in one use, evenly spaced: they show as much as all

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
         masks_of as masks_of,
         release as release,
     )
+    from sipp.pruning.ranked import (
+        MOST_WEIGHTS_OF_SMALL as MOST_WEIGHTS_OF_SMALL,
+        Ranking as Ranking,
+        is_like_a_language_model as is_like_a_language_model,
+    )
     from sipp.pruning.ranking import (
         hold_back_points as hold_back_points,
         masks_within as masks_within,

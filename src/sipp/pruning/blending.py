@@ -20,22 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import Data, copy_of, dense_outputs, error_of, split_long_batches
-from sipp.results import (
-    LOST,
-    MAGNITUDE_NOISE,
-    NOISE,
-    BlendChoice,
-    BlendInputs,
-    BlendTrial,
-    Reduce,
-    Sensitivities,
-    Weight,
-    from_rows,
-    numerics,
-    to_rows,
-)
-from sipp.scoring import ScoringTask, method_of, score_of, shares_of
+from sipp.inputs import Data, Weight, copy_of, dense_outputs, error_of, from_rows, split_long_batches, to_rows
+from sipp.pruning.ranked import BlendInputs
+from sipp.results import LOST, MAGNITUDE_NOISE, NOISE, BlendChoice, BlendTrial, Reduce, numerics
+from sipp.scoring import ScoringTask, Sensitivities, method_of, score_of, shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
 UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)

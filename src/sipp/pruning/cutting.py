@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs import copy_of, output_error, points_at
+from sipp.inputs import Weight, copy_of, from_rows, output_error, points_at, to_rows
 from sipp.progress import Advance, nothing
 from sipp.pruning.blending import choose_blend
 from sipp.pruning.budgets import AllocationProblem
@@ -23,24 +23,12 @@ from sipp.pruning.largest_scores import (
     largest_in_rows,
     sorted_scores,
 )
+from sipp.pruning.ranked import BlendInputs, Ranking
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampling import problem_of, sampled_rows
 from sipp.pruning.spared_rows import with_spared
 from sipp.pruning.sparse_rows import SparseRows, given_rows, masked_rows
-from sipp.results import (
-    BlendChoice,
-    BlendInputs,
-    OutputChange,
-    PruneOptions,
-    Ranking,
-    Weight,
-    check,
-    from_rows,
-    hashing,
-    numerics,
-    pattern_of,
-    to_rows,
-)
+from sipp.results import BlendChoice, OutputChange, PruneOptions, check, hashing, numerics, pattern_of
 from sipp.scoring import CutRule, ScoringTask, method_of
 
 

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.inputs import Data, fresh, points_at, warn_of_frozen
+from sipp.inputs import Batch, Data, fresh, points_at, to_rows, warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
+from sipp.pruning.ranked import BlendInputs, Ranking, is_like_a_language_model
 from sipp.pruning.spared_rows import rows_of_rare_experts
-from sipp.results import (
-    Batch,
-    BlendInputs,
-    PruneOptions,
-    Ranking,
+from sipp.results import PruneOptions, check, pattern_of
+from sipp.scoring import (
+    MethodInfo,
+    ScoringTask,
     Sensitivities,
-    check,
-    is_like_a_language_model,
-    pattern_of,
-    to_rows,
+    checked_method,
+    measure_sensitivities,
+    method_of,
+    own_scores,
+    score_of,
 )
-from sipp.scoring import MethodInfo, ScoringTask, checked_method, measure_sensitivities, method_of, own_scores, score_of
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
 

@@ -22,8 +22,9 @@ from sipp.pruning.budgets import (
     sampling_constant,
 )
 from sipp.pruning.largest_scores import best_in_each_row, largest_in_rows, minimum_of_layers
+from sipp.pruning.ranked import Ranking
 from sipp.pruning.sparse_rows import DET, RAND, WHOLE, SparseRows, row_chunks, with_restored
-from sipp.results import Draws, Ranking
+from sipp.results import Draws
 from sipp.scoring import method_of
 
 EMPTY_GROUP_EPS = 1.0  # a group without weights gives 0 in its quadrants, and |0 - z| = z

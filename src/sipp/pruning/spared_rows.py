@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import warn_caller
-from sipp.inputs import n_patches_of, rows_of
+from sipp.inputs import Batch, Weight, WeightUse, from_rows, n_patches_of, rows_of
+from sipp.pruning.ranked import Ranking
 from sipp.pruning.sparse_rows import WHOLE, SparseRows, with_restored
-from sipp.results import Batch, Ranking, Weight, WeightUse, from_rows
 from sipp.scoring import ScoringTask, each_use
 
 FEWEST_TOKENS = 32  # an expert that saw fewer is not pruned

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from sipp.inputs import Weight, from_rows, to_rows
 from sipp.pruning import even_layers, largest, largest_above_floor
 from sipp.repairing.walk import Masks, NetworkTask
-from sipp.results import Budgets, Weight, from_rows, numerics, to_rows
+from sipp.results import Budgets, numerics
 
 SAME_BUDGET = 0.01  # relative: closer budgets count as the same, and the first masks stay
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs import (
     AnyData,
+    Batch,
     concatenated,
     data_of,
     fresh,
@@ -22,7 +23,7 @@ from sipp.inputs import (
     points_per_batch,
     tensors_of_inputs,
 )
-from sipp.results import Batch, numerics
+from sipp.results import numerics
 
 # Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
 # class in turn, must not lose one class. Half of these are for validation: they choose the ridges, leave layers alone

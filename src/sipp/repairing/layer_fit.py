@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import NOWHERE, Place
+from sipp.inputs import NOWHERE, Place, Weight, from_rows, to_rows
 from sipp.repairing.layer_search import (
     ALPS_GROWTHS,
     DAMPING,
@@ -28,7 +28,7 @@ from sipp.repairing.moments import Moments, RowBlock, WeightMoments, slice_of, s
 from sipp.repairing.repair_task import PEERS, REFIT_RIDGES
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
-from sipp.results import FittedLayer, MaskOrigin, Pattern, RepairMethod, Weight, from_rows, numerics, to_rows
+from sipp.results import FittedLayer, MaskOrigin, Pattern, RepairMethod, numerics
 
 RIDGE_NOISE = 0.01  # relative, of squared errors: closer ones count as equal
 N_TRIAL_ROWS = 64  # spread over the weight: they choose the ridge, and then all rows are solved

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import copy_of, output_error
+from sipp.inputs import Batch, Weight, copy_of, output_error
 from sipp.native import give_back_freed
 from sipp.progress import fit_cost, progress_bar
-from sipp.pruning import Cut, cut_as_given, restore_spared, spared_by_name
+from sipp.pruning import Cut, Ranking, cut_as_given, is_like_a_language_model, restore_spared, spared_by_name
 from sipp.repairing.budgets import masks_between
 from sipp.repairing.data_split import DataSplit, error_on_test_points, in_large_batches
 from sipp.repairing.layer_fit import LayerTask, leave_unfitted
@@ -38,19 +38,7 @@ from sipp.repairing.repair_task import (
     RepairTask,
 )
 from sipp.repairing.walk import Masks, NetworkFit, NetworkTask, fit_network, task_for
-from sipp.results import (
-    Batch,
-    Budgets,
-    FittedLayer,
-    Ranking,
-    Repair,
-    Repaired,
-    RepairMethod,
-    Weight,
-    hashing,
-    is_like_a_language_model,
-    numerics,
-)
+from sipp.results import Budgets, FittedLayer, Repair, Repaired, RepairMethod, hashing, numerics
 from sipp.scoring import chunk_bytes_on
 
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"

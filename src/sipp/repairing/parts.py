@@ -17,8 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from sipp.inputs import ModelMap, OnUse, PrunableLayer, Recording, StopForward, read_uses, refs_in, replaced_forwards
-from sipp.results import Batch, Weight, numerics
+from sipp.inputs import (
+    Batch,
+    ModelMap,
+    OnUse,
+    PrunableLayer,
+    Recording,
+    StopForward,
+    Weight,
+    read_uses,
+    refs_in,
+    replaced_forwards,
+)
+from sipp.results import numerics
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the outputs of one network stay there if they take at most this
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import dense_outputs, error_of, fresh, points_at, run_batch, scoring_mode, squared_distance
+from sipp.inputs import Batch, dense_outputs, error_of, fresh, points_at, run_batch, scoring_mode, squared_distance
 from sipp.progress import progress_bar
 from sipp.pruning import hold_masks, release
 from sipp.repairing.data_split import DataSplit, merged_batches
-from sipp.results import Batch, Polish, numerics
+from sipp.results import Polish, numerics
 
 N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are large, whatever the gradient

@@ -11,8 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.inputs import ModelMap, Operation, PrunableLayer, Ref, Watch, output_weight, with_padding_zeroed
-from sipp.results import Batch, WeightUse
+from sipp.inputs import (
+    Batch,
+    ModelMap,
+    Operation,
+    PrunableLayer,
+    Ref,
+    Watch,
+    WeightUse,
+    output_weight,
+    with_padding_zeroed,
+)
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct nothing
 _ADDS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}

@@ -15,11 +15,22 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import StopForward, n_groups_of, n_patches_of, n_rows_of, rows_of, split_windows
+from sipp.inputs import (
+    Batch,
+    StopForward,
+    Weight,
+    WeightUse,
+    n_groups_of,
+    n_patches_of,
+    n_rows_of,
+    rows_of,
+    split_windows,
+    to_rows,
+)
 from sipp.repairing.moments import Moments, WeightMoments, gains_by_split, lie_far, squared
 from sipp.repairing.parts import Part, Side
 from sipp.repairing.streams import Stream, reading, stream_as_use
-from sipp.results import Batch, Weight, WeightUse, numerics, to_rows
+from sipp.results import numerics
 
 NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled

@@ -21,14 +21,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import ModelMap, PrunableLayer, copy_of, find_prunable_layers, trace_layers
+from sipp.inputs import Batch, ModelMap, PrunableLayer, Weight, copy_of, find_prunable_layers, trace_layers
 from sipp.native import give_back_freed
 from sipp.progress import Advance, fit_cost
+from sipp.pruning import MOST_WEIGHTS_OF_SMALL
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, parts_of
 from sipp.repairing.streams import Stream, streams_in
 from sipp.repairing.sums import Both, sums_of
-from sipp.results import MOST_WEIGHTS_OF_SMALL, Batch, FittedLayer, Weight, numerics
+from sipp.results import FittedLayer, numerics
 
 Masks = Mapping[str, Tensor]
 

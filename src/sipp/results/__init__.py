@@ -19,10 +19,6 @@ if TYPE_CHECKING:
         LayerAssumption as LayerAssumption,
         share_needed as share_needed,
     )
-    from sipp.results.batches import (
-        Batch as Batch,
-        WeightUse as WeightUse,
-    )
     from sipp.results.bench import (
         BENCH_KIND as BENCH_KIND,
         Bench as Bench,
@@ -46,6 +42,7 @@ if TYPE_CHECKING:
     from sipp.results.bounds import (
         MOST_SHARE as MOST_SHARE,
         Coverage as Coverage,
+        DrawUnit as DrawUnit,
         Guarantee as Guarantee,
         Measured as Measured,
         NetworkBound as NetworkBound,
@@ -142,18 +139,6 @@ if TYPE_CHECKING:
         points_seen as points_seen,
         pruned_or_module as pruned_or_module,
         record_of as record_of,
-    )
-    from sipp.results.ranking import (
-        MOST_WEIGHTS_OF_SMALL as MOST_WEIGHTS_OF_SMALL,
-        BlendInputs as BlendInputs,
-        DrawUnit as DrawUnit,
-        LayerSensitivities as LayerSensitivities,
-        Ranking as Ranking,
-        Sensitivities as Sensitivities,
-        Weight as Weight,
-        from_rows as from_rows,
-        is_like_a_language_model as is_like_a_language_model,
-        to_rows as to_rows,
     )
     from sipp.results.repair import (
         Budgets as Budgets,

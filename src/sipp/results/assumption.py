@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sipp.results import words
-from sipp.results.bounds import Measured
-from sipp.results.ranking import DrawUnit
+from sipp.results.bounds import DrawUnit, Measured
 from sipp.results.sheet import Sheet, Table, shown
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from sipp.results import words
 from sipp.results.binomial import upper_limit
 from sipp.results.options import Mode
-from sipp.results.ranking import DrawUnit
 from sipp.results.sheet import shown
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
@@ -16,6 +16,9 @@ WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
 MOST_SHARE = 0.5  # a statement that leaves out more than half of the inputs is not made
 LARGE_SHARE = 0.1  # if a statement leaves out more inputs, the text says how to do better
 ENOUGH_POINTS = 64  # recommended number of points of a holdout (T19)
+
+
+DrawUnit = Literal["inputs", "batches"]  # the independent draws: batches if a point's patches depend on its batch
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import run_batch, scoring_mode
+from sipp.inputs import Batch, run_batch, scoring_mode
 from sipp.native import pytree
-from sipp.results import Batch
 
 SIDES = (32, 28, 8, 64, 224)  # input sizes to try, in one, two or three dimensions
 LENGTH = 4  # of sequences

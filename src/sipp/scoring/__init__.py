@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
+    from sipp.scoring.found import (
+        Sensitivities as Sensitivities,
+    )
     from sipp.scoring.lamp import (
         shares_of as shares_of,
     )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sipp.errors import DataError
-from sipp.inputs import check_can_be_written, cross_entropy, fresh, run_batch, scoring_mode
-from sipp.results import Batch, Loss
+from sipp.inputs import Batch, check_can_be_written, cross_entropy, fresh, run_batch, scoring_mode
+from sipp.results import Loss
 from sipp.scoring.task import ScoringTask
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.results import Batch, numerics
+from sipp.inputs import Batch
+from sipp.results import numerics
 from sipp.scoring.gradients import batch_loss, twice_differentiable, with_gradients
 from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask

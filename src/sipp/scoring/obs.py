@@ -11,8 +11,19 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs import fan_in_of, n_groups_of, n_rows_of, patches_of, split_windows
-from sipp.results import Batch, Weight, WeightUse, from_rows, numerics, to_rows
+from sipp.inputs import (
+    Batch,
+    Weight,
+    WeightUse,
+    fan_in_of,
+    from_rows,
+    n_groups_of,
+    n_rows_of,
+    patches_of,
+    split_windows,
+    to_rows,
+)
+from sipp.results import numerics
 from sipp.scoring.task import ScoringTask, each_use
 
 CHUNK_BYTES = 32 << 20

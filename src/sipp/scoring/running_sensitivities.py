@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs import (
+    Batch,
     ValueRange,
+    Weight,
+    WeightUse,
     n_groups_of,
     n_positions_of,
     patches_of,
@@ -27,9 +30,11 @@ from sipp.inputs import (
     split_windows,
     start_value_range,
     to_device,
+    to_rows,
     to_score_dtype,
 )
-from sipp.results import Batch, LayerSensitivities, Reduce, Weight, WeightUse, numerics, to_rows
+from sipp.results import Reduce, numerics
+from sipp.scoring.found import LayerSensitivities
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 from sipp.scoring.running_norms import RunningNorms
 

@@ -21,14 +21,18 @@ from sipp.inputs import (
     FEWEST_POINTS,
     ORDER,
     AnyData,
+    Batch,
     Maps,
     ModelMap,
     OnUse,
     ValueRange,
+    Weight,
+    WeightUse,
     allowed_difference,
     copy_windows,
     depends_on_batch,
     fresh,
+    from_rows,
     hash_of_batch,
     is_same_alone,
     map_for,
@@ -42,22 +46,9 @@ from sipp.inputs import (
     why_dependent,
 )
 from sipp.progress import progress_bar
-from sipp.results import (
-    Batch,
-    ChunkBytes,
-    LayerSensitivities,
-    NormStats,
-    Reduce,
-    Scoring,
-    Selector,
-    Sensitivities,
-    Weight,
-    WeightUse,
-    check,
-    from_rows,
-    numerics,
-)
+from sipp.results import ChunkBytes, NormStats, Reduce, Scoring, Selector, check, numerics
 from sipp.scoring import kernels
+from sipp.scoring.found import LayerSensitivities, Sensitivities
 from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.task import ScoringTask, task_of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import copy_of, fresh, points_at, run_batch, tensors_in
-from sipp.results import Batch, numerics
+from sipp.inputs import Batch, copy_of, fresh, points_at, run_batch, tensors_in
+from sipp.results import numerics
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask

@@ -14,9 +14,12 @@ from torch import nn
 from sipp.errors import DataError
 from sipp.inputs import (
     AnyData,
+    Batch,
     Data,
     OnUse,
     PrunableLayer,
+    Weight,
+    WeightUse,
     data_of,
     find_prunable_layers,
     n_positions_of,
@@ -24,7 +27,7 @@ from sipp.inputs import (
     read_uses,
     unwrap,
 )
-from sipp.results import DEFAULT_METHOD, DELTA, K_CONSTANT, Batch, Scoring, Selector, Weight, WeightUse, check, numerics
+from sipp.results import DEFAULT_METHOD, DELTA, K_CONSTANT, Scoring, Selector, check, numerics
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 

@@ -26,20 +26,9 @@ from sipp.inputs import (
     why_not_measured,
 )
 from sipp.progress import progress_bar
-from sipp.pruning import Cut, cut, dead_rows, hold_back_points, needs_first_mask_only, rank
+from sipp.pruning import Cut, Ranking, cut, dead_rows, hold_back_points, needs_first_mask_only, rank
 from sipp.repairing import repaired_cut, split_data
-from sipp.results import (
-    Compared,
-    Comparison,
-    Method,
-    PruneOptions,
-    Ranking,
-    RepairChoice,
-    Scoring,
-    Selector,
-    check,
-    numerics,
-)
+from sipp.results import Compared, Comparison, Method, PruneOptions, RepairChoice, Scoring, Selector, check, numerics
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
 
 KEEPS = (0.5, 0.3, 0.1)

@@ -13,6 +13,7 @@ from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, check_can_be_written, data_of
 from sipp.progress import progress_line
 from sipp.pruning import (
+    Ranking,
     checked_optimizers,
     cut_rows,
     hold_masks,
@@ -31,7 +32,6 @@ from sipp.results import (
     Gradual,
     Method,
     PruneOptions,
-    Ranking,
     Selector,
     budget_at,
     check,

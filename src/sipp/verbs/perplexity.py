@@ -23,9 +23,9 @@ from sipp.certificates import (
     tokens_of,
 )
 from sipp.errors import DataError, ModelError
-from sipp.inputs import AnyData, data_of, hash_of_points, point_hashes, points_at, scoring_mode
+from sipp.inputs import AnyData, Batch, data_of, hash_of_points, point_hashes, points_at, scoring_mode
 from sipp.progress import progress_bar
-from sipp.results import Batch, NetworkLike, TextScores, check, hashing, network_of, numerics
+from sipp.results import NetworkLike, TextScores, check, hashing, network_of, numerics
 
 
 @torch.inference_mode(False)

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from sipp.bounds import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
-from sipp.inputs import AnyData, Data, data_of
+from sipp.inputs import AnyData, Data, data_of, to_rows
 from sipp.native import give_back_freed
 from sipp.progress import progress_bar
 from sipp.pruning import (
     Cut,
+    Ranking,
     budget_for,
     cut,
     hold_back_points,
@@ -39,7 +40,6 @@ from sipp.results import (
     OutputChange,
     Pruned,
     PruneOptions,
-    Ranking,
     Reduce,
     RepairChoice,
     Repaired,
@@ -49,7 +49,6 @@ from sipp.results import (
     check,
     hashing,
     numerics,
-    to_rows,
     words,
 )
 from sipp.scoring import MethodInfo, ScoringTask, checked_method, repairs_of, task_of

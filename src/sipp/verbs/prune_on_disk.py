@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.files import file_hash, sha256_of
-from sipp.inputs import AnyData, Blocks, as_given, copy_of, data_of, point_hashes
+from sipp.inputs import AnyData, Batch, Blocks, as_given, copy_of, data_of, point_hashes
 from sipp.native import give_back_large_pieces
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning import budget_for, cut, rank, restore_spared, spared_by_name
@@ -40,7 +40,7 @@ from sipp.repairing import (
     split_batches,
     task_for,
 )
-from sipp.results import Batch, BlockWeight, Method, PrunedOnDisk, PruneOptions, check, pattern_of
+from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, check, pattern_of
 from sipp.scoring import checked_method, chunk_bytes_on, refuse_fitted, task_of
 from sipp.storage import BlockFolder, NetworkInFiles, ShardedWeights, file_of_block, sharded_weights, write_shard
 

@@ -36,21 +36,19 @@ from sipp.certificates import (
     without_padding,
 )
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import OUTPUT_BYTES, AnyData, Data, copy_of, data_of, point_hashes, scoring_mode
+from sipp.inputs import OUTPUT_BYTES, AnyData, Batch, Data, copy_of, data_of, point_hashes, scoring_mode
 from sipp.progress import estimate_line, progress_bar
-from sipp.pruning import cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
+from sipp.pruning import Ranking, cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
 from sipp.repairing import DataSplit, apply_repairs, split_data
 from sipp.results import (
     CONFIDENCE,
     DEFAULT_METHOD,
-    Batch,
     BlendChoice,
     Level,
     Method,
     Pruned,
     PrunedTo,
     PruneOptions,
-    Ranking,
     RepairChoice,
     Repaired,
     Scoring,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import AnyData, unwrap
+from sipp.inputs import AnyData, to_rows, unwrap
 from sipp.pruning import dead_rows
 from sipp.repairing import (
     LEARNING_RATE,
@@ -30,7 +30,6 @@ from sipp.results import (
     pattern_of,
     points_seen,
     regrown_weight,
-    to_rows,
     without_statements,
 )
 

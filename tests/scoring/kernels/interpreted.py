@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import sipp
+from sipp.inputs.batches import Batch, Weight
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.patches import start_value_range
-from sipp.results.batches import Batch
 from sipp.results.options import Reduce
-from sipp.results.ranking import Weight
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference
 from sipp.scoring.running_sensitivities import RunningSensitivities

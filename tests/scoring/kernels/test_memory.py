@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.results.options import Reduce, Scoring
-from sipp.results.ranking import LayerSensitivities
+from sipp.scoring.found import LayerSensitivities
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
 from sipp.scoring.kernels.protocol import KernelFunctions

@@ -14,6 +14,7 @@ rows, plus `bias`. (torch's own layers without hooks need no comparison.) A laye
 with `Adapter(..., output=...)` (see registry.Output).
 """
 
+from sipp.inputs.batches import WeightUse
 from sipp.inputs.layers.linear import by_point
 from sipp.inputs.layers.registry import (
     Adapter,
@@ -23,7 +24,6 @@ from sipp.inputs.layers.registry import (
     unwrap,
     warn_of_frozen,
 )
-from sipp.results import WeightUse
 
 __all__ = [
     "Adapter",

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
+from sipp.inputs.batches import WeightUse
 from sipp.inputs.layers.linear import Points, by_size, refuse_points_along_time
-from sipp.results import WeightUse
 
 # the arguments of its forward; None for query, key and value, which have no default
 _DEFAULTS: dict[str, Any] = {

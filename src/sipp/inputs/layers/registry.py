@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError, warn_caller
+from sipp.inputs.batches import Weight, WeightUse
 from sipp.inputs.layers.attention import (
     attention_output,
     attention_recorded,
@@ -35,7 +36,7 @@ from sipp.inputs.layers.recurrent import (
     recurrent_uses_after,
     recurrent_weights,
 )
-from sipp.results import Selector, Weight, WeightUse
+from sipp.results import Selector
 
 # How a layer's output follows from what it is called with, so that it can be compared with its real output:
 #   "products": one use of all rows, whose products with the patches, plus the module's `bias` where it has one, are

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from sipp.errors import ModelError, SippError
-from sipp.inputs import run_batch, scoring_mode
+from sipp.inputs import Batch, run_batch, scoring_mode
 from sipp.native import pytree
-from sipp.results import Batch
 from sipp.runtime.examples import Call, cloned, output_difference, rounding_tolerance
 from sipp.runtime.shrinking.applying import apply
 from sipp.runtime.shrinking.channels import Channels, Rule, channels_in

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import ONE_AT_A_TIME, AnyData, copy_of, dense_outputs, error_of, find_prunable_layers, points_at
+from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, dense_outputs, error_of, find_prunable_layers, points_at
 from sipp.progress import progress_bar
 from sipp.repairing import (
     LEARNING_RATE,
@@ -31,7 +31,7 @@ from sipp.repairing import (
     polish,
     split_data,
 )
-from sipp.results import Batch, ChannelsLeft, Chosen, Counted, Selector, check, words
+from sipp.results import ChannelsLeft, Chosen, Counted, Selector, check, words
 from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from sipp.errors import DataError
+from sipp.inputs import Batch
 from sipp.native import pytree
-from sipp.results import Batch
 from sipp.runtime.graph import program_of, shape_of
 from sipp.runtime.shrinking.rules import named_arguments, operation_name
 

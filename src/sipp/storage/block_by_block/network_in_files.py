@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from sipp.errors import ModelError
-from sipp.inputs import Blocks, find_blocks, record
-from sipp.results import Batch
+from sipp.inputs import Batch, Blocks, find_blocks, record
 from sipp.storage.block_by_block.renamed_weights import renamed_weights
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
 

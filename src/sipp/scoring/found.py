@@ -1,0 +1,62 @@
+"""The sensitivities of a network, and what is known of the inputs that they were computed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sipp.inputs import Weight
+from sipp.results import NormStats, Reduce
+
+
+@dataclass(frozen=True)
+class LayerSensitivities:
+    """Sensitivities and norms of one weight, from one pass over the calibration points (T1-T3, T11, T12)."""
+
+    weight: Weight
+    sensitivity_FK: Tensor
+    order: int  # position of the layer's first use in the forward pass: the l of T12
+    n_outputs: int  # eta_l: output scalars for one input
+    sign_complexity: float | None  # Delta_l; None if patches cannot be assigned to points
+    output_ratio: float | None  # max over S of ||Z_l(x)|| / ||f(x)||, the data part of kappa_l
+    quadrants_B: Tensor | None  # of each point: the sum of the four ||Z_l^{st}(x)||, over ||f(x)|| (T18); None: unknown
+    mean_FK: Tensor | None = None  # the mean over patches instead of the maximum, if both were asked for (T20)
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """The sensitivities of a network, and the data they were computed on."""
+
+    layers: tuple[LayerSensitivities, ...]  # in the order of the model's parameters
+    n_points: int
+    n_batches: int
+    largest_batch: int
+    reduce: Reduce
+    norm_stats: NormStats
+    batch_dependent: bool  # patches depend on the batch (batch statistics): T4-T12 are about batches
+    keys: frozenset[str]  # of the distinct draws: points, or batches if batch_dependent
+    no_chain: str  # why the network is no chain of fully-connected layers, as T12 needs; empty: it is one
+    dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
+    selection_keys: frozenset[str] = frozenset()  # other points that chose something: a blend, repaired values
+    point_keys: frozenset[str] = frozenset()  # of all points that were scored, also in batches that count as one draw
+
+    @property
+    def n_distinct(self) -> int:
+        """n of T4 and T18: the number of distinct draws (points or batches) under the maxima."""
+        return len(self.keys)
+
+    @property
+    def all_seen_keys(self) -> frozenset[str]:
+        """Keys of all points that influenced the pruning and therefore cannot test it."""
+        return self.keys | self.selection_keys
+
+    @property
+    def n_outputs(self) -> int:
+        """eta of T4: output scalars of all layers for one draw."""
+        return sum(layer.n_outputs for layer in self.layers) * (self.largest_batch if self.batch_dependent else 1)
+
+    @property
+    def max_fan_in(self) -> int:
+        """rho of T4: the largest fan-in."""
+        return max(layer.weight.fan_in for layer in self.layers)
