@@ -10,9 +10,7 @@ from fresh_process import run_python
 from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import runtime as oracle
 
-from sipp.native.instructions import address_of, each, load, store, vector
-from sipp.native.machine_code import argument_list, generate, run
-from sipp.native.processor import LANES
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import BY_TORCH, activate
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena, token_buffer
@@ -231,20 +229,20 @@ def by_code(name, lanes, values):
     """The activation of each number, by generated code."""
 
     def emit(b, args):
-        with each(b, *args.share(args.number("n"))) as i:
+        with vector.each(b, *args.share(args.number("n"))) as i:
             place = b.mul(i, i.type(lanes))
-            value = load(b, address_of(b, args.number("x"), place), vector(lanes))
-            store(b, activate(b, name, value, lanes), address_of(b, args.number("out"), place))
+            value = vector.load(b, vector.address_of(b, args.number("x"), place), vector.of(lanes))
+            vector.store(b, activate(b, name, value, lanes), vector.address_of(b, args.number("out"), place))
 
     x = np.array(values, np.float32)
     out = np.empty_like(x)
     numbers = {"n": len(x) // lanes, "x": x.ctypes.data, "out": out.ctypes.data}
-    code = generate(("test", name, lanes), numbers, emit)
-    run(code, argument_list(code, numbers), 2, 2)
+    code = machine_code.generate(("test", name, lanes), numbers, emit)
+    machine_code.run(code, machine_code.argument_list(code, numbers), 2, 2)
     return out
 
 
-@pytest.mark.parametrize("lanes", sorted({1, 8, LANES}))
+@pytest.mark.parametrize("lanes", sorted({1, 8, processor.LANES}))
 @pytest.mark.parametrize("name", list(oracle.ACTIVATIONS))
 def test_activations_at_their_ends(name, lanes):
     ends = [0.0, -0.0, 1e-38, -1e-38, 1e-45, 5.99, 6.01, 88.0, -88.0, 89.5, -89.5, 1e4, -1e4, 3e38, -3e38]
@@ -257,24 +255,24 @@ def test_activations_at_their_ends(name, lanes):
 
 
 def test_code_takes_the_numbers_it_was_written_for():
-    code = generate(("test of numbers",), ("counts", "n_tasks"), lambda b, args: None)
+    code = machine_code.generate(("test of numbers",), ("counts", "n_tasks"), lambda b, args: None)
     for numbers in ({"n_tasks": 0, "counts": 0}, {"counts": 0}, {"counts": 0, "n_tasks": 0, "x": 0}):
         with pytest.raises(TypeError, match=r"takes \('counts', 'n_tasks'\), not"):
-            argument_list(code, numbers)
+            machine_code.argument_list(code, numbers)
     with pytest.raises(KeyError, match="shape"):
-        generate(("test of names",), ("counts", "n_tasks"), lambda b, args: args.number("shape"))
+        machine_code.generate(("test of names",), ("counts", "n_tasks"), lambda b, args: args.number("shape"))
 
 
 @pytest.mark.parametrize("n_tasks", [0, 1, 7])
 @pytest.mark.parametrize(("n_shares", "n_threads"), [(1, 1), (3, 2), (8, 2)])
 def test_every_task_is_done_once(n_tasks, n_shares, n_threads):
     def emit(b, args):
-        with each(b, *args.share(args.number("n_tasks"))) as task:
-            place = address_of(b, args.number("counts"), task)
-            store(b, b.fadd(load(b, place), load(b, place).type(1.0)), place)
+        with vector.each(b, *args.share(args.number("n_tasks"))) as task:
+            place = vector.address_of(b, args.number("counts"), task)
+            vector.store(b, b.fadd(vector.load(b, place), vector.load(b, place).type(1.0)), place)
 
     counts = np.zeros(8, np.float32)
     numbers = {"counts": counts.ctypes.data, "n_tasks": n_tasks}
-    code = generate(("test of tasks",), numbers, emit)
-    run(code, argument_list(code, numbers), n_shares, n_threads)
+    code = machine_code.generate(("test of tasks",), numbers, emit)
+    machine_code.run(code, machine_code.argument_list(code, numbers), n_shares, n_threads)
     assert counts.tolist() == [1.0] * n_tasks + [0.0] * (8 - n_tasks)

@@ -4,7 +4,7 @@
     @CompiledLoop                      a function of integers (sizes and addresses), compiled separately; other compiled
                                        code calls it through its address (`calling`), Python on threads (`call_each`)
     @inlined                           inlined into the functions that call it
-    @primitive(VOID, INT, INT)         written in LLVM instructions (`instructions.py`); all of the above can call it
+    @primitive(VOID, INT, INT)         written in LLVM instructions (`vector.py`); all of the above can call it
 
 No fast-math flag is ever set. With one, LLVM may reorder sums or fuse a multiply and an add, and it decides differently
 for a function inlined just now and one loaded from the cache: the same seed would not give the same bits. Where a sum
@@ -31,10 +31,10 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from sipp.native.instructions import F32, F64, I16, I32, I64, address_of, call_at, element, fused, load
 from sipp.native.machine_code import Arguments, MachineCode, argument_list, generate, run
 from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
 from sipp.native.threads import run_parallel, torch_openmp
+from sipp.native.vector import F32, F64, I16, I32, I64, address_of, call_at, element, load
 
 _log = logging.getLogger("sipp")
 
@@ -265,13 +265,6 @@ int_at, put_int = _array_of(types.int32, I32)
 long_at, put_long = _array_of(INT, I64)
 
 
-def _product_and_sum(x: float, y: float, z: float) -> float:
-    return x * y + z
-
-
-# x * y + z in float64, fused in compiled loops; plain Python if nothing is compiled
-product_and_sum: Any = primitive(DOUBLE, DOUBLE, DOUBLE, DOUBLE)(fused) if IS_COMPILED else _product_and_sum
-
 # --- Compile time -----------------------------------------------------------------------------------------------------
 
 _REPORTED_AFTER = 1.0  # seconds of compiling
@@ -280,11 +273,6 @@ _is_kept = True  # compiled code is cached for the next process
 _begun: list[float] = []
 _collects = True  # whether the garbage collector was enabled before
 _clock_lock = threading.Lock()
-
-
-def compiling_seconds() -> float:
-    """Seconds this process has spent compiling so far, which happens only on first use after an install."""
-    return _spent
 
 
 def _start_clock() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
 
-from sipp.native.instructions import F32, I32, I64
 from sipp.native.processor import FEATURES
 from sipp.native.threads import Body, run_on_threads
+from sipp.native.vector import F32, I32, I64
 
 _HEAD = 2  # numbers in front of the arguments: the next share to take, and the number of shares
 _LEVEL = 2  # LLVM optimisation level

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sipp.errors import DataError, OptionError
-from sipp.native import run_parallel
+from sipp.native import threads
 from sipp.pruning.sparse_rows import row_chunks
 from sipp.results import Pattern, numerics
 
@@ -137,7 +137,7 @@ def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
         for rows in chunks[thread::n_threads]:
             mask_FK[rows] = _largest(rows_FK[rows], kept_F1[rows])
 
-    run_parallel(work, n_threads)
+    threads.run_parallel(work, n_threads)
     return torch.from_numpy(mask_FK).to(values_FK.device)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs import Batch, Weight, copy_of, output_error
-from sipp.native import give_back_freed
+from sipp.native import memory
 from sipp.progress import fit_cost, progress_bar
 from sipp.pruning import Cut, Ranking, cut_as_given, is_like_a_language_model, restore_spared, spared_by_name
 from sipp.repairing.budgets import masks_between
@@ -108,7 +108,7 @@ def repair_network(
         pruned = _under_masks(dense, masks)
     starts_from_pruned = is_refit or pruned is None  # so the layers' errors before the fit are those of the pruned one
     batches = in_large_batches(split, _widest(masks))
-    give_back_freed()
+    memory.give_back_freed()
     cost = sum(fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if is_refit else "finding masks and weights"
     with progress_bar(title, cost, shown=progress, in_percent=True) as advance:
@@ -127,7 +127,7 @@ def repair_network(
             first_masks, budgets = masks_between(task, masks, asked.floor)
         before = _errors(dense, _under_masks(dense, masks) if pruned is None else pruned, batches)
         fit = fit_network(task, layer_task, first_masks, batches.batches, batches.n_fit_batches, advance=advance)
-        give_back_freed()
+        memory.give_back_freed()
         after = _errors(dense, fit.model, batches)
         is_undone = asked.method not in PEERS and _is_worse(after.validation, before.validation)
         if is_undone:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs import Batch, ModelMap, PrunableLayer, Weight, copy_of, find_prunable_layers, trace_layers
-from sipp.native import give_back_freed
+from sipp.native import memory
 from sipp.progress import Advance, fit_cost
 from sipp.pruning import MOST_WEIGHTS_OF_SMALL
 from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
@@ -169,7 +169,7 @@ def fit_part(
     gives_back = is_large and numerics.device_of(task.dense).type == "cpu"
     for group in part.groups:
         if gives_back:
-            give_back_freed()
+            memory.give_back_freed()
         sums = sums_of(both, part, group)
         for name in group:
             weight, place = task.weights[name], task.map.places[name]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.native import I32, constant, fused, vector
+from sipp.native import vector
 
 ATEN = torch.ops.aten
 NONE = "none"
@@ -54,10 +54,10 @@ def activation_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def activate(b: Any, act: str, value: Any, lanes: int) -> Any:
     """Applies an activation to a vector; NaN stays NaN."""
-    zero = constant(0.0, lanes)
+    zero = vector.constant(0.0, lanes)
     if act in ("relu", "relu6"):
         value = b.select(b.fcmp_ordered("<", value, zero), zero, value)
-        six = constant(6.0, lanes)
+        six = vector.constant(6.0, lanes)
         return value if act == "relu" else b.select(b.fcmp_ordered(">", value, six), six, value)
     if act == "sigmoid":
         return sigmoid(b, value, lanes)
@@ -69,37 +69,40 @@ def activate(b: Any, act: str, value: Any, lanes: int) -> Any:
         return _gelu(b, value, lanes)
     if act == "gelu_tanh":
         cube = b.fmul(b.fmul(value, value), value)
-        inner = b.fmul(fused(b, cube, constant(0.044715, lanes), value), constant(math.sqrt(2 / math.pi), lanes))
-        half = b.fmul(value, constant(0.5, lanes))
-        return fused(b, half, tanh(b, inner, lanes), half)
+        inner = b.fmul(
+            vector.fused(b, cube, vector.constant(0.044715, lanes), value),
+            vector.constant(math.sqrt(2 / math.pi), lanes),
+        )
+        half = b.fmul(value, vector.constant(0.5, lanes))
+        return vector.fused(b, half, tanh(b, inner, lanes), half)
     return value
 
 
 def _gelu(b: Any, x: Any, lanes: int) -> Any:
     """x Phi(x), Phi(x) = 1 - q for x > 0 and q below, where q = polynomial exp(-x^2 / 2) / 2."""
-    zero, one = constant(0.0, lanes), constant(1.0, lanes)
+    zero, one = vector.constant(0.0, lanes), vector.constant(1.0, lanes)
     is_negative = b.fcmp_ordered("<", x, zero)
     size = b.select(is_negative, b.fsub(zero, x), x)
-    t = b.fdiv(one, fused(b, size, constant(ERF_P / math.sqrt(2), lanes), one))
-    total = constant(ERF_TERMS[0], lanes)
+    t = b.fdiv(one, vector.fused(b, size, vector.constant(ERF_P / math.sqrt(2), lanes), one))
+    total = vector.constant(ERF_TERMS[0], lanes)
     for term in ERF_TERMS[1:]:
-        total = fused(b, total, t, constant(term, lanes))
-    power = exp(b, b.fmul(b.fmul(x, x), constant(-0.5, lanes)), lanes)
-    q = b.fmul(b.fmul(b.fmul(total, t), power), constant(0.5, lanes))
+        total = vector.fused(b, total, t, vector.constant(term, lanes))
+    power = exp(b, b.fmul(b.fmul(x, x), vector.constant(-0.5, lanes)), lanes)
+    q = b.fmul(b.fmul(b.fmul(total, t), power), vector.constant(0.5, lanes))
     return b.fmul(x, b.select(is_negative, q, b.fsub(one, q)))
 
 
 def exp(b: Any, x: Any, lanes: int) -> Any:
     """e ** x. Uses half the power of two and doubles the result, because the largest results need 2 ** 128."""
-    is_low = b.fcmp_ordered("<", x, constant(LOWEST, lanes))
+    is_low = b.fcmp_ordered("<", x, vector.constant(LOWEST, lanes))
     rest, shifted = _reduce_range(b, _clamp(b, x, LOWEST, HIGHEST, lanes), lanes)
     half = b.fmul(_polynomial(b, rest, TERMS, lanes), _power_of_two(b, shifted, BIAS - 1, lanes))
-    return b.select(is_low, constant(0.0, lanes), b.fadd(half, half))
+    return b.select(is_low, vector.constant(0.0, lanes), b.fadd(half, half))
 
 
 def sigmoid(b: Any, x: Any, lanes: int) -> Any:
-    one = constant(1.0, lanes)
-    return b.fdiv(one, b.fadd(one, exp(b, b.fsub(constant(0.0, lanes), x), lanes)))
+    one = vector.constant(1.0, lanes)
+    return b.fdiv(one, b.fadd(one, exp(b, b.fsub(vector.constant(0.0, lanes), x), lanes)))
 
 
 def tanh(b: Any, x: Any, lanes: int) -> Any:
@@ -107,35 +110,38 @@ def tanh(b: Any, x: Any, lanes: int) -> Any:
     rest, shifted = _reduce_range(b, _clamp(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
     power = _power_of_two(b, shifted, BIAS, lanes)
     part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1], lanes))
-    m = fused(b, power, part, b.fsub(power, constant(1.0, lanes)))
-    return b.fdiv(m, b.fadd(m, constant(2.0, lanes)))
+    m = vector.fused(b, power, part, b.fsub(power, vector.constant(1.0, lanes)))
+    return b.fdiv(m, b.fadd(m, vector.constant(2.0, lanes)))
 
 
 def _clamp(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
     """x clamped to low .. high; NaN stays NaN."""
-    for sign, limit in ((">", constant(high, lanes)), ("<", constant(low, lanes))):
+    for sign, limit in ((">", vector.constant(high, lanes)), ("<", vector.constant(low, lanes))):
         x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)
     return x
 
 
 def _reduce_range(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
     """Splits x = n ln 2 + r; returns r, and n in the last bits of a shifted number."""
-    shifter = constant(SHIFTER, lanes)
-    shifted = b.fadd(b.fmul(x, constant(1 / math.log(2), lanes)), shifter)
+    shifter = vector.constant(SHIFTER, lanes)
+    shifted = b.fadd(b.fmul(x, vector.constant(1 / math.log(2), lanes)), shifter)
     whole = b.fsub(shifted, shifter)
-    rest = fused(b, whole, constant(-LN2_HIGH, lanes), x)
-    return fused(b, whole, constant(-LN2_LOW, lanes), rest), shifted
+    rest = vector.fused(b, whole, vector.constant(-LN2_HIGH, lanes), x)
+    return vector.fused(b, whole, vector.constant(-LN2_LOW, lanes), rest), shifted
 
 
 def _polynomial(b: Any, x: Any, terms: list[float], lanes: int) -> Any:
-    total = constant(terms[0], lanes)
+    total = vector.constant(terms[0], lanes)
     for term in terms[1:]:
-        total = fused(b, total, x, constant(term, lanes))
+        total = vector.fused(b, total, x, vector.constant(term, lanes))
     return total
 
 
 def _power_of_two(b: Any, shifted: Any, bias: int, lanes: int) -> Any:
     """2 ** (n + bias - BIAS) for the integer n in the last bits."""
-    kind = vector(lanes, I32)
-    exponent = b.shl(b.add(b.bitcast(shifted, kind), constant(bias, lanes, I32)), constant(MANTISSA, lanes, I32))
-    return b.bitcast(exponent, vector(lanes))
+    kind = vector.of(lanes, vector.I32)
+    exponent = b.shl(
+        b.add(b.bitcast(shifted, kind), vector.constant(bias, lanes, vector.I32)),
+        vector.constant(MANTISSA, lanes, vector.I32),
+    )
+    return b.bitcast(exponent, vector.of(lanes))

@@ -15,23 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import (
-    FLOAT_BYTES,
-    I64,
-    LANES,
-    Arguments,
-    address_of,
-    constant,
-    each,
-    floats_on_heap,
-    fused,
-    load,
-    memory,
-    splat,
-    store,
-    variables,
-    vector,
-)
+from sipp.native import machine_code, memory, processor, vector
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import Op
@@ -51,7 +35,7 @@ def _strided_arguments(name: str, x: Tensor | None, dims: tuple[int, int, int]) 
     names = (f"{name}_per_point", f"{name}_per_head", f"{name}_pitch")
     if x is None:
         return dict.fromkeys((name, *names), 0)
-    steps = (FLOAT_BYTES * x.stride(dim) if x.shape[dim] > 1 else 0 for dim in dims)
+    steps = (vector.FLOAT_BYTES * x.stride(dim) if x.shape[dim] > 1 else 0 for dim in dims)
     return {name: memory.strided_address(x), **dict(zip(names, steps))}
 
 
@@ -75,7 +59,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
         return None
     n_points, n_heads, n_queries, size = q.shape
     n_keys = k.shape[2]
-    lanes = LANES if n_queries % LANES == 0 else 8
+    lanes = processor.LANES if n_queries % processor.LANES == 0 else 8
     if n_queries % lanes or n_keys % AT_ONCE or size % AT_ONCE or k.shape[3] != size:
         return None
     n_vectors = next(n for n in (4, 2, 1) if n_queries // lanes % n == 0)
@@ -139,16 +123,16 @@ def _has_token_layout(x: Any, arena: Arena) -> bool:
     return is_heads and arena.buffer_of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
 
 
-def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
+def _emit(b: Any, args: machine_code.Arguments, tile: QueryTile) -> None:
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
-    width = lanes * n_vectors * FLOAT_BYTES
+    width = lanes * n_vectors * vector.FLOAT_BYTES
     n_strips, n_heads = args.number("n_strips"), args.number("n_heads")
     n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
-    with floats_on_heap(b, n_keys * n_vectors * lanes) as scores:
-        has_room = b.icmp_unsigned("!=", scores, I64(0))
+    with vector.floats_on_heap(b, n_keys * n_vectors * lanes) as scores:
+        has_room = b.icmp_unsigned("!=", scores, vector.I64(0))
         with b.if_then(b.not_(has_room)):
             raise_flag(b, args)
-        with tasks(b, args, b.select(has_room, n_tasks, I64(0)), lanes) as (task, watch):
+        with tasks(b, args, b.select(has_room, n_tasks, vector.I64(0)), lanes) as (task, watch):
             strip, rest = b.srem(task, n_strips), b.sdiv(task, n_strips)
             head, point = b.srem(rest, n_heads), b.sdiv(rest, n_heads)
 
@@ -156,72 +140,84 @@ def _emit(b: Any, args: Arguments, tile: QueryTile) -> None:
                 steps = args.number(f"{name}_per_point"), args.number(f"{name}_per_head")
                 return b.add(args.number(name), b.add(b.mul(point, steps[0]), b.mul(head, steps[1])))
 
-            moved = b.mul(strip, I64(width))
+            moved = b.mul(strip, vector.I64(width))
             q, out, mask = (b.add(start(name), moved) for name in ("q", "out", "mask"))
             largest = _emit_scores(b, args, tile, q, start("k"), mask, scores)
             totals = _emit_powers(b, lanes, n_vectors, n_keys, largest, scores)
-            inverse = [b.fdiv(constant(1.0, lanes), total) for total in totals]
+            inverse = [b.fdiv(vector.constant(1.0, lanes), total) for total in totals]
             _emit_means(b, args, lanes, n_keys, start("v"), scores, inverse, out, watch)
 
 
-def _emit_scores(b: Any, args: Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any) -> list[Any]:
+def _emit_scores(
+    b: Any, args: machine_code.Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any
+) -> list[Any]:
     """Emits the scores; returns the largest one for each query."""
     lanes, n_vectors, n_keys = tile.lanes, tile.n_vectors, tile.n_keys
-    zero = constant(0.0, lanes)
-    scale = splat(b, args.real("scale"), lanes)
-    largest = variables(b, [constant(float("-inf"), lanes)] * n_vectors)
-    with each(b, 0, I64(n_keys), AT_ONCE) as key:
-        sums = [variables(b, [zero] * n_vectors) for _ in range(AT_ONCE)]
-        with each(b, 0, args.number("size")) as d:
+    zero = vector.constant(0.0, lanes)
+    scale = vector.splat(b, args.real("scale"), lanes)
+    largest = vector.variables(b, [vector.constant(float("-inf"), lanes)] * n_vectors)
+    with vector.each(b, 0, vector.I64(n_keys), AT_ONCE) as key:
+        sums = [vector.variables(b, [zero] * n_vectors) for _ in range(AT_ONCE)]
+        with vector.each(b, 0, args.number("size")) as d:
             q_at, k_at = b.add(q, b.mul(d, args.number("q_pitch"))), b.add(k, b.mul(d, args.number("k_pitch")))
-            queries = [load(b, q_at, vector(lanes), v * lanes * FLOAT_BYTES) for v in range(n_vectors)]
+            queries = [vector.load(b, q_at, vector.of(lanes), v * lanes * vector.FLOAT_BYTES) for v in range(n_vectors)]
             for j, line in enumerate(sums):
-                key_splat = splat(b, load(b, address_of(b, k_at, key), offset=j * FLOAT_BYTES), lanes)
+                key_splat = vector.splat(
+                    b, vector.load(b, vector.address_of(b, k_at, key), offset=j * vector.FLOAT_BYTES), lanes
+                )
                 for cell, query in zip(line, queries):
-                    b.store(fused(b, key_splat, query, b.load(cell)), cell)
+                    b.store(vector.fused(b, key_splat, query, b.load(cell)), cell)
         for j, line in enumerate(sums):
-            to = address_of(b, scores, b.mul(b.add(key, I64(j)), I64(n_vectors * lanes)))
-            mask_at = b.add(mask, b.mul(b.add(key, I64(j)), args.number("mask_pitch")))
+            to = vector.address_of(b, scores, b.mul(b.add(key, vector.I64(j)), vector.I64(n_vectors * lanes)))
+            mask_at = b.add(mask, b.mul(b.add(key, vector.I64(j)), args.number("mask_pitch")))
             for v, cell in enumerate(line):
                 value, best = b.fmul(b.load(cell), scale), b.load(largest[v])
                 if tile.has_mask:
-                    value = b.fadd(value, load(b, mask_at, vector(lanes), v * lanes * FLOAT_BYTES))
+                    value = b.fadd(value, vector.load(b, mask_at, vector.of(lanes), v * lanes * vector.FLOAT_BYTES))
                 b.store(b.select(b.fcmp_ordered(">", best, value), best, value), largest[v])
-                store(b, value, to, v * lanes * FLOAT_BYTES)
+                vector.store(b, value, to, v * lanes * vector.FLOAT_BYTES)
     return [b.load(cell) for cell in largest]
 
 
 def _emit_powers(b: Any, lanes: int, n_vectors: int, n_keys: int, largest: list[Any], scores: Any) -> list[Any]:
     """Replaces scores by exp(score - largest); returns their sums."""
-    totals = variables(b, [constant(0.0, lanes)] * n_vectors)
-    with each(b, 0, I64(n_keys)) as key:
-        line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
+    totals = vector.variables(b, [vector.constant(0.0, lanes)] * n_vectors)
+    with vector.each(b, 0, vector.I64(n_keys)) as key:
+        line = vector.address_of(b, scores, b.mul(key, vector.I64(n_vectors * lanes)))
         for v, cell in enumerate(totals):
-            score = load(b, line, vector(lanes), v * lanes * FLOAT_BYTES)
+            score = vector.load(b, line, vector.of(lanes), v * lanes * vector.FLOAT_BYTES)
             power = exp(b, b.fsub(score, largest[v]), lanes)
-            store(b, power, line, v * lanes * FLOAT_BYTES)
+            vector.store(b, power, line, v * lanes * vector.FLOAT_BYTES)
             b.store(b.fadd(b.load(cell), power), cell)
     return [b.load(cell) for cell in totals]
 
 
 def _emit_means(
-    b: Any, args: Arguments, lanes: int, n_keys: int, v: Any, scores: Any, inverse: list[Any], out: Any, watch: Watch
+    b: Any,
+    args: machine_code.Arguments,
+    lanes: int,
+    n_keys: int,
+    v: Any,
+    scores: Any,
+    inverse: list[Any],
+    out: Any,
+    watch: Watch,
 ) -> None:
     """Emits the weighted means of the values, a few features at a time."""
-    zero, n_vectors = constant(0.0, lanes), len(inverse)
-    with each(b, 0, args.number("size"), AT_ONCE) as d:
-        rows = [b.add(v, b.mul(b.add(d, I64(r)), args.number("v_pitch"))) for r in range(AT_ONCE)]
-        sums = [variables(b, [zero] * n_vectors) for _ in rows]
-        with each(b, 0, I64(n_keys)) as key:
-            line = address_of(b, scores, b.mul(key, I64(n_vectors * lanes)))
-            powers = [load(b, line, vector(lanes), i * lanes * FLOAT_BYTES) for i in range(n_vectors)]
+    zero, n_vectors = vector.constant(0.0, lanes), len(inverse)
+    with vector.each(b, 0, args.number("size"), AT_ONCE) as d:
+        rows = [b.add(v, b.mul(b.add(d, vector.I64(r)), args.number("v_pitch"))) for r in range(AT_ONCE)]
+        sums = [vector.variables(b, [zero] * n_vectors) for _ in rows]
+        with vector.each(b, 0, vector.I64(n_keys)) as key:
+            line = vector.address_of(b, scores, b.mul(key, vector.I64(n_vectors * lanes)))
+            powers = [vector.load(b, line, vector.of(lanes), i * lanes * vector.FLOAT_BYTES) for i in range(n_vectors)]
             for row, cells in zip(rows, sums):
-                value_splat = splat(b, load(b, address_of(b, row, key)), lanes)
+                value_splat = vector.splat(b, vector.load(b, vector.address_of(b, row, key)), lanes)
                 for cell, power in zip(cells, powers):
-                    b.store(fused(b, value_splat, power, b.load(cell)), cell)
+                    b.store(vector.fused(b, value_splat, power, b.load(cell)), cell)
         for r, line in enumerate(sums):
-            to = b.add(out, b.mul(b.add(d, I64(r)), args.number("out_pitch")))
+            to = b.add(out, b.mul(b.add(d, vector.I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(line):
                 value = b.fmul(b.load(cell), inverse[i])
-                store(b, value, to, i * lanes * FLOAT_BYTES)
+                vector.store(b, value, to, i * lanes * vector.FLOAT_BYTES)
                 watch(value)

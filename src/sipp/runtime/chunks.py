@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import FLOAT_BYTES
+from sipp.native import vector
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
 from sipp.runtime.pools import POOLS
 
@@ -31,7 +31,7 @@ def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
     if not inputs or not all(isinstance(x, Tensor) and x.ndim and len(x) == len(inputs[0]) for x in inputs):
         return None
     n = len(inputs[0])
-    largest = max((prod(graph.shapes[op.out]) for op in graph.ops), default=0) * FLOAT_BYTES
+    largest = max((prod(graph.shapes[op.out]) for op in graph.ops), default=0) * vector.FLOAT_BYTES
     most = NEAR_CACHE * torch.get_num_threads()
     if n < 2 * SMALLEST or n % SMALLEST or largest <= most or not _is_pointwise(graph, n):
         return None

@@ -6,34 +6,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sipp.native import I64, Arguments, constant, each, fused, store, variables
+from sipp.native import machine_code, vector
 
 Watch = Callable[[Any], None]  # takes note of a vector
 
 
 @contextmanager
-def tasks(b: Any, args: Arguments, n: Any, lanes: int) -> Iterator[tuple[Any, Watch]]:
+def tasks(b: Any, args: machine_code.Arguments, n: Any, lanes: int) -> Iterator[tuple[Any, Watch]]:
     """A loop over the thread's share of n tasks; yields the task and a function that watches vectors of values.
 
     The first watched value that is not finite makes a sum NaN, which raises the flag in the end: one multiply-add each.
     """
-    zero = constant(0.0, lanes)
-    bad = variables(b, [zero])[0]
+    zero = vector.constant(0.0, lanes)
+    bad = vector.variables(b, [zero])[0]
 
     def watch(value: Any) -> None:
-        b.store(fused(b, value, zero, b.load(bad)), bad)
+        b.store(vector.fused(b, value, zero, b.load(bad)), bad)
 
-    with each(b, *args.share(n)) as task:
+    with vector.each(b, *args.share(n)) as task:
         yield task, watch
     total = each_lane = b.load(bad)
     if lanes > 1:
-        total = b.extract_element(each_lane, I64(0))
+        total = b.extract_element(each_lane, vector.I64(0))
         for lane in range(1, lanes):
-            total = b.fadd(total, b.extract_element(each_lane, I64(lane)))
+            total = b.fadd(total, b.extract_element(each_lane, vector.I64(lane)))
     with b.if_then(b.fcmp_unordered("uno", total, total)):
         raise_flag(b, args)
 
 
-def raise_flag(b: Any, args: Arguments) -> None:
+def raise_flag(b: Any, args: machine_code.Arguments) -> None:
     """Makes torch run the network (`Flag`)."""
-    store(b, constant(1.0, 1), args.number("flag"))
+    vector.store(b, vector.constant(1.0, 1), args.number("flag"))

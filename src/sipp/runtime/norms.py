@@ -8,22 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import (
-    FLOAT_BYTES,
-    I64,
-    LANES,
-    Arguments,
-    address_of,
-    call,
-    constant,
-    each,
-    fused,
-    load,
-    splat,
-    store,
-    variables,
-    vector,
-)
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.graph import ATEN, Op, Ref
 from sipp.runtime.loop import tasks
@@ -52,7 +37,7 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     )
     source, strides = token_input(op.args[0].value, x, arena)
     out = arena.add(token_buffer(n_tokens, features))
-    lanes = LANES if source.n % LANES == 0 else 8
+    lanes = processor.LANES if source.n % processor.LANES == 0 else 8
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
     n_strips = source.n // (lanes * n_vectors)
@@ -62,7 +47,7 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
         "gain": gain,
         "shift": shift,
         "n_features": features,
-        "pitch": FLOAT_BYTES * source.n,  # bytes from one feature to the next
+        "pitch": vector.FLOAT_BYTES * source.n,  # bytes from one feature to the next
         "n_strips": n_strips,
         "share": 1 / features,
         "epsilon": float(epsilon),
@@ -76,40 +61,43 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     return Step(op.name, "norm of tokens", run_step, op.out)
 
 
-def _emit(b: Any, args: Arguments, lanes: int, n_vectors: int) -> None:
-    width = lanes * n_vectors * FLOAT_BYTES
-    share, epsilon = (splat(b, args.real(n), lanes) for n in ("share", "epsilon"))
-    one = constant(1.0, lanes)
+def _emit(b: Any, args: machine_code.Arguments, lanes: int, n_vectors: int) -> None:
+    width = lanes * n_vectors * vector.FLOAT_BYTES
+    share, epsilon = (vector.splat(b, args.real(n), lanes) for n in ("share", "epsilon"))
+    one = vector.constant(1.0, lanes)
     with tasks(b, args, args.number("n_strips"), lanes) as (strip, watch):
-        x, out = (b.add(args.number(n), b.mul(strip, I64(width))) for n in ("x", "out"))
-        zeros = [constant(0.0, lanes)] * n_vectors
+        x, out = (b.add(args.number(n), b.mul(strip, vector.I64(width))) for n in ("x", "out"))
+        zeros = [vector.constant(0.0, lanes)] * n_vectors
         # about the first feature: where all are nearly equal and large, a rounded sum would show after the division
-        first = [load(b, x, vector(lanes), v * lanes * FLOAT_BYTES) for v in range(n_vectors)]
+        first = [vector.load(b, x, vector.of(lanes), v * lanes * vector.FLOAT_BYTES) for v in range(n_vectors)]
         totals = _over(b, args, lanes, x, zeros, lambda v, value: b.fsub(value, first[v]))
-        mean = [fused(b, total, share, start) for total, start in zip(totals, first)]
+        mean = [vector.fused(b, total, share, start) for total, start in zip(totals, first)]
         squares = _over(b, args, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
         for total, middle in zip(squares, mean):
             for square in (total, _square(b, middle)):  # torch squares partial means too
-                watch(b.fmul(square, constant(MARGIN, lanes)))
-        variances = [fused(b, total, share, epsilon) for total in squares]
-        scale = [b.fdiv(one, call(b, f"llvm.sqrt.v{lanes}f32", vector(lanes), [x])) for x in variances]
-        with each(b, 0, args.number("n_features")) as feature:
+                watch(b.fmul(square, vector.constant(MARGIN, lanes)))
+        variances = [vector.fused(b, total, share, epsilon) for total in squares]
+        scale = [b.fdiv(one, vector.call(b, f"llvm.sqrt.v{lanes}f32", vector.of(lanes), [x])) for x in variances]
+        with vector.each(b, 0, args.number("n_features")) as feature:
             moved = b.mul(feature, args.number("pitch"))
-            gain, shift = (splat(b, load(b, address_of(b, args.number(n), feature)), lanes) for n in ("gain", "shift"))
+            gain, shift = (
+                vector.splat(b, vector.load(b, vector.address_of(b, args.number(n), feature)), lanes)
+                for n in ("gain", "shift")
+            )
             for v in range(n_vectors):
-                value = load(b, b.add(x, moved), vector(lanes), v * lanes * FLOAT_BYTES)
-                value = fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
-                store(b, value, b.add(out, moved), v * lanes * FLOAT_BYTES)
+                value = vector.load(b, b.add(x, moved), vector.of(lanes), v * lanes * vector.FLOAT_BYTES)
+                value = vector.fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
+                vector.store(b, value, b.add(out, moved), v * lanes * vector.FLOAT_BYTES)
                 watch(value)
 
 
-def _over(b: Any, args: Arguments, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
+def _over(b: Any, args: machine_code.Arguments, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
     """Emits sums over the features, one for each vector of a strip."""
-    cells = variables(b, start)
-    with each(b, 0, args.number("n_features")) as feature:
+    cells = vector.variables(b, start)
+    with vector.each(b, 0, args.number("n_features")) as feature:
         line = b.add(x, b.mul(feature, args.number("pitch")))
         for v, cell in enumerate(cells):
-            value = load(b, line, vector(lanes), v * lanes * FLOAT_BYTES)
+            value = vector.load(b, line, vector.of(lanes), v * lanes * vector.FLOAT_BYTES)
             b.store(b.fadd(b.load(cell), term(v, value)), cell)
     return [b.load(cell) for cell in cells]
 

@@ -7,23 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sipp.native import (
-    F32,
-    FLOAT_BYTES,
-    I32,
-    I64,
-    WIDE,
-    Arguments,
-    address_of,
-    bits_of,
-    constant,
-    each,
-    load,
-    splat,
-    store,
-    variables,
-    vector,
-)
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Arena, Buffer
 from sipp.runtime.graph import ATEN, Op
 from sipp.runtime.layers import pair
@@ -102,50 +86,52 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
         for j, (pixels, n_pixels) in enumerate(zip(*columns)):
             first = len(places)
             places += [
-                FLOAT_BYTES * n * ((row + source.border[0]) * x_wide + column + source.border[1])
+                vector.FLOAT_BYTES * n * ((row + source.border[0]) * x_wide + column + source.border[1])
                 for row in lines
                 for column in pixels
             ]
-            to = FLOAT_BYTES * n * ((i + out.border[0]) * out_wide + j + out.border[1])
-            table.append((to, first, len(places), bits_of(1.0 / (n_lines * n_pixels))))
+            to = vector.FLOAT_BYTES * n * ((i + out.border[0]) * out_wide + j + out.border[1])
+            table.append((to, first, len(places), machine_code.bits_of(1.0 / (n_lines * n_pixels))))
     channels = len(out.data_CHWN)
     arguments: dict[str, Argument] = {
         "x": source.data_CHWN,
-        "x_pitch": FLOAT_BYTES * x_high * x_wide * n,
+        "x_pitch": vector.FLOAT_BYTES * x_high * x_wide * n,
         "out": out.data_CHWN,
-        "out_pitch": FLOAT_BYTES * out_high * out_wide * n,
+        "out_pitch": vector.FLOAT_BYTES * out_high * out_wide * n,
         "table": np.array(table, np.int64),  # TABLE_NUMBERS for each position
         "taps": np.array(places, np.int32),
         "n_positions": len(table),
         "n_channels": channels,
         "n_points": n,
     }
-    lanes = 16 if n % 16 == 0 and WIDE else 8 if n % 8 == 0 else 1
+    lanes = 16 if n % 16 == 0 and processor.WIDE else 8 if n % 8 == 0 else 1
     key = ("pooling", is_max, lanes)
     return PreparedKernel(key, arguments, channels, lambda b, args: _emit(b, args, is_max, lanes))
 
 
-def _emit(b: Any, args: Arguments, is_max: bool, lanes: int) -> None:
+def _emit(b: Any, args: machine_code.Arguments, is_max: bool, lanes: int) -> None:
     first, last = args.share(args.number("n_channels"))
-    with each(b, first, last) as channel:
+    with vector.each(b, first, last) as channel:
         x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
         out = b.add(args.number("out"), b.mul(channel, args.number("out_pitch")))
-        with each(b, 0, args.number("n_positions")) as position:
-            entry = address_of(b, args.number("table"), position, 8 * TABLE_NUMBERS)
-            to = b.add(out, load(b, entry, I64))
-            start, stop = load(b, entry, I64, 8), load(b, entry, I64, 16)
-            factor = splat(b, b.bitcast(b.trunc(load(b, entry, I64, 24), I32), F32), lanes)
-            with each(b, 0, args.number("n_points"), lanes) as point:
-                value = _over_taps(b, args, is_max, lanes, address_of(b, x, point), start, stop)
-                store(b, value if is_max else b.fmul(value, factor), address_of(b, to, point))
+        with vector.each(b, 0, args.number("n_positions")) as position:
+            entry = vector.address_of(b, args.number("table"), position, 8 * TABLE_NUMBERS)
+            to = b.add(out, vector.load(b, entry, vector.I64))
+            start, stop = vector.load(b, entry, vector.I64, 8), vector.load(b, entry, vector.I64, 16)
+            factor = vector.splat(
+                b, b.bitcast(b.trunc(vector.load(b, entry, vector.I64, 24), vector.I32), vector.F32), lanes
+            )
+            with vector.each(b, 0, args.number("n_points"), lanes) as point:
+                value = _over_taps(b, args, is_max, lanes, vector.address_of(b, x, point), start, stop)
+                vector.store(b, value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
 
 
-def _over_taps(b: Any, args: Arguments, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
+def _over_taps(b: Any, args: machine_code.Arguments, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
     taps = args.number("taps")
-    cell = variables(b, [constant(float("-inf") if is_max else 0.0, lanes)])[0]
-    with each(b, start, stop) as tap:
-        place = b.sext(load(b, address_of(b, taps, tap, 4), I32), I64)
-        value, have = load(b, b.add(x, place), vector(lanes)), b.load(cell)
+    cell = vector.variables(b, [vector.constant(float("-inf") if is_max else 0.0, lanes)])[0]
+    with vector.each(b, start, stop) as tap:
+        place = b.sext(vector.load(b, vector.address_of(b, taps, tap, 4), vector.I32), vector.I64)
+        value, have = vector.load(b, b.add(x, place), vector.of(lanes)), b.load(cell)
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
             b.store(b.select(is_new, value, have), cell)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import FLOAT_BYTES, memory
+from sipp.native import memory, vector
 from sipp.runtime.buffers import Arena, Flag, token_buffer
 from sipp.runtime.graph import Op
 from sipp.runtime.layers import Layer, dense_step, faster_step
@@ -103,7 +103,7 @@ def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floa
     kernel = (*layer.shape, 1, 1)[2:4]
     reach = [reach * (k - 1) for reach, k in zip(layer.dilation, kernel)]
     lines = (n_rows - 1) * layer.stride[0] + 1 + reach[0]
-    n_bytes = FLOAT_BYTES * layer.shape[1] * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
+    n_bytes = vector.FLOAT_BYTES * layer.shape[1] * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
     most = int(np.count_nonzero(flat) / max(1, len(flat)) / FEWEST_A_ROUND)
     n_rounds = min(-(-n_bytes // NEAREST_CACHE), most, layer.shape[1])
     return [1] if n_rounds < 2 else [1, n_rounds]
@@ -151,8 +151,8 @@ def _kernel(
         "n_blocks": n_blocks,  # of rows, shared among threads
         "n_rows": n_rows,
         "n_rounds": way.n_rounds,
-        "out_pitch": out.channel * FLOAT_BYTES,
-        "addend_pitch": 0 if addend is None else addend.channel * FLOAT_BYTES,
+        "out_pitch": out.channel * vector.FLOAT_BYTES,
+        "addend_pitch": 0 if addend is None else addend.channel * vector.FLOAT_BYTES,
         "shrunk": op.shrunk,
         "flag": flag.cell,
     }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import FLOAT_BYTES, I64, LANES, Arguments, address_of, each, fused, load, memory, store, vector
+from sipp.native import machine_code, memory, processor, vector
 from sipp.runtime import steps
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena
@@ -103,7 +103,7 @@ def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Te
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)
     n_kept = sum(int((w != 0).sum()) for w in weights if w.ndim == 2)
     return Step(
-        op.name, f"sparse LSTM x {LANES}", run_step, op.out, n_kept * FLOAT_BYTES / n_dense,
+        op.name, f"sparse LSTM x {processor.LANES}", run_step, op.out, n_kept * vector.FLOAT_BYTES / n_dense,
         sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds,
     )  # fmt: skip
 
@@ -120,16 +120,16 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     n_out = out.shape[2]
     arguments = {
         "source": memory.strided_address(source[:, start:]),
-        "source_per_point": FLOAT_BYTES * n_times * n_inputs,
-        "source_per_step": FLOAT_BYTES * step * n_inputs,
+        "source_per_point": vector.FLOAT_BYTES * n_times * n_inputs,
+        "source_per_step": vector.FLOAT_BYTES * step * n_inputs,
         "out": memory.strided_address(out[:, start:, direction * hidden :]),
-        "out_per_point": FLOAT_BYTES * n_times * n_out,
-        "out_per_step": FLOAT_BYTES * step * n_out,
+        "out_per_point": vector.FLOAT_BYTES * n_times * n_out,
+        "out_per_step": vector.FLOAT_BYTES * step * n_out,
         "vectors": vectors,  # (x_t, h) of each point
-        "vector_per_point": FLOAT_BYTES * vectors.shape[1],
+        "vector_per_point": vector.FLOAT_BYTES * vectors.shape[1],
         "cell": cell,
         "gates": gates,
-        "gates_per_point": FLOAT_BYTES * gates.shape[1],
+        "gates_per_point": vector.FLOAT_BYTES * gates.shape[1],
         "bias": bias,
         **packed.arguments,
         "n_points": n_points,
@@ -138,7 +138,7 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
         "n_hidden": hidden,
         "flag": arena.flag.cell,
     }
-    lanes = next(n for n in (LANES, 8, 1) if hidden % n == 0)
+    lanes = next(n for n in (processor.LANES, 8, 1) if hidden % n == 0)
     kernel = PreparedKernel(
         ("recurrent", lanes), arguments, n_points, lambda b, args: _emit(b, args, lanes), also=(source, out)
     )
@@ -147,40 +147,45 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
 
 def _round_up(n: int) -> int:
     """Rounded up to whole windows, which are read and written as a whole."""
-    return -(-n // LANES) * LANES
+    return -(-n // processor.LANES) * processor.LANES
 
 
-def _emit(b: Any, args: Arguments, lanes: int) -> None:
+def _emit(b: Any, args: machine_code.Arguments, lanes: int) -> None:
     n_inputs, hidden = args.number("n_inputs"), args.number("n_hidden")
     with tasks(b, args, args.number("n_points"), lanes) as (point, watch):
         line = b.add(args.number("vectors"), b.mul(point, args.number("vector_per_point")))
-        cell = address_of(b, args.number("cell"), b.mul(point, hidden))
+        cell = vector.address_of(b, args.number("cell"), b.mul(point, hidden))
         gates = b.add(args.number("gates"), b.mul(point, args.number("gates_per_point")))
         source = b.add(args.number("source"), b.mul(point, args.number("source_per_point")))
         out = b.add(args.number("out"), b.mul(point, args.number("out_per_point")))
-        with each(b, 0, args.number("n_steps")) as time:
+        with vector.each(b, 0, args.number("n_steps")) as time:
             x = b.add(source, b.mul(time, args.number("source_per_step")))
-            with each(b, 0, n_inputs) as i:
-                store(b, load(b, address_of(b, x, i)), address_of(b, line, i))
+            with vector.each(b, 0, n_inputs) as i:
+                vector.store(b, vector.load(b, vector.address_of(b, x, i)), vector.address_of(b, line, i))
             _emit_gates(b, args, line, gates)
             to = b.add(out, b.mul(time, args.number("out_per_step")))
-            with each(b, 0, hidden, lanes) as i:
-                state = _emit_cell(b, lanes, address_of(b, gates, i), hidden, address_of(b, cell, i))
-                store(b, state, address_of(b, to, i))
-                store(b, state, address_of(b, line, b.add(n_inputs, i)))
+            with vector.each(b, 0, hidden, lanes) as i:
+                state = _emit_cell(b, lanes, vector.address_of(b, gates, i), hidden, vector.address_of(b, cell, i))
+                vector.store(b, state, vector.address_of(b, to, i))
+                vector.store(b, state, vector.address_of(b, line, b.add(n_inputs, i)))
                 watch(state)
 
 
-def _emit_gates(b: Any, args: Arguments, line: Any, gates: Any) -> None:
+def _emit_gates(b: Any, args: machine_code.Arguments, line: Any, gates: Any) -> None:
     """gates = bias + W (x, h)."""
-    with each(b, 0, args.number("n_groups")) as group:
-        store(b, group_sums(b, args, group, line), address_of(b, gates, b.mul(group, I64(LANES))))
+    with vector.each(b, 0, args.number("n_groups")) as group:
+        vector.store(
+            b, group_sums(b, args, group, line), vector.address_of(b, gates, b.mul(group, vector.I64(processor.LANES)))
+        )
 
 
 def _emit_cell(b: Any, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:
     """Emits the update of the cell of some units; returns their new state."""
-    i, f, g, o = (load(b, address_of(b, gates, b.mul(hidden, I64(k))), vector(lanes)) for k in range(N_GATES))
-    old = b.fmul(sigmoid(b, f, lanes), load(b, cell, vector(lanes)))
-    new = fused(b, sigmoid(b, i, lanes), tanh(b, g, lanes), old)
-    store(b, new, cell)
+    i, f, g, o = (
+        vector.load(b, vector.address_of(b, gates, b.mul(hidden, vector.I64(k))), vector.of(lanes))
+        for k in range(N_GATES)
+    )
+    old = b.fmul(sigmoid(b, f, lanes), vector.load(b, cell, vector.of(lanes)))
+    new = vector.fused(b, sigmoid(b, i, lanes), tanh(b, g, lanes), old)
+    vector.store(b, new, cell)
     return b.fmul(sigmoid(b, o, lanes), tanh(b, new, lanes))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import Arguments, argument_list, bits_of, generate, memory, pytree, run
+from sipp.native import machine_code, memory, pytree
 from sipp.runtime.activations import BY_TORCH, NONE
 from sipp.runtime.graph import ATEN, Op, Ref
 
@@ -56,7 +56,7 @@ def _as_number(value: Argument) -> int:
         return memory.address(value)
     if isinstance(value, np.ndarray):
         return int(value.ctypes.data)
-    return bits_of(value) if isinstance(value, float) else value or 0
+    return machine_code.bits_of(value) if isinstance(value, float) else value or 0
 
 
 class PreparedKernel:
@@ -68,11 +68,11 @@ class PreparedKernel:
 
     def __init__(
         self, key: tuple[Any, ...], arguments: Mapping[str, Argument], n_tasks: int,
-        emit: Callable[[Any, Arguments], None], also: Sequence[object] = (),
+        emit: Callable[[Any, machine_code.Arguments], None], also: Sequence[object] = (),
     ) -> None:  # fmt: skip
         numbers = {name: _as_number(value) for name, value in arguments.items()}
-        self._code, self._n_tasks = generate(key, numbers, emit), n_tasks
-        self._numbers = argument_list(self._code, numbers)
+        self._code, self._n_tasks = machine_code.generate(key, numbers, emit), n_tasks
+        self._numbers = machine_code.argument_list(self._code, numbers)
         self._held = arguments, also  # keeps the memory at its addresses alive
 
     def time(self, limit: float = math.inf) -> float:
@@ -85,13 +85,13 @@ class PreparedKernel:
     def __call__(self) -> None:
         n_threads = min(torch.get_num_threads(), self._n_tasks)
         if n_threads > 1:
-            run(self._code, self._numbers, min(self._n_tasks, n_threads * SHARES_PER_THREAD), n_threads)
+            machine_code.run(self._code, self._numbers, min(self._n_tasks, n_threads * SHARES_PER_THREAD), n_threads)
         else:
-            run(self._code, self._numbers, 1, 1)
+            machine_code.run(self._code, self._numbers, 1, 1)
 
     def alone(self) -> None:
         """Runs on the calling thread only."""
-        run(self._code, self._numbers, 1, 1)
+        machine_code.run(self._code, self._numbers, 1, 1)
 
 
 def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:

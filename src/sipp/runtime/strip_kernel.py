@@ -16,27 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from sipp.native import (
-    FLOAT_BYTES,
-    I16,
-    I64,
-    LANES,
-    WIDE,
-    Arguments,
-    address_of,
-    each,
-    fused,
-    load,
-    splat,
-    store,
-    variables,
-    vector,
-)
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
 from sipp.runtime.loop import Watch, tasks
 
 LONGEST = 2**16 - 1  # largest step between two weights
-MOST_VECTORS = 16 if WIDE else 10  # per tile: their sums must fit in registers
+MOST_VECTORS = 16 if processor.WIDE else 10  # per tile: their sums must fit in registers
 
 # --- Kept weights -----------------------------------------------------------------------------------------------------
 
@@ -81,7 +66,7 @@ def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, 
     table[2::2] = np.cumsum(counts)
     first = np.searchsorted(rows, np.arange(n_rows))
     has_any = np.bincount(rows, minlength=n_rows) > 0
-    table[1::2][has_any] = places[first[has_any]] * unit * FLOAT_BYTES
+    table[1::2][has_any] = places[first[has_any]] * unit * vector.FLOAT_BYTES
     return Packed(table, packed_values, steps)
 
 
@@ -134,14 +119,15 @@ def tilings(
     planes = (x, out, addend or out)
     in_x, in_out, in_addend = (_distances(plane, n_high, n_wide, lanes, n) for plane in planes)
     strips = [
-        [FLOAT_BYTES * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
+        [vector.FLOAT_BYTES * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
         for row in _starts(height, n_high)
         for start in _starts(width * n, n_wide * lanes)
     ]
     overlaps = height % n_high or (width * n) % (n_wide * lanes)
     return [
         Tiling(
-            Tile(lanes, in_x, in_out, None if addend is None else in_addend, n * FLOAT_BYTES, act, k > 1, is_shrunk),
+            Tile(lanes, in_x, in_out, None if addend is None else in_addend, n * vector.FLOAT_BYTES, act, k > 1,
+                 is_shrunk),
             np.array(strips, np.int64), k,
         )
         for k in rounds(n_high, n_wide * lanes) if k == 1 or not overlaps  # else threads would add to the same sums
@@ -150,7 +136,7 @@ def tilings(
 
 def _lanes(n: int, run: int) -> int:
     """The widest vector that fits: across points if their number is rounded up, else along a row of pixels."""
-    lanes = LANES
+    lanes = processor.LANES
     while lanes > run or (n % 8 == 0 and n % lanes):
         lanes //= 2
     return lanes
@@ -171,7 +157,9 @@ def _shape(n_vectors: int, height: int, per_pixel: int) -> tuple[int, int]:
 
 def _distances(plane: Plane, n_high: int, n_wide: int, lanes: int, n: int) -> tuple[int, ...]:
     return tuple(
-        FLOAT_BYTES * (i * plane.row + _column(plane, j * lanes, n)) for i in range(n_high) for j in range(n_wide)
+        vector.FLOAT_BYTES * (i * plane.row + _column(plane, j * lanes, n))
+        for i in range(n_high)
+        for j in range(n_wide)
     )
 
 
@@ -192,56 +180,65 @@ STRIP_NUMBERS = 3  # start of a strip in x, out and addend (bytes)
 ROW_NUMBERS = 2  # position in x of a row's first weight (bytes), and the row's end in `values`
 
 
-def emit_strips(b: Any, args: Arguments, tile: Tile) -> None:
+def emit_strips(b: Any, args: machine_code.Arguments, tile: Tile) -> None:
     """Emits the loop for strips of this shape."""
     n_blocks, n_rows = args.number("n_blocks"), args.number("n_rows")
     with tasks(b, args, b.mul(args.number("n_strips"), n_blocks), tile.lanes) as (task, watch):
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
-        place = address_of(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
+        place = vector.address_of(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
         names = ("x", "out", "addend")
-        x, out, addend = (b.add(args.number(n), load(b, place, I64, 8 * i)) for i, n in enumerate(names))
+        x, out, addend = (b.add(args.number(n), vector.load(b, place, vector.I64, 8 * i)) for i, n in enumerate(names))
         start = b.sdiv(b.mul(n_rows, block), n_blocks)
-        stop = b.sdiv(b.mul(n_rows, b.add(block, I64(1))), n_blocks)
-        n_rounds = args.number("n_rounds") if tile.has_rounds else I64(1)
-        with each(b, 0, n_rounds) as nth_round, each(b, start, stop) as row:
+        stop = b.sdiv(b.mul(n_rows, b.add(block, vector.I64(1))), n_blocks)
+        n_rounds = args.number("n_rounds") if tile.has_rounds else vector.I64(1)
+        with vector.each(b, 0, n_rounds) as nth_round, vector.each(b, start, stop) as row:
             out_row = b.add(out, b.mul(row, args.number("out_pitch")))
             sums = _sums(b, args, tile, x, row, nth_round, out_row)
             addend_row = b.add(addend, b.mul(row, args.number("addend_pitch")))
-            with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, I64(1)))) as (then, otherwise):
+            with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, vector.I64(1)))) as (then, otherwise):
                 with then:
                     _finish(b, args, tile, sums, out_row, addend_row, watch)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
-                        store(b, value, out_row, distance)
+                        vector.store(b, value, out_row, distance)
 
 
-def _sums(b: Any, args: Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out_row: Any) -> list[Any]:
+def _sums(
+    b: Any, args: machine_code.Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out_row: Any
+) -> list[Any]:
     """Emits the sums of a row after this round."""
-    row_at = address_of(b, args.number("rows"), b.add(row, b.mul(nth_round, args.number("n_rows"))), 8 * ROW_NUMBERS)
-    place = variables(b, [b.add(x, load(b, row_at, I64))])[0]
-    first, last = load(b, row_at, I64, -8), load(b, row_at, I64, 8)
-    cells = variables(b, [splat(b, load(b, address_of(b, args.number("bias"), row)), tile.lanes)] * len(tile.in_x))
+    row_at = vector.address_of(
+        b, args.number("rows"), b.add(row, b.mul(nth_round, args.number("n_rows"))), 8 * ROW_NUMBERS
+    )
+    place = vector.variables(b, [b.add(x, vector.load(b, row_at, vector.I64))])[0]
+    first, last = vector.load(b, row_at, vector.I64, -8), vector.load(b, row_at, vector.I64, 8)
+    cells = vector.variables(
+        b,
+        [vector.splat(b, vector.load(b, vector.address_of(b, args.number("bias"), row)), tile.lanes)] * len(tile.in_x),
+    )
     if tile.has_rounds:
-        with b.if_then(b.icmp_signed(">", nth_round, I64(0))):
+        with b.if_then(b.icmp_signed(">", nth_round, vector.I64(0))):
             for cell, distance in zip(cells, tile.in_out):
-                b.store(load(b, out_row, vector(tile.lanes), distance), cell)
+                b.store(vector.load(b, out_row, vector.of(tile.lanes), distance), cell)
     values, steps = args.number("values"), args.number("steps")
-    with each(b, first, last) as j:
-        value = splat(b, load(b, address_of(b, values, j)), tile.lanes)
+    with vector.each(b, first, last) as j:
+        value = vector.splat(b, vector.load(b, vector.address_of(b, values, j)), tile.lanes)
         here = b.load(place)
         for cell, distance in zip(cells, tile.in_x):
-            b.store(fused(b, value, load(b, here, vector(tile.lanes), distance), b.load(cell)), cell)
-        step = b.zext(load(b, address_of(b, steps, j, 2), I16), I64)
-        b.store(b.add(here, b.mul(step, I64(tile.unit))), place)
+            b.store(vector.fused(b, value, vector.load(b, here, vector.of(tile.lanes), distance), b.load(cell)), cell)
+        step = b.zext(vector.load(b, vector.address_of(b, steps, j, 2), vector.I16), vector.I64)
+        b.store(b.add(here, b.mul(step, vector.I64(tile.unit))), place)
     return [b.load(cell) for cell in cells]
 
 
-def _finish(b: Any, args: Arguments, tile: Tile, sums: list[Any], out: Any, addend: Any, watch: Watch) -> None:
+def _finish(
+    b: Any, args: machine_code.Arguments, tile: Tile, sums: list[Any], out: Any, addend: Any, watch: Watch
+) -> None:
     """Emits the end of a row: sum, activation, and the checks for values that are not finite."""
     for i, value in enumerate(sums):
         if tile.is_shrunk:
-            watch(b.fmul(value, splat(b, args.real("shrunk"), tile.lanes)))
+            watch(b.fmul(value, vector.splat(b, args.real("shrunk"), tile.lanes)))
         if tile.in_addend is not None:
-            value = b.fadd(value, load(b, addend, vector(tile.lanes), tile.in_addend[i]))
+            value = b.fadd(value, vector.load(b, addend, vector.of(tile.lanes), tile.in_addend[i]))
         watch(value)
-        store(b, activate(b, tile.act, value, tile.lanes), out, tile.in_out[i])
+        vector.store(b, activate(b, tile.act, value, tile.lanes), out, tile.in_out[i])

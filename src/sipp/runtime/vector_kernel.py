@@ -11,28 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sipp.native import (
-    FLOAT_BYTES,
-    HAS_AVX2,
-    I8,
-    I16,
-    I32,
-    I64,
-    LANES,
-    WIDE,
-    Arguments,
-    address_of,
-    call,
-    constant,
-    each,
-    fused,
-    load,
-    memory,
-    splat,
-    store,
-    variables,
-    vector,
-)
+from sipp.native import machine_code, memory, processor, vector
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Arena, token_buffer
 from sipp.runtime.layers import Layer, dense_step, faster_step
@@ -40,8 +19,8 @@ from sipp.runtime.loop import tasks
 from sipp.runtime.operands import filled_run, fills_of, token_addend, token_input
 from sipp.runtime.steps import PreparedKernel, Step, Values
 
-MOST_COLUMNS = LANES * 2**16
-LOOKUP = "llvm.x86.avx512.permvar.sf.512" if WIDE else "llvm.x86.avx2.permps" if HAS_AVX2 else None
+MOST_COLUMNS = processor.LANES * 2**16
+LOOKUP = "llvm.x86.avx512.permvar.sf.512" if processor.WIDE else "llvm.x86.avx2.permps" if processor.HAS_AVX2 else None
 
 
 @dataclass(frozen=True)
@@ -71,21 +50,21 @@ class Windows:
 def pack_windows(weight: np.ndarray) -> Windows:
     """Packs a matrix of at most LANES x 2**16 columns."""
     rows, columns = weight.nonzero()
-    n_groups, n_windows = -(-weight.shape[0] // LANES), -(-weight.shape[1] // LANES)
-    cell = rows * n_windows + columns // LANES  # of one row and one window; in order
+    n_groups, n_windows = -(-weight.shape[0] // processor.LANES), -(-weight.shape[1] // processor.LANES)
+    cell = rows * n_windows + columns // processor.LANES  # of one row and one window; in order
     first = np.searchsorted(cell, cell)
     rank = np.arange(len(cell)) - first
-    block = rows // LANES * n_windows + columns // LANES
+    block = rows // processor.LANES * n_windows + columns // processor.LANES
     n_steps = np.zeros(n_groups * n_windows, np.int64)
     np.maximum.at(n_steps, block, rank + 1)
     per_group = n_steps.reshape(n_groups, n_windows)
     per_group[:, -1:] += per_group.sum(1, keepdims=True) % 2
     starts = np.cumsum(n_steps) - n_steps
     n_all = int(n_steps.sum())
-    values, places = np.zeros((n_all, LANES), np.float32), np.zeros((n_all, LANES), np.uint8)
+    values, places = np.zeros((n_all, processor.LANES), np.float32), np.zeros((n_all, processor.LANES), np.uint8)
     at = starts[block] + rank
-    values[at, rows % LANES] = weight[rows, columns]
-    places[at, rows % LANES] = columns % LANES
+    values[at, rows % processor.LANES] = weight[rows, columns]
+    places[at, rows % processor.LANES] = columns % processor.LANES
     windows = np.repeat(np.tile(np.arange(n_windows, dtype=np.uint16), n_groups), n_steps)
     ends = np.concatenate(([0], np.cumsum(per_group.sum(1)))).astype(np.int64)
     return Windows(ends, values, places, windows)
@@ -118,54 +97,73 @@ def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> S
     seconds = kernel.time()
     dense = dense_step(layer, weight, values)
     sparse = Step(
-        op.name, f"sparse, one vector x {LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes, seconds,
-        dense.dense_seconds,
+        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, packed.n_bytes,
+        weight.nbytes, seconds, dense.dense_seconds,
     )  # fmt: skip
     return faster_step(sparse, dense, values)
 
 
 def padded(bias: Tensor | None, n_rows: int) -> Tensor:
     """The bias (or zeros), padded to whole groups of rows."""
-    padded = memory.zeros(-(-n_rows // LANES) * LANES)
+    padded = memory.zeros(-(-n_rows // processor.LANES) * processor.LANES)
     if bias is not None:
         padded[:n_rows] = bias
     return padded
 
 
-def _emit(b: Any, args: Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
-    with tasks(b, args, args.number("n_groups"), LANES) as (group, watch):
+def _emit(b: Any, args: machine_code.Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
+    with tasks(b, args, args.number("n_groups"), processor.LANES) as (group, watch):
         value = group_sums(b, args, group, args.number("x"))
-        row = b.mul(group, I64(LANES))
+        row = b.mul(group, vector.I64(processor.LANES))
         if is_shrunk:
-            watch(b.fmul(value, splat(b, args.real("shrunk"), LANES)))
+            watch(b.fmul(value, vector.splat(b, args.real("shrunk"), processor.LANES)))
         if has_addend:
-            value = b.fadd(value, load(b, address_of(b, args.number("addend"), row), vector(LANES)))
+            value = b.fadd(
+                value, vector.load(b, vector.address_of(b, args.number("addend"), row), vector.of(processor.LANES))
+            )
         watch(value)
-        store(b, activate(b, act, value, LANES), address_of(b, args.number("out"), row))
+        vector.store(b, activate(b, act, value, processor.LANES), vector.address_of(b, args.number("out"), row))
 
 
-def group_sums(b: Any, args: Arguments, group: Any, x: Any) -> Any:
+def group_sums(b: Any, args: machine_code.Arguments, group: Any, x: Any) -> Any:
     """Emits bias + W x for one group of rows, with two alternating sums per row; W is the `Windows` in `args`."""
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
-    end_at = address_of(b, ends, group, 8)
-    sums = variables(b, [load(b, address_of(b, bias, b.mul(group, I64(LANES))), vector(LANES)), constant(0.0, LANES)])
-    with each(b, load(b, end_at, I64), load(b, end_at, I64, 8), len(sums)) as start:
+    end_at = vector.address_of(b, ends, group, 8)
+    sums = vector.variables(
+        b,
+        [
+            vector.load(
+                b, vector.address_of(b, bias, b.mul(group, vector.I64(processor.LANES))), vector.of(processor.LANES)
+            ),
+            vector.constant(0.0, processor.LANES),
+        ],
+    )
+    with vector.each(b, vector.load(b, end_at, vector.I64), vector.load(b, end_at, vector.I64, 8), len(sums)) as start:
         for i, cell in enumerate(sums):
-            step = b.add(start, I64(i))
-            window = b.zext(load(b, address_of(b, windows, step, 2), I16), I64)
-            place = b.zext(load(b, address_of(b, places, step, LANES), vector(LANES, I8)), vector(LANES, I32))
-            term = _look_up(b, address_of(b, x, window, LANES * FLOAT_BYTES), place)
-            value = load(b, address_of(b, values, step, LANES * FLOAT_BYTES), vector(LANES))
-            b.store(fused(b, value, term, b.load(cell)), cell)
+            step = b.add(start, vector.I64(i))
+            window = b.zext(vector.load(b, vector.address_of(b, windows, step, 2), vector.I16), vector.I64)
+            place = b.zext(
+                vector.load(
+                    b, vector.address_of(b, places, step, processor.LANES), vector.of(processor.LANES, vector.I8)
+                ),
+                vector.of(processor.LANES, vector.I32),
+            )
+            term = _look_up(b, vector.address_of(b, x, window, processor.LANES * vector.FLOAT_BYTES), place)
+            value = vector.load(
+                b, vector.address_of(b, values, step, processor.LANES * vector.FLOAT_BYTES), vector.of(processor.LANES)
+            )
+            b.store(vector.fused(b, value, term, b.load(cell)), cell)
     return b.fadd(*(b.load(cell) for cell in sums))
 
 
 def _look_up(b: Any, window: Any, place: Any) -> Any:
     """The elements of a window at these positions: one instruction if the processor has it."""
     if LOOKUP is None:
-        elements = constant(0.0, LANES)
-        for lane in range(LANES):
-            i = b.zext(b.extract_element(place, I32(lane)), I64)
-            elements = b.insert_element(elements, load(b, address_of(b, window, i)), I32(lane))
+        elements = vector.constant(0.0, processor.LANES)
+        for lane in range(processor.LANES):
+            i = b.zext(b.extract_element(place, vector.I32(lane)), vector.I64)
+            elements = b.insert_element(elements, vector.load(b, vector.address_of(b, window, i)), vector.I32(lane))
         return elements
-    return call(b, LOOKUP, vector(LANES), [load(b, window, vector(LANES)), place])
+    return vector.call(
+        b, LOOKUP, vector.of(processor.LANES), [vector.load(b, window, vector.of(processor.LANES)), place]
+    )

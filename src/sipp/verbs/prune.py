@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sipp.bounds import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs import AnyData, Data, data_of, to_rows
-from sipp.native import give_back_freed
+from sipp.native import memory
 from sipp.progress import progress_bar
 from sipp.pruning import (
     Cut,
@@ -121,7 +121,7 @@ def prune(
     alive = _checked_within(within, task, budget)
     task, new_points = _with_new_points(task, options, holdout)
     ranking, network_cut = _ranked_and_cut(task, options, info, budget, alive, progress=progress)
-    give_back_freed()
+    memory.give_back_freed()
     repaired = None
     if repairs:
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones

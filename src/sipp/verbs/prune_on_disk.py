@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError
 from sipp.files import file_hash, sha256_of
 from sipp.inputs import AnyData, Batch, Blocks, as_given, copy_of, data_of, point_hashes
-from sipp.native import give_back_large_pieces
+from sipp.native import memory
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning import budget_for, cut, rank, restore_spared, spared_by_name
 from sipp.repairing import (
@@ -83,7 +83,7 @@ def prune_on_disk(
     """
     options = PruneOptions(keep=keep, pattern=pattern, method=method, statements=False)
     _check(model, options, repair=repair, progress=progress)
-    give_back_large_pieces()
+    memory.give_back_large_pieces()
     source, target = sharded_weights(check.path("weights", weights, "model")), check.path("out", out, "pruned")
     device = _device(device)
     batches = tuple(data_of(data, device=device).batches())

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native.processor import LANES
+from sipp.native import processor
 from sipp.scoring.kernels.cpu import every_product, kernel as cpu, maxima
 from sipp.scoring.kernels.cpu.layout import BLOCK, ROW_TILE, Scratch
 
@@ -36,7 +36,7 @@ def counted(
         addresses = Scratch(*at.tolist())
         a_KP, d_LP = floats_at(addresses.a_KP, fan_in), floats_at(addresses.d_LP, 2 * ROW_TILE * signs.shape[-1])
         reach = floats_at(addresses.reach, signs.shape[-1])
-        width = signs.shape[-1] * ROW_TILE if skip else n_rows * LANES
+        width = signs.shape[-1] * ROW_TILE if skip else n_rows * processor.LANES
         ratios.maxima = best = torch.zeros(n_groups, fan_in, width)
         for g in range(n_groups):
             for start in range(0, patches_GKP.shape[-1], BLOCK):

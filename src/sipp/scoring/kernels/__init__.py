@@ -64,15 +64,17 @@ def _automatic(device_type: str) -> KernelFunctions:
 
 def _for_processor() -> KernelFunctions:
     """The fastest functions for this machine's processor."""
-    from sipp.native import HAS_VECTOR_CODE, IS_COMPILED, PROCESSOR
+    from sipp.native import processor
 
-    if not IS_COMPILED:
+    if not processor.IS_COMPILED:
         _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
         return reference.KERNEL
-    if not HAS_VECTOR_CODE:
+    if not processor.HAS_VECTOR_CODE:
         from sipp.scoring.kernels.cpu import plain_loops
 
-        _log.warning("no vector code is written for %s processors: plain float64 loops run, slower", PROCESSOR)
+        _log.warning(
+            "no vector code is written for %s processors: plain float64 loops run, slower", processor.PROCESSOR
+        )
         return plain_loops.KERNEL
     from sipp.scoring.kernels.cpu import kernel
 

@@ -10,36 +10,20 @@ from typing import Any
 import numpy as np
 
 from sipp.native import (
-    F32,
-    F64,
-    FLOAT_BYTES,
-    I32,
-    I64,
     INT,
     INT64_BYTES,
-    LANES,
     VOID,
     CompiledLoop,
-    address_of,
     calling,
-    constant,
     double_at,
-    each,
     float_at,
-    fused,
     inlined,
-    load,
     long_at,
-    maximum,
-    pick,
     primitive,
+    processor,
     put_double,
     put_float,
     put_long,
-    splat,
-    store,
-    transposed,
-    variables,
     vector,
 )
 from sipp.scoring.kernels.cpu.denominators import denominators, fill
@@ -69,21 +53,21 @@ def _gather(n: int, step: int = 1) -> Any:
     Rows of images are short, so there are several widths. Nothing beyond the last value needed is read: with step 2 the
     second half comes from a vector that ends there.
     """
-    kind, zero = vector(n), constant(0.0, n)
+    kind, zero = vector.of(n), vector.constant(0.0, n)
 
     @primitive(VOID, *[INT] * 6)
     def gather(b: Any, source: Any, fan: Any, n_fan: Any, factor: Any, target: Any, sums: Any) -> None:
-        scale, (total,) = load(b, factor, kind), variables(b, [zero])
-        with each(b, 0, n_fan) as k:
-            start = address_of(b, source, load(b, address_of(b, fan, k, INT64_BYTES), I64))
-            value = load(b, start, kind)
+        scale, (total,) = vector.load(b, factor, kind), vector.variables(b, [zero])
+        with vector.each(b, 0, n_fan) as k:
+            start = vector.address_of(b, source, vector.load(b, vector.address_of(b, fan, k, INT64_BYTES), vector.I64))
+            value = vector.load(b, start, kind)
             if step == 2:
-                end = load(b, start, kind, (n - 1) * FLOAT_BYTES)
-                value = pick(b, value, end, [*range(0, n, 2), *range(n + 1, 2 * n, 2)])
-            value = maximum(b, b.fmul(value, scale), zero)
-            store(b, value, address_of(b, target, k, LINE))
+                end = vector.load(b, start, kind, (n - 1) * vector.FLOAT_BYTES)
+                value = vector.pick(b, value, end, [*range(0, n, 2), *range(n + 1, 2 * n, 2)])
+            value = vector.maximum(b, b.fmul(value, scale), zero)
+            vector.store(b, value, vector.address_of(b, target, k, LINE))
             b.store(b.fadd(b.load(total), value), total)
-        store(b, b.load(total), sums)
+        vector.store(b, b.load(total), sums)
 
     return gather
 
@@ -95,25 +79,29 @@ gather_16_even, gather_8_even, gather_4_even = (_gather(n, 2) for n in (16, 8, 4
 @primitive(VOID, *[INT] * 6)
 def gather_lines(b: Any, source: Any, offsets: Any, n_fan: Any, factors: Any, target: Any, sums: Any) -> None:
     """The same for ROW_TILE patches i whose columns lie side by side: column k of patch i is source[offsets[i] + k]."""
-    kind, zero = vector(ROW_TILE), constant(0.0, ROW_TILE)
-    scale, (total,) = load(b, factors, kind), variables(b, [zero])
-    starts = [address_of(b, source, load(b, offsets, I64, i * INT64_BYTES)) for i in range(ROW_TILE)]
+    kind, zero = vector.of(ROW_TILE), vector.constant(0.0, ROW_TILE)
+    scale, (total,) = vector.load(b, factors, kind), vector.variables(b, [zero])
+    starts = [
+        vector.address_of(b, source, vector.load(b, offsets, vector.I64, i * INT64_BYTES)) for i in range(ROW_TILE)
+    ]
 
     def take(value: Any, to: Any, offset: int) -> None:
-        value = maximum(b, b.fmul(value, scale), zero)
-        store(b, value, to, offset)
+        value = vector.maximum(b, b.fmul(value, scale), zero)
+        vector.store(b, value, to, offset)
         b.store(b.fadd(b.load(total), value), total)
 
-    whole = b.mul(b.udiv(n_fan, I64(ROW_TILE)), I64(ROW_TILE))
-    with each(b, 0, whole, ROW_TILE) as first:
-        for k, value in enumerate(transposed(b, [load(b, address_of(b, start, first), kind) for start in starts])):
-            take(value, address_of(b, target, first, LINE), k * LINE)
-    with each(b, whole, n_fan) as k:
+    whole = b.mul(b.udiv(n_fan, vector.I64(ROW_TILE)), vector.I64(ROW_TILE))
+    with vector.each(b, 0, whole, ROW_TILE) as first:
+        for k, value in enumerate(
+            vector.transposed(b, [vector.load(b, vector.address_of(b, start, first), kind) for start in starts])
+        ):
+            take(value, vector.address_of(b, target, first, LINE), k * LINE)
+    with vector.each(b, whole, n_fan) as k:
         value = zero
         for i, start in enumerate(starts):
-            value = b.insert_element(value, load(b, address_of(b, start, k), F32), I32(i))
-        take(value, address_of(b, target, k, LINE), 0)
-    store(b, b.load(total), sums)
+            value = b.insert_element(value, vector.load(b, vector.address_of(b, start, k), vector.F32), vector.I32(i))
+        take(value, vector.address_of(b, target, k, LINE), 0)
+    vector.store(b, b.load(total), sums)
 
 
 @inlined
@@ -145,11 +133,11 @@ def gather_runs(
     while first < n_patches:
         last = _end_of_run(offsets, first, n_patches, step)
         n, done = last - first, 0
-        start, to = source + long_at(offsets, first) * FLOAT_BYTES, first * FLOAT_BYTES
+        start, to = source + long_at(offsets, first) * vector.FLOAT_BYTES, first * vector.FLOAT_BYTES
         for width in (16, 8, 4):
             least = width if width == 16 else 1  # of what is left: narrower pieces may overlap the one before
             while n >= width and n - done >= least:
-                i = min(done, n - width) * FLOAT_BYTES
+                i = min(done, n - width) * vector.FLOAT_BYTES
                 moved = to + i
                 _gather_piece(width, step, start + step * i, fan, n_fan, factors + moved, block + moved, sums + moved)
                 done += width
@@ -165,7 +153,7 @@ def gather_apart(
     done = 0
     if _end_of_run(fan, 0, n_fan, 1) == n_fan:
         while n_patches - done >= ROW_TILE:
-            to, first = done * FLOAT_BYTES, source + long_at(fan, 0) * FLOAT_BYTES
+            to, first = done * vector.FLOAT_BYTES, source + long_at(fan, 0) * vector.FLOAT_BYTES
             gather_lines(first, offsets + done * INT64_BYTES, n_fan, factors + to, block + to, sums + to)
             done += ROW_TILE
     _gather_rest(source, offsets, done, n_patches, fan, n_fan, factors, block, sums)
@@ -186,7 +174,7 @@ def _gather_rest(
 ) -> None:
     """Patch by patch."""
     for p in range(first, last):
-        start, to = source + long_at(offsets, p) * FLOAT_BYTES, p * FLOAT_BYTES
+        start, to = source + long_at(offsets, p) * vector.FLOAT_BYTES, p * vector.FLOAT_BYTES
         gather_1(start, fan, n_fan, factors + to, block + to, sums + to)
 
 
@@ -199,8 +187,11 @@ _call_gather, _call_denominators = calling(gather_runs, gather_apart), calling(d
 def scale_line(b: Any, line: Any, factors: Any) -> None:
     """line[p] *= factors[p]."""
     for offset in range(0, LINE, VECTOR):
-        product = b.fmul(load(b, line, vector(LANES), offset), load(b, factors, vector(LANES), offset))
-        store(b, product, line, offset)
+        product = b.fmul(
+            vector.load(b, line, vector.of(processor.LANES), offset),
+            vector.load(b, factors, vector.of(processor.LANES), offset),
+        )
+        vector.store(b, product, line, offset)
 
 
 @inlined
@@ -229,15 +220,15 @@ def _prepare(calls: Calls, layer: Layer, fan_in: int, start: int, stop: int, g: 
             point, position = point + 1, 0
     if n_patches < BLOCK:
         for k in range(fan_in):
-            fill(a + k * LINE + n_patches * FLOAT_BYTES, BLOCK - n_patches, 0.0)
-        fill(sums + n_patches * FLOAT_BYTES, BLOCK - n_patches, 0.0)
+            fill(a + k * LINE + n_patches * vector.FLOAT_BYTES, BLOCK - n_patches, 0.0)
+        fill(sums + n_patches * vector.FLOAT_BYTES, BLOCK - n_patches, 0.0)
     _call_gather(calls.gather, layer.source, offsets, n_patches, layer.fan, fan_in, factors, a, sums, layer.step)
     _normalise(a, fan_in, sums, factors)
 
 
 def reciprocal(b: Any, denominator: Any) -> Any:
     """1 / D, 0 where D is 0 (T2)."""
-    zero, one = (constant(value, denominator.type.count) for value in (0.0, 1.0))
+    zero, one = (vector.constant(value, denominator.type.count) for value in (0.0, 1.0))
     return b.select(b.fcmp_ordered(">", denominator, zero), b.fdiv(one, denominator), zero)
 
 
@@ -246,32 +237,37 @@ def _squares_code(which: int) -> Any:
 
     `which`: ONLY_SIGN of the activations, FIRST_SIGN of two (their outputs wait, and are not squared), or SECOND_SIGN.
     """
-    lanes = LANES // 2
-    kind, narrow = vector(lanes, F64), vector(lanes)
+    lanes = processor.LANES // 2
+    kind, narrow = vector.of(lanes, vector.F64), vector.of(lanes)
 
     @primitive(VOID, *[INT] * 6)
     def squares(b: Any, d: Any, sums: Any, row_factors: Any, n_rows: Any, waiting: Any, out: Any) -> None:
-        with each(b, 0, BLOCK, lanes) as first:
-            totals = variables(b, [constant(0.0, lanes, F64)] * 3)
-            patch_sums = b.fpext(load(b, address_of(b, sums, first), narrow), kind)
-            with each(b, 0, n_rows) as r:
-                scale = b.fmul(splat(b, load(b, address_of(b, row_factors, r, DOUBLE_BYTES), F64), lanes), patch_sums)
-                line, wait = (
-                    address_of(b, address_of(b, d, r, 2 * LINE), first),
-                    address_of(b, address_of(b, waiting, r, BLOCK * DOUBLE_BYTES), first, DOUBLE_BYTES),
+        with vector.each(b, 0, BLOCK, lanes) as first:
+            totals = vector.variables(b, [vector.constant(0.0, lanes, vector.F64)] * 3)
+            patch_sums = b.fpext(vector.load(b, vector.address_of(b, sums, first), narrow), kind)
+            with vector.each(b, 0, n_rows) as r:
+                scale = b.fmul(
+                    vector.splat(
+                        b, vector.load(b, vector.address_of(b, row_factors, r, DOUBLE_BYTES), vector.F64), lanes
+                    ),
+                    patch_sums,
                 )
-                values = [b.fmul(b.fpext(load(b, line, narrow, s * LINE), kind), scale) for s in range(2)]
+                line, wait = (
+                    vector.address_of(b, vector.address_of(b, d, r, 2 * LINE), first),
+                    vector.address_of(b, vector.address_of(b, waiting, r, BLOCK * DOUBLE_BYTES), first, DOUBLE_BYTES),
+                )
+                values = [b.fmul(b.fpext(vector.load(b, line, narrow, s * LINE), kind), scale) for s in range(2)]
                 output = b.fsub(*values)
                 if which == FIRST_SIGN:
-                    store(b, output, wait)
+                    vector.store(b, output, wait)
                 elif which == SECOND_SIGN:
-                    values.append(b.fsub(output, load(b, wait, kind)))
+                    values.append(b.fsub(output, vector.load(b, wait, kind)))
                 else:
                     values.append(output)
                 for cell, value in zip(totals, values):
-                    b.store(fused(b, value, value, b.load(cell)), cell)
+                    b.store(vector.fused(b, value, value, b.load(cell)), cell)
             for x, cell in enumerate(totals):
-                store(b, b.load(cell), address_of(b, out, first, DOUBLE_BYTES), x * BLOCK * DOUBLE_BYTES)
+                vector.store(b, b.load(cell), vector.address_of(b, out, first, DOUBLE_BYTES), x * BLOCK * DOUBLE_BYTES)
 
     return squares
 

@@ -11,29 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 from sipp.native import (
-    FLOAT_BYTES,
-    I32,
-    I64,
     INT,
-    LANES,
     VOID,
     CompiledLoop,
-    address_of,
     calling,
-    constant,
-    each,
     float_at,
-    fused,
     inlined,
-    load,
     long_at,
     primitive,
+    processor,
     put_float,
     put_int,
     put_long,
-    splat,
-    store,
-    variables,
     vector,
 )
 from sipp.scoring.kernels.cpu.layout import (
@@ -60,27 +49,33 @@ def _panel(n_rows: int) -> Any:
 
     @primitive(VOID, *[INT] * 6)
     def panel(b: Any, chunk: Any, a: Any, magnitudes: Any, places: Any, ends: Any, out: Any) -> None:
-        sums = [variables(b, [constant(0.0, LANES)] * STRIP_VECTORS) for _ in range(2 * n_rows)]
-        start = I64(0)
+        sums = [vector.variables(b, [vector.constant(0.0, processor.LANES)] * STRIP_VECTORS) for _ in range(2 * n_rows)]
+        start = vector.I64(0)
         for pattern in range(2**n_rows):
-            stop = b.sext(load(b, ends, I32, pattern * INDEX_BYTES), I64)
-            with each(b, start, stop) as j:
-                place = b.sext(load(b, address_of(b, places, j, INDEX_BYTES), I32), I64)
-                line = address_of(b, a, place, LINE)
-                terms = [load(b, line, vector(LANES), v * VECTOR) for v in range(STRIP_VECTORS)]
+            stop = b.sext(vector.load(b, ends, vector.I32, pattern * INDEX_BYTES), vector.I64)
+            with vector.each(b, start, stop) as j:
+                place = b.sext(vector.load(b, vector.address_of(b, places, j, INDEX_BYTES), vector.I32), vector.I64)
+                line = vector.address_of(b, a, place, LINE)
+                terms = [vector.load(b, line, vector.of(processor.LANES), v * VECTOR) for v in range(STRIP_VECTORS)]
                 for i in range(n_rows):
-                    w = splat(
-                        b, load(b, address_of(b, magnitudes, j, n_rows * FLOAT_BYTES), offset=i * FLOAT_BYTES), LANES
+                    w = vector.splat(
+                        b,
+                        vector.load(
+                            b,
+                            vector.address_of(b, magnitudes, j, n_rows * vector.FLOAT_BYTES),
+                            offset=i * vector.FLOAT_BYTES,
+                        ),
+                        processor.LANES,
                     )
                     for cell, term in zip(sums[2 * i + (pattern >> i & 1)], terms):
-                        b.store(fused(b, w, term, b.load(cell)), cell)
+                        b.store(vector.fused(b, w, term, b.load(cell)), cell)
             start = stop
         cells = [(i * LINE + v * VECTOR, cell) for i, line in enumerate(sums) for v, cell in enumerate(line)]
-        with b.if_then(b.icmp_signed("!=", chunk, I64(0))):
+        with b.if_then(b.icmp_signed("!=", chunk, vector.I64(0))):
             for offset, cell in cells:
-                b.store(b.fadd(load(b, out, vector(LANES), offset), b.load(cell)), cell)
+                b.store(b.fadd(vector.load(b, out, vector.of(processor.LANES), offset), b.load(cell)), cell)
         for offset, cell in cells:
-            store(b, b.load(cell), out, offset)
+            vector.store(b, b.load(cell), out, offset)
 
     return panel
 
@@ -91,7 +86,7 @@ panel_3, panel_2, panel_1 = map(_panel, (3, 2, 1))
 @primitive(VOID, INT, INT)
 def copy_line(b: Any, source: Any, target: Any) -> None:
     for offset in range(0, LINE, VECTOR):
-        store(b, load(b, source, vector(LANES), offset), target, offset)
+        vector.store(b, vector.load(b, source, vector.of(processor.LANES), offset), target, offset)
 
 
 @inlined
@@ -120,17 +115,17 @@ def denominators(a: int, weights_at: int, group: int, d: int) -> None:
     """Fills d[2 r + s, p] for one block of patches."""
     weights = read_weights(weights_at)
     fan_in, n_chunks = weights.fan_in, weights.n_chunks
-    all_magnitudes = weights.magnitudes_GX + group * weights.n_rows * fan_in * FLOAT_BYTES
+    all_magnitudes = weights.magnitudes_GX + group * weights.n_rows * fan_in * vector.FLOAT_BYTES
     for chunk in range(n_chunks):
         start = chunk * SUM_BLOCK
         for panel in range(weights.n_panels):
             first = long_at(weights.panels, panel)
             n_rows, panel_of_all = long_at(weights.panels, panel + 1) - first, group * weights.n_panels + panel
-            magnitudes = all_magnitudes + (first * fan_in + start * n_rows) * FLOAT_BYTES
+            magnitudes = all_magnitudes + (first * fan_in + start * n_rows) * vector.FLOAT_BYTES
             places = weights.places_GNK + (panel_of_all * fan_in + start) * INDEX_BYTES
             ends = weights.ends_GNCQ + (panel_of_all * n_chunks + chunk) * N_PATTERNS * INDEX_BYTES
             for strip in range(0, BLOCK, STRIP):
-                source, target = a + strip * FLOAT_BYTES, d + 2 * first * LINE + strip * FLOAT_BYTES
+                source, target = a + strip * vector.FLOAT_BYTES, d + 2 * first * LINE + strip * vector.FLOAT_BYTES
                 if n_rows == 3:
                     panel_3(chunk, source, magnitudes, places, ends, target)
                 elif n_rows == 2:
@@ -155,17 +150,17 @@ def sums(
     out: int,
 ) -> None:
     """Fills a stretch of the denominators out[s, g, r, p]."""
-    weights, step = read_weights(weights_at), n_patches * FLOAT_BYTES
+    weights, step = read_weights(weights_at), n_patches * vector.FLOAT_BYTES
     n_groups, n_rows = weights.n_groups, weights.n_rows
     for start in range(first, last, BLOCK):
         for g in range(n_groups):
-            block = patches_GKP + g * weights.fan_in * step + start * FLOAT_BYTES
+            block = patches_GKP + g * weights.fan_in * step + start * vector.FLOAT_BYTES
             _copy_lines(block, step, weights.fan_in, last - start, a)
             _call_denominators(denominators, a, weights_at, g, d)
             for line in range(2 * n_rows):
                 to = (((line & 1) * n_groups + g) * n_rows + (line >> 1)) * n_patches + start
                 if last - start >= BLOCK:
-                    copy_line(d + line * LINE, out + to * FLOAT_BYTES)
+                    copy_line(d + line * LINE, out + to * vector.FLOAT_BYTES)
                 else:
                     for p in range(last - start):
                         put_float(out, to + p, float_at(d, line * BLOCK + p))
@@ -185,9 +180,9 @@ def pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel
             first = long_at(packed.panels, panel)
             n_rows, panel_of_all = long_at(packed.panels, panel + 1) - first, g * packed.n_panels + panel
             row_of_all, is_row = g * packed.n_rows + first, (1 << n_rows) - 1
-            row_0 = weight_GRK + row_of_all * fan_in * FLOAT_BYTES
-            row_1 = row_0 + min(1, n_rows - 1) * fan_in * FLOAT_BYTES
-            row_2 = row_0 + (n_rows - 1) * fan_in * FLOAT_BYTES
+            row_0 = weight_GRK + row_of_all * fan_in * vector.FLOAT_BYTES
+            row_1 = row_0 + min(1, n_rows - 1) * fan_in * vector.FLOAT_BYTES
+            row_2 = row_0 + (n_rows - 1) * fan_in * vector.FLOAT_BYTES
             for chunk in range(n_chunks):
                 start = chunk * SUM_BLOCK
                 stop = start + SUM_BLOCK if start + SUM_BLOCK < fan_in else fan_in
@@ -205,7 +200,7 @@ def pack(weight_GRK: int, weights: int, pattern_K: int, filled: int, first_panel
                     put_long(filled, q + 1, end)
                     put_int(packed.ends_GNCQ, (panel_of_all * n_chunks + chunk) * N_PATTERNS + q, end)
                 places = packed.places_GNK + (panel_of_all * fan_in + start) * INDEX_BYTES
-                magnitudes = packed.magnitudes_GX + (row_of_all * fan_in + start * n_rows) * FLOAT_BYTES
+                magnitudes = packed.magnitudes_GX + (row_of_all * fan_in + start * n_rows) * vector.FLOAT_BYTES
                 for k in range(start, stop):
                     q = long_at(pattern_K, k)
                     to = long_at(filled, q)

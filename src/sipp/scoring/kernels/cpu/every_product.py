@@ -9,24 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sipp.native import (
-    FLOAT_BYTES,
-    I1,
-    I16,
-    I64,
-    INT,
-    LANES,
-    VOID,
-    CompiledLoop,
-    address_of,
-    each,
-    load,
-    maximum,
-    primitive,
-    store,
-    tree,
-    vector,
-)
+from sipp.native import INT, VOID, CompiledLoop, primitive, processor, vector
 from sipp.scoring.kernels.cpu.blocks import reciprocal
 from sipp.scoring.kernels.cpu.layout import LINE, ROW_TILE, SIGN_BYTES, VECTOR, read_scratch
 
@@ -35,20 +18,20 @@ from sipp.scoring.kernels.cpu.layout import LINE, ROW_TILE, SIGN_BYTES, VECTOR, 
 def invert_line(b: Any, line: Any) -> None:
     """line[p] = 1 / line[p]."""
     for offset in range(0, LINE, VECTOR):
-        store(b, reciprocal(b, load(b, line, vector(LANES), offset)), line, offset)
+        vector.store(b, reciprocal(b, vector.load(b, line, vector.of(processor.LANES), offset)), line, offset)
 
 
 def _line_and_bits(b: Any, line: Any, signs: Any) -> tuple[list[Any], Any]:
-    vectors = [load(b, line, vector(LANES), offset) for offset in range(0, LINE, VECTOR)]
-    return vectors, b.zext(load(b, signs, I16), I64)
+    vectors = [vector.load(b, line, vector.of(processor.LANES), offset) for offset in range(0, LINE, VECTOR)]
+    return vectors, b.zext(vector.load(b, signs, vector.I16), vector.I64)
 
 
 def _raise_row(b: Any, vectors: list[Any], row: Any, bits: Any, d: Any, best: Any) -> None:
-    positive = address_of(b, d, row, 2 * LINE)
-    line = b.select(b.trunc(b.lshr(bits, row), I1), positive, b.add(positive, I64(LINE)))
-    out = address_of(b, best, row, LANES * FLOAT_BYTES)
-    products = [b.fmul(x, load(b, line, vector(LANES), i * VECTOR)) for i, x in enumerate(vectors)]
-    store(b, tree(b, maximum, [*products, load(b, out, vector(LANES))]), out)
+    positive = vector.address_of(b, d, row, 2 * LINE)
+    line = b.select(b.trunc(b.lshr(bits, row), vector.I1), positive, b.add(positive, vector.I64(LINE)))
+    out = vector.address_of(b, best, row, processor.LANES * vector.FLOAT_BYTES)
+    products = [b.fmul(x, vector.load(b, line, vector.of(processor.LANES), i * VECTOR)) for i, x in enumerate(vectors)]
+    vector.store(b, vector.tree(b, vector.maximum, [*products, vector.load(b, out, vector.of(processor.LANES))]), out)
 
 
 @primitive(VOID, *[INT] * 5)
@@ -58,7 +41,7 @@ def raise_rows(b: Any, n_rows: Any, line: Any, d: Any, best: Any, signs: Any) ->
     For up to ROW_TILE rows; s is the sign of the weight of row r, bit r of what lies at `signs`.
     """
     vectors, bits = _line_and_bits(b, line, signs)
-    with each(b, 0, n_rows) as row:
+    with vector.each(b, 0, n_rows) as row:
         _raise_row(b, vectors, row, bits, d, best)
 
 
@@ -66,7 +49,7 @@ def raise_rows(b: Any, n_rows: Any, line: Any, d: Any, best: Any, signs: Any) ->
 def raise_rank(b: Any, line: Any, d: Any, best: Any, signs: Any) -> None:
     """The same for ROW_TILE rows, without a loop."""
     vectors, bits = _line_and_bits(b, line, signs)
-    for row in map(I64, range(ROW_TILE)):
+    for row in map(vector.I64, range(ROW_TILE)):
         _raise_row(b, vectors, row, bits, d, best)
 
 
@@ -81,11 +64,11 @@ def raise_by_all(scratch_at: int, signs: int, n_rows: int, fan_in: int, best: in
     for k in range(fan_in):
         line, column, column_signs = (
             a + k * LINE,
-            best + k * n_rows * LANES * FLOAT_BYTES,
+            best + k * n_rows * processor.LANES * vector.FLOAT_BYTES,
             signs + k * n_tiles * SIGN_BYTES,
         )
         for first in range(0, n_rows, ROW_TILE):
-            lines, maxima = d + first * 2 * LINE, column + first * LANES * FLOAT_BYTES
+            lines, maxima = d + first * 2 * LINE, column + first * processor.LANES * vector.FLOAT_BYTES
             bits = column_signs + first // ROW_TILE * SIGN_BYTES
             if n_rows - first >= ROW_TILE:
                 raise_rank(line, lines, maxima, bits)

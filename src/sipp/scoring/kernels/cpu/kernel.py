@@ -23,20 +23,19 @@ import torch
 from torch import Tensor
 
 from sipp.native import (
-    FLOAT_BYTES,
     INT64_BYTES,
-    LANES,
     CompiledLoop,
     as_numbers,
     call_each,
-    cut_evenly,
     float_at,
     int_at,
     memory,
+    processor,
     put_int,
     put_short,
     short_at,
-    threads_for,
+    threads,
+    vector,
 )
 from sipp.results import numerics
 from sipp.scoring.kernels import checks, reference
@@ -74,10 +73,10 @@ def extremes(values_BN: Tensor) -> Tensor:
     checks.check_lines("extremes", values_BN, device="cpu")
     if values_BN.dtype != torch.float32 or values_BN.stride(1) != 1:
         return reference.extremes(values_BN)
-    (n_lines, n_values), n_threads = values_BN.shape, threads_for(values_BN)
+    (n_lines, n_values), n_threads = values_BN.shape, threads.threads_for(values_BN)
     found = memory.blank(3, n_lines)
     given = memory.strided_address(values_BN), values_BN.stride(0), n_values, memory.address(found), n_lines
-    call_each(_find_extremes, [(*given, *cut) for cut in cut_evenly(n_lines, n_threads)])
+    call_each(_find_extremes, [(*given, *cut) for cut in threads.cut_evenly(n_lines, n_threads)])
     return found
 
 
@@ -163,7 +162,11 @@ def largest_ratios(ratios: Ratios) -> Tensor:
     n_groups, n_rows, fan_in = ratios.shape
     found = []
     if ratios.maxima is not None:
-        lanes = ratios.maxima.unflatten(2, (n_rows, LANES)).amax(-1) if ratios.computes_every_product else ratios.maxima
+        lanes = (
+            ratios.maxima.unflatten(2, (n_rows, processor.LANES)).amax(-1)
+            if ratios.computes_every_product
+            else ratios.maxima
+        )
         found.append(lanes[..., :n_rows])
     if ratios.means is not None:
         found.append(ratios.means[..., :n_rows])
@@ -182,9 +185,9 @@ def max_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_TB
     form, every_product = layer.form, ratios.computes_every_product
     if ratios.maxima is None:
         n_groups, n_rows, fan_in = ratios.shape
-        ratios.maxima = memory.zeros(n_groups, fan_in, n_rows * LANES if every_product else _padded(n_rows))
+        ratios.maxima = memory.zeros(n_groups, fan_in, n_rows * processor.LANES if every_product else _padded(n_rows))
     stretches = _stretches(form.n_points * form.n_positions)
-    bests, best_step = _one_per_thread(ratios.maxima, len(stretches)), ratios.maxima.stride(0) * FLOAT_BYTES
+    bests, best_step = _one_per_thread(ratios.maxima, len(stretches)), ratios.maxima.stride(0) * vector.FLOAT_BYTES
     rest = [(*cut, memory.address(best), best_step) for cut, best in zip(stretches, bests)]
     return _run(ratios, layer, "every product" if every_product else "skipping", maxima.scan, rest, bests)
 
@@ -203,7 +206,9 @@ def mean_ratios(ratios: Ratios, windows: Tensor, n_position_dims: int, factors_T
         ratios.means = memory.zeros(*shape)
     n_points, n_positions, is_whole = layer.form.n_points, layer.form.n_positions, layer.form.n_positions <= BLOCK
     shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers would be of torch's default dtype
-    stretches = [_starts(first, last, n_positions) for first, last in cut_evenly(n_points, torch.get_num_threads())]
+    stretches = [
+        _starts(first, last, n_positions) for first, last in threads.cut_evenly(n_points, torch.get_num_threads())
+    ]
     bests = _one_per_thread(ratios.means, len(stretches))
     n_totals = 0 if is_whole else 1 + layer.has_negative  # one or two signs, where points have several blocks
     totals, shares = [memory.zeros(n_totals, *shape) for _ in stretches], memory.address(shares_B)
@@ -323,7 +328,7 @@ def _starts(first: int, last: int, n_positions: int) -> Tensor:
 
 def _stretches(n_patches: int) -> list[tuple[int, int]]:
     """The patches cut into one stretch of whole blocks for each of torch's threads."""
-    cuts = cut_evenly(-(-n_patches // BLOCK), torch.get_num_threads())
+    cuts = threads.cut_evenly(-(-n_patches // BLOCK), torch.get_num_threads())
     return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
 
 
@@ -366,7 +371,7 @@ def _scratch_pieces(n_rows: int, fan_in: int) -> tuple[Scratch, int, np.ndarray]
         scales=n_tiles * PATCH_BYTES,
         floors=n_tiles * PATCH_BYTES,
         reach=n_tiles * LINE,
-        bars_K=fan_in * FLOAT_BYTES,
+        bars_K=fan_in * vector.FLOAT_BYTES,
         masks_K=fan_in * INT64_BYTES,
     )
     ends = list(accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes))
@@ -399,7 +404,7 @@ def pack_weights(weight_GRK: Tensor) -> PackedWeights:
         ends_GNCQ=memory.blank(n_groups, n_panels, n_chunks, N_PATTERNS, dtype=torch.int32),
     )
     weight = weight_GRK.detach().to(torch.float32).contiguous()
-    cuts = cut_evenly(n_panels, threads_for(weight_GRK, PACKING_READS))
+    cuts = threads.cut_evenly(n_panels, threads.threads_for(weight_GRK, PACKING_READS))
     work = memory.blank(len(cuts), fan_in + N_PATTERNS + 2, dtype=torch.int64)  # each thread's patterns, their counts
     weights_at = as_numbers(packed)
     of_all = memory.address(weight), weights_at.ctypes.data
@@ -424,7 +429,7 @@ def _signs(weight_GRK: Tensor) -> Tensor:
     signs = memory.blank(n_groups, fan_in, _padded(n_rows) // ROW_TILE, dtype=torch.int16)
     weight = weight_GRK.detach().to(torch.float32).contiguous()
     given = memory.address(weight), n_groups, n_rows, fan_in, memory.address(signs, torch.int16)
-    cuts = cut_evenly(_padded(n_rows) // ROW_TILE, threads_for(weight_GRK))
+    cuts = threads.cut_evenly(_padded(n_rows) // ROW_TILE, threads.threads_for(weight_GRK))
     call_each(_pack_signs, [(*given, first * ROW_TILE, min(last * ROW_TILE, n_rows)) for first, last in cuts])
     return signs
 

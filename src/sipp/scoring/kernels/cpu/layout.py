@@ -7,26 +7,28 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sipp.native import FLOAT_BYTES, LANES, WIDE, reading
+from sipp.native import processor, reading, vector
 
 # --- Sizes ------------------------------------------------------------------------------------------------------------
 
 BLOCK = 64  # patches laid out at once: one bit of an integer each
 ROW_TILE = 16  # rows side by side
-MOST_TILES = 4 if WIDE else 2  # of a band: as many maxima stay in registers
+MOST_TILES = 4 if processor.WIDE else 2  # of a band: as many maxima stay in registers
 PANEL = 3  # rows of one register tile of the ordinary product, both signs of each
-STRIP_VECTORS = 4 if WIDE else 2  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 registers, or 12 of 16
-STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
+STRIP_VECTORS = 4 if processor.WIDE else 2  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 registers, or 12 of 16
+STRIP = processor.LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
 SUM_BLOCK = 512  # terms summed before they join the total: bounds the rounding error of long sums (fixed: same bits)
-MEAN_COLUMNS = 6 if WIDE else 2  # of the sums for means: their signs stay in registers, of which there are 7 (or few)
-FEW_COLUMNS = 3 if WIDE else 1  # of those that are left
+MEAN_COLUMNS = (
+    6 if processor.WIDE else 2
+)  # of the sums for means: their signs stay in registers, of which there are 7 (or few)
+FEW_COLUMNS = 3 if processor.WIDE else 1  # of those that are left
 MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan-in: their maxima take 32 KiB
 
 # In bytes
 INDEX_BYTES = 4
-VECTOR = LANES * FLOAT_BYTES
-LINE = BLOCK * FLOAT_BYTES  # one column of a block
-TILE_VECTOR = ROW_TILE * FLOAT_BYTES  # one patch, one tile, one sign in `transposed`
+VECTOR = processor.LANES * vector.FLOAT_BYTES
+LINE = BLOCK * vector.FLOAT_BYTES  # one column of a block
+TILE_VECTOR = ROW_TILE * vector.FLOAT_BYTES  # one patch, one tile, one sign in `transposed`
 PATCH_BYTES = 2 * TILE_VECTOR  # one patch and one tile: both signs
 TILE_BYTES = BLOCK * PATCH_BYTES  # one tile of a block
 SIGN_BYTES = ROW_TILE // 8  # one tile in `signs`

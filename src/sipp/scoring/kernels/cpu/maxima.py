@@ -13,32 +13,17 @@ from typing import Any
 import numpy as np
 
 from sipp.native import (
-    I1,
-    I16,
-    I64,
     INT,
     REAL,
     VOID,
     CompiledLoop,
-    across,
-    address_of,
     calling,
-    constant,
-    each,
     float_at,
     inlined,
-    load,
     long_at,
-    maximum,
-    minimum,
     primitive,
     put_float,
     put_long,
-    splat,
-    store,
-    transposed,
-    tree,
-    variables,
     vector,
 )
 from sipp.scoring.kernels.cpu.blocks import NO_SIGN, lay_out, reciprocal, which_sign
@@ -64,7 +49,7 @@ from sipp.scoring.kernels.skipping import BAR_SLACK, LARGEST_BAR, LARGEST_SCALE,
 
 NEAR_PEAK = 0.875  # patches this near a column's peak set its first bar
 
-_tile = vector(ROW_TILE)
+_tile = vector.of(ROW_TILE)
 
 # --- Vector code ------------------------------------------------------------------------------------------------------
 
@@ -77,15 +62,15 @@ def _transpose_code(n_lines: int) -> Any:
 
     @primitive(VOID, *[INT] * 4)
     def transpose(b: Any, lines: Any, step: Any, transposed_at: Any, sums: Any) -> None:
-        padding = [constant(0.0, ROW_TILE)] * (ROW_TILE - n_lines)
-        with each(b, 0, BLOCK, ROW_TILE) as first:
-            line, target = address_of(b, lines, first), address_of(b, transposed_at, first, PATCH_BYTES)
-            lines_here = (load(b, b.add(line, b.mul(step, I64(r))), _tile) for r in range(n_lines))
-            vectors = transposed(b, [*(reciprocal(b, values) for values in lines_here), *padding])
+        padding = [vector.constant(0.0, ROW_TILE)] * (ROW_TILE - n_lines)
+        with vector.each(b, 0, BLOCK, ROW_TILE) as first:
+            line, target = vector.address_of(b, lines, first), vector.address_of(b, transposed_at, first, PATCH_BYTES)
+            lines_here = (vector.load(b, b.add(line, b.mul(step, vector.I64(r))), _tile) for r in range(n_lines))
+            vectors = vector.transposed(b, [*(reciprocal(b, values) for values in lines_here), *padding])
             for p, values in enumerate(vectors):
-                store(b, values, target, p * PATCH_BYTES)
-            total = tree(b, lambda b, x, y: b.fadd(x, y), vectors)
-            store(b, b.fadd(load(b, sums, _tile), total), sums)
+                vector.store(b, values, target, p * PATCH_BYTES)
+            total = vector.tree(b, lambda b, x, y: b.fadd(x, y), vectors)
+            vector.store(b, b.fadd(vector.load(b, sums, _tile), total), sums)
 
     return transpose
 
@@ -96,32 +81,34 @@ transpose_tile, transpose_line = _transpose_code(ROW_TILE), _transpose_code(1)
 @primitive(VOID, *[INT] * 4)
 def reaches(b: Any, inverses: Any, scales: Any, n_tiles: Any, reach: Any) -> None:
     """reach[p] = the largest of inverses[tile, p, s, r] * scales[tile, s, r] over the tiles, at least LEAST_REACH."""
-    with each(b, 0, BLOCK, ROW_TILE) as first:
-        cells = variables(b, [constant(LEAST_REACH, ROW_TILE)] * ROW_TILE)
-        with each(b, 0, n_tiles) as tile:
-            scale = address_of(b, scales, tile, PATCH_BYTES)
-            rows = address_of(b, address_of(b, inverses, tile, TILE_BYTES), first, PATCH_BYTES)
+    with vector.each(b, 0, BLOCK, ROW_TILE) as first:
+        cells = vector.variables(b, [vector.constant(LEAST_REACH, ROW_TILE)] * ROW_TILE)
+        with vector.each(b, 0, n_tiles) as tile:
+            scale = vector.address_of(b, scales, tile, PATCH_BYTES)
+            rows = vector.address_of(b, vector.address_of(b, inverses, tile, TILE_BYTES), first, PATCH_BYTES)
             for sign in (0, TILE_VECTOR):
-                factor = load(b, scale, _tile, sign)
+                factor = vector.load(b, scale, _tile, sign)
                 for p, cell in enumerate(cells):
-                    value = b.fmul(load(b, rows, _tile, p * PATCH_BYTES + sign), factor)
-                    b.store(maximum(b, value, b.load(cell)), cell)
-        found = tree(b, maximum, transposed(b, [b.load(cell) for cell in cells]))
-        store(b, found, address_of(b, reach, first))
+                    value = b.fmul(vector.load(b, rows, _tile, p * PATCH_BYTES + sign), factor)
+                    b.store(vector.maximum(b, value, b.load(cell)), cell)
+        found = vector.tree(b, vector.maximum, vector.transposed(b, [b.load(cell) for cell in cells]))
+        vector.store(b, found, vector.address_of(b, reach, first))
 
 
 def sign_flags(b: Any, signs: Any) -> Any:
     """The ROW_TILE bits at an address as flags: where weights are positive."""
-    return b.bitcast(load(b, signs, I16), vector(ROW_TILE, I1))
+    return b.bitcast(vector.load(b, signs, vector.I16), vector.of(ROW_TILE, vector.I1))
 
 
 def _signs(b: Any, signs: Any, n_tiles: int) -> list[Any]:
-    return [sign_flags(b, b.add(signs, I64(i * SIGN_BYTES))) for i in range(n_tiles)]
+    return [sign_flags(b, b.add(signs, vector.I64(i * SIGN_BYTES))) for i in range(n_tiles)]
 
 
 def _of_sign(b: Any, positive: Any, address: Any, offset: int) -> Any:
     """For each row the value of its weight's own sign: the first of two vectors where it is positive."""
-    return b.select(positive, load(b, address, _tile, offset), load(b, address, _tile, offset + TILE_VECTOR))
+    return b.select(
+        positive, vector.load(b, address, _tile, offset), vector.load(b, address, _tile, offset + TILE_VECTOR)
+    )
 
 
 def _bar_code(n_tiles: int) -> Any:
@@ -129,30 +116,35 @@ def _bar_code(n_tiles: int) -> Any:
 
     @primitive(REAL, *[INT] * 4)
     def bar(b: Any, best: Any, scales: Any, floors: Any, signs: Any) -> Any:
-        least = constant(LARGEST_BAR, ROW_TILE)
+        least = vector.constant(LARGEST_BAR, ROW_TILE)
         for tile, positive in enumerate(_signs(b, signs, n_tiles)):
             scale, floor = (_of_sign(b, positive, address, tile * PATCH_BYTES) for address in (scales, floors))
-            least = minimum(b, maximum(b, b.fmul(load(b, best, _tile, tile * TILE_VECTOR), scale), floor), least)
-        return b.fmul(across(b, minimum, least), constant(BAR_SLACK, 1))
+            least = vector.minimum(
+                b, vector.maximum(b, b.fmul(vector.load(b, best, _tile, tile * TILE_VECTOR), scale), floor), least
+            )
+        return b.fmul(vector.across(b, vector.minimum, least), vector.constant(BAR_SLACK, 1))
 
     return bar
 
 
 def _mask(b: Any, flags: list[Any]) -> Any:
     """The flags of BLOCK patches, ROW_TILE in a vector, as the bits of one integer."""
-    return tree(
+    return vector.tree(
         b,
         lambda b, x, y: b.or_(x, y),
-        [b.shl(b.zext(b.bitcast(flag, I16), I64), I64(i * ROW_TILE)) for i, flag in enumerate(flags)],
+        [
+            b.shl(b.zext(b.bitcast(flag, vector.I16), vector.I64), vector.I64(i * ROW_TILE))
+            for i, flag in enumerate(flags)
+        ],
     )
 
 
 @primitive(INT, INT, INT, REAL)
 def above(b: Any, line: Any, reach: Any, bar: Any) -> Any:
     """Bit p: line[p] * reach[p] is above the bar."""
-    limit = splat(b, bar, ROW_TILE)
+    limit = vector.splat(b, bar, ROW_TILE)
     pieces = range(0, LINE, TILE_VECTOR)
-    products = [b.fmul(load(b, line, _tile, offset), load(b, reach, _tile, offset)) for offset in pieces]
+    products = [b.fmul(vector.load(b, line, _tile, offset), vector.load(b, reach, _tile, offset)) for offset in pieces]
     return _mask(b, [b.fcmp_ordered(">", product, limit) for product in products])
 
 
@@ -160,15 +152,18 @@ def above(b: Any, line: Any, reach: Any, bar: Any) -> Any:
 def highest(b: Any, line: Any, reach: Any) -> Any:
     """The largest of line[p] * reach[p]."""
     pieces = range(0, LINE, TILE_VECTOR)
-    products = [b.fmul(load(b, line, _tile, offset), load(b, reach, _tile, offset)) for offset in pieces]
-    return across(b, maximum, tree(b, maximum, products))
+    products = [b.fmul(vector.load(b, line, _tile, offset), vector.load(b, reach, _tile, offset)) for offset in pieces]
+    return vector.across(b, vector.maximum, vector.tree(b, vector.maximum, products))
 
 
 @primitive(INT, INT)
 def above_zero(b: Any, line: Any) -> Any:
     """Bit p: line[p] is above 0."""
     pieces = range(0, LINE, TILE_VECTOR)
-    return _mask(b, [b.fcmp_ordered(">", load(b, line, _tile, offset), constant(0.0, ROW_TILE)) for offset in pieces])
+    return _mask(
+        b,
+        [b.fcmp_ordered(">", vector.load(b, line, _tile, offset), vector.constant(0.0, ROW_TILE)) for offset in pieces],
+    )
 
 
 def _raise_code(n_tiles: int, n_at_once: int) -> Any:
@@ -181,27 +176,29 @@ def _raise_code(n_tiles: int, n_at_once: int) -> Any:
     @primitive(VOID, *[INT] * 5)
     def raise_column(b: Any, mask: Any, line: Any, inverses: Any, best: Any, signs: Any) -> None:
         positive = _signs(b, signs, n_tiles)
-        cells = variables(b, [load(b, best, _tile, tile * TILE_VECTOR) for tile in range(n_tiles)])
-        left = variables(b, [mask])[0]
+        cells = vector.variables(b, [vector.load(b, best, _tile, tile * TILE_VECTOR) for tile in range(n_tiles)])
+        left = vector.variables(b, [mask])[0]
         again, done = b.append_basic_block("again"), b.append_basic_block("done")
         b.branch(again)
         b.position_at_end(again)
         rest, patches = b.load(left), list[Any]()
         for _ in range(n_at_once):
-            patch = b.cttz(rest, I1(0))
-            patches.append(b.select(b.icmp_unsigned("==", rest, I64(0)), patches[-1], patch) if patches else patch)
-            rest = b.and_(rest, b.sub(rest, I64(1)))
+            patch = b.cttz(rest, vector.I1(0))
+            patches.append(
+                b.select(b.icmp_unsigned("==", rest, vector.I64(0)), patches[-1], patch) if patches else patch
+            )
+            rest = b.and_(rest, b.sub(rest, vector.I64(1)))
         b.store(rest, left)
-        values = [splat(b, load(b, address_of(b, line, patch)), ROW_TILE) for patch in patches]
-        rows = [address_of(b, inverses, patch, PATCH_BYTES) for patch in patches]
+        values = [vector.splat(b, vector.load(b, vector.address_of(b, line, patch)), ROW_TILE) for patch in patches]
+        rows = [vector.address_of(b, inverses, patch, PATCH_BYTES) for patch in patches]
         for tile, cell in enumerate(cells):
             inverse = [_of_sign(b, positive[tile], row, tile * TILE_BYTES) for row in rows]
-            found = tree(b, maximum, [b.fmul(x, y) for x, y in zip(values, inverse)])
-            b.store(maximum(b, found, b.load(cell)), cell)
-        b.cbranch(b.icmp_unsigned("!=", rest, I64(0)), again, done)
+            found = vector.tree(b, vector.maximum, [b.fmul(x, y) for x, y in zip(values, inverse)])
+            b.store(vector.maximum(b, found, b.load(cell)), cell)
+        b.cbranch(b.icmp_unsigned("!=", rest, vector.I64(0)), again, done)
         b.position_at_end(done)
         for tile, cell in enumerate(cells):
-            store(b, b.load(cell), best, tile * TILE_VECTOR)
+            vector.store(b, b.load(cell), best, tile * TILE_VECTOR)
 
     return raise_column
 

@@ -9,30 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sipp.native import (
-    FLOAT_BYTES,
-    I64,
-    INT,
-    REAL,
-    VOID,
-    CompiledLoop,
-    address_of,
-    calling,
-    constant,
-    each,
-    float_at,
-    fused,
-    inlined,
-    load,
-    long_at,
-    maximum,
-    primitive,
-    put_float,
-    splat,
-    store,
-    variables,
-    vector,
-)
+from sipp.native import INT, REAL, VOID, CompiledLoop, calling, float_at, inlined, long_at, primitive, put_float, vector
 from sipp.scoring.kernels.cpu.blocks import NO_SIGN, lay_out, which_sign
 from sipp.scoring.kernels.cpu.layout import (
     BLOCK,
@@ -57,26 +34,28 @@ def _mean(n_columns: int, is_whole: bool) -> Any:
 
     Of a whole point: out[k] = max(out[k], sum * share). Of a part: out[k] += sum, and `share` is not used.
     """
-    kind = vector(ROW_TILE)
+    kind = vector.of(ROW_TILE)
 
     @primitive(VOID, *[INT] * 7, REAL)
     def mean(
         b: Any, n: Any, line: Any, rows: Any, signs: Any, signs_step: Any, out: Any, out_step: Any, share: Any
     ) -> None:
-        sums = variables(b, [constant(0.0, ROW_TILE)] * n_columns)
-        flags = [sign_flags(b, b.add(signs, b.mul(signs_step, I64(k)))) for k in range(n_columns)]
-        with each(b, 0, n) as p:
-            row, value_at = address_of(b, rows, p, PATCH_BYTES), address_of(b, line, p)
-            positive, negative = (load(b, row, kind, s * TILE_VECTOR) for s in range(2))
+        sums = vector.variables(b, [vector.constant(0.0, ROW_TILE)] * n_columns)
+        flags = [sign_flags(b, b.add(signs, b.mul(signs_step, vector.I64(k)))) for k in range(n_columns)]
+        with vector.each(b, 0, n) as p:
+            row, value_at = vector.address_of(b, rows, p, PATCH_BYTES), vector.address_of(b, line, p)
+            positive, negative = (vector.load(b, row, kind, s * TILE_VECTOR) for s in range(2))
             for k, cell in enumerate(sums):
-                value = splat(b, load(b, value_at, offset=k * LINE), ROW_TILE)
-                b.store(fused(b, value, b.select(flags[k], positive, negative), b.load(cell)), cell)
+                value = vector.splat(b, vector.load(b, value_at, offset=k * LINE), ROW_TILE)
+                b.store(vector.fused(b, value, b.select(flags[k], positive, negative), b.load(cell)), cell)
         for k, cell in enumerate(sums):
-            total, to = b.load(cell), b.add(out, b.mul(out_step, I64(k)))
+            total, to = b.load(cell), b.add(out, b.mul(out_step, vector.I64(k)))
             if is_whole:
-                store(b, maximum(b, b.fmul(total, splat(b, share, ROW_TILE)), load(b, to, kind)), to)
+                vector.store(
+                    b, vector.maximum(b, b.fmul(total, vector.splat(b, share, ROW_TILE)), vector.load(b, to, kind)), to
+                )
             else:
-                store(b, b.fadd(total, load(b, to, kind)), to)
+                vector.store(b, b.fadd(total, vector.load(b, to, kind)), to)
 
     return mean
 
@@ -107,7 +86,7 @@ def add_means(
             sign, to = signs + k * signs_step + tile * SIGN_BYTES, out + k * out_step + tile * TILE_VECTOR
             for p in range(0, n_patches, n_each):  # here, so that what is raised stays in the cache
                 share = float_at(shares, p // n_each)
-                line = scratch.a_KP + k * LINE + p * FLOAT_BYTES
+                line = scratch.a_KP + k * LINE + p * vector.FLOAT_BYTES
                 rows = scratch.transposed + tile * TILE_BYTES + p * PATCH_BYTES
                 if n == MEAN_COLUMNS:
                     mean_many(n_each, line, rows, sign, signs_step, to, out_step, share)
@@ -175,11 +154,11 @@ def scan_means(
     is_whole, n_sums = n_each <= BLOCK, weights.fan_in * n_tiles * ROW_TILE
     for i in range(n_blocks):
         start, stop = long_at(starts, i), long_at(starts, i + 1)
-        n_here, shares = stop - start, shares_B + start // n_each * FLOAT_BYTES
+        n_here, shares = stop - start, shares_B + start // n_each * vector.FLOAT_BYTES
         for g in range(n_groups):
             signs, best = (
                 layer.signs_GKR + g * weights.fan_in * n_tiles * SIGN_BYTES,
-                best_GKR + g * n_sums * FLOAT_BYTES,
+                best_GKR + g * n_sums * vector.FLOAT_BYTES,
             )
             for t in range(2):
                 which = which_sign(layer, t)
@@ -189,7 +168,7 @@ def scan_means(
                 of_all = calls_at, layer_at, weights_at, scratch_at, squares_QX, n_squares
                 _call_lay_out(calls.lay_out, *of_all, *block)
                 transpose_rows(scratch, weights.n_rows, n_tiles)
-                totals = totals_TGKR + (t * n_groups + g) * n_sums * FLOAT_BYTES
+                totals = totals_TGKR + (t * n_groups + g) * n_sums * vector.FLOAT_BYTES
                 out, n_summed = (best, n_each) if is_whole else (totals, n_here)
                 sizes = n_here, n_summed, signs, weights.fan_in, n_tiles
                 _call_add_means(calls.add_means, scratch_at, *sizes, shares, out)

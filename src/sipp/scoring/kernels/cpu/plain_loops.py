@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import compiled, memory, run_parallel
+from sipp.native import compiled, memory, threads
 from sipp.scoring.kernels import checks, reference
 from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
 
@@ -25,7 +25,7 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     n_groups, n_rows, _ = weight_GRK.shape
     result = memory.zeros(2, n_groups, n_rows, patches_GKP.shape[-1], dtype=torch.float64)
     out, cuts = memory.array(result, torch.float64), _cuts(n_groups * n_rows)
-    run_parallel(lambda i: _add_sums(weight, patches, cuts[i], cuts[i + 1], out), len(cuts) - 1)
+    threads.run_parallel(lambda i: _add_sums(weight, patches, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
 
 
@@ -36,7 +36,9 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
     inverse, positive = _in_line(inverse_SGRP, torch.float64), _in_line(positive_GRK, torch.bool)
     result = memory.zeros(*positive_GRK.shape, dtype=torch.float64)
     out, cuts = memory.array(result, torch.float64), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
-    run_parallel(lambda i: _raise_to_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
+    threads.run_parallel(
+        lambda i: _raise_to_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1
+    )
     return result
 
 
@@ -53,7 +55,7 @@ def sum_in_order(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tens
     inverse, positive = _in_line(inverse_SGRBN, dtype), _in_line(positive_GRK, torch.bool)
     result = memory.zeros(n_points, *positive_GRK.shape, dtype=dtype)
     out, cuts = memory.array(result, dtype), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
-    run_parallel(lambda i: _add_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
+    threads.run_parallel(lambda i: _add_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
     return result
 
 

@@ -24,14 +24,14 @@ _ALIGN = 4  # bytes; assumed for every load and store of four bytes or more
 # --- Kinds and constants ----------------------------------------------------------------------------------------------
 
 
-def vector(lanes: int, kind: Any = F32) -> Any:
+def of(lanes: int, kind: Any = F32) -> Any:
     """LLVM's vector type with this many lanes; a scalar for one lane."""
     return kind if lanes == 1 else ir.VectorType(kind, lanes)
 
 
 def constant(value: float, lanes: int, kind: Any = F32) -> Any:
     """A constant with this value in all lanes."""
-    return ir.Constant(kind, value) if lanes == 1 else ir.Constant(vector(lanes, kind), [value] * lanes)
+    return ir.Constant(kind, value) if lanes == 1 else ir.Constant(of(lanes, kind), [value] * lanes)
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def splat(b: Any, scalar: Any, lanes: int) -> Any:
     """Broadcasts a scalar to all lanes."""
     if lanes == 1:
         return scalar
-    first = b.insert_element(ir.Constant(vector(lanes, scalar.type), ir.Undefined), scalar, I32(0))
+    first = b.insert_element(ir.Constant(of(lanes, scalar.type), ir.Undefined), scalar, I32(0))
     return pick(b, first, first, [0] * lanes)
 
 
