@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import write_figures
 from language_peers import pruned_by
 from repair_split import splitting
 from torch import Tensor, nn
@@ -36,8 +35,7 @@ from sipp.inputs.data import data_of
 from sipp.inputs.restore import copy_of
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_task import RepairTask
-from sipp.results import numerics
+from sipp.results.numerics import device_of
 from sipp.results.options import RepairMethod, pattern_of
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "alps", "ours")
@@ -69,10 +67,9 @@ def magnitude(model: nn.Module, data: Tensor, keep: str) -> tuple[nn.Module, dic
 def by_peer(method: RepairMethod, model: nn.Module, data: Tensor, keep: str) -> nn.Module:
     """SparseGPT or ALPS as the package has them, every layer with its even share."""
     masks = magnitude(model, data, keep)[1]
-    parts = split_batches(data_of(data, device=numerics.device_of(model)).batches())
+    parts = split_batches(data_of(data, device=device_of(model)).batches())
     pattern = pattern_of(keep) if ":" in keep else None
-    options = RepairTask(method=method, pattern=pattern, chunk_bytes=1 << 30)
-    return repair_network(model, masks, parts, options).model
+    return repair_network(model, masks, parts, method, pattern=pattern, chunk_bytes=1 << 30).model
 
 
 def by_sipp(method: str, repair: bool, model: nn.Module, data: Tensor, keep: str) -> nn.Module:
@@ -130,7 +127,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--write", metavar="NAME", help="write the perplexities to figures/language-NAME.json")
     options = parser.parse_args()
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -152,7 +148,6 @@ def main() -> None:
     about = {name: str(value) for name, value in vars(options).items()} | {"n_windows": len(windows)}
     rows: list[dict[str, Any]] = [{"method": "dense", "keep": "1", **dense}]
     print("keep  method                  first      all     KL  same token  seconds  GiB", flush=True)
-    found: dict[str, Any] = {"dense": round(dense["first"], 2)}
     for keep in options.keeps:
         for name, way in ways(options.methods, options.independent).items():
             if options.device == "cuda":
@@ -166,7 +161,6 @@ def main() -> None:
             row["gib"] = torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else math.nan
             row |= measured(pruned, windows, options.windows, model)
             rows.append(row)
-            found.setdefault(keep, {})["sipp" if name == "ours" else name] = round(row["first"], 2)
             print(
                 f"{keep:<5} {name:<22} {row['first']:>7.2f}  {row['all']:>7.2f}  {row['kl']:>5.3f}  "
                 f"{row['same_token']:>9.1%}  {row['seconds']:>7.1f}  {row['gib']:.1f}",
@@ -176,8 +170,6 @@ def main() -> None:
                 print(f"      {split}", flush=True)
             if options.json is not None:
                 options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1).replace("NaN", "null"))
-    if options.write:
-        write_figures(f"language-{options.write}", f"{told}; the first {options.windows} windows", found)
 
 
 if __name__ == "__main__":

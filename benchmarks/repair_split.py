@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from sipp.repairing import data_split, layer_fit, network as repair_network, parts, sums, walk
+from sipp.repairing import data_split, fit, parts, sums, walk
 from sipp.verbs import prune
 
 OTHER = "the rest"
@@ -23,10 +23,10 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
     "cut": [(prune, "cut"), (prune, "output_change"), (prune, "cut_as_given"), (prune, "pruned_of")],
     "passes": [(parts, "run_part")],
-    "sums": [(sums, "_add")],
-    "search": [(layer_fit, "search")],
+    "sums": [(sums.WeightSums, "add")],
+    "search": [(fit, "search")],
     "fit": [(walk, "fit_layer")],
-    "validation and test": [(module, "output_error") for module in (repair_network, data_split)],
+    "validation and test": [(module, "output_error") for module in (walk, data_split)],
 }
 
 

@@ -13,15 +13,14 @@ Array = npt.NDArray[np.float64]
 def refit_row(
     x_PK: Array, gap_P: Array, kept_K: npt.NDArray[np.bool_], ridge: float, has_intercept: bool
 ) -> tuple[Array, float]:
-    """The change of a row's kept weights, and its intercept, that fit the gap: ridge times the feature's own square."""
+    """The change of a row's kept weights, and its intercept, that fit the gap; `ridge` times its square is added."""
     centre_K = x_PK.mean(0) if has_intercept else np.zeros(x_PK.shape[1])
     middle = float(gap_P.mean()) if has_intercept else 0.0
     inside = x_PK - centre_K
     used = np.flatnonzero(kept_K & (np.square(inside).sum(0) > 0))
     change_K = np.zeros(x_PK.shape[1])
     if len(used):
-        penalties = np.diag(np.sqrt(ridge * np.square(inside[:, used]).sum(0)))
-        system = np.concatenate([inside[:, used], penalties])
+        system = np.concatenate([inside[:, used], np.sqrt(ridge) * np.eye(len(used))])
         wanted = np.concatenate([gap_P - middle, np.zeros(len(used))])
         change_K[used] = np.linalg.lstsq(system, wanted, rcond=None)[0]
     return change_K, middle - float(centre_K @ change_K) if has_intercept else 0.0

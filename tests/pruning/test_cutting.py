@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sipp.pruning.spared_rows import with_spared
 from torch import Tensor, nn
 
 import sipp
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.spared_rows import with_spared
 from sipp.pruning.sparse_rows import WHOLE, masked_rows
 from sipp.results.pruned import OutputChange, moved_warning
 from sipp.scoring.methods import METHODS

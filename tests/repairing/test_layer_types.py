@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from oracles.joint import refit
 from oracles.refit import Array, conv_patches, refit_row
-from repairing.fit_points import fit_points
+from repairing.fit_points import f64, fit_points
 from torch import Tensor, nn
 
 import sipp
@@ -19,10 +19,6 @@ def alike(*shape: int, axis: int = -1) -> Tensor:
     """Points whose neighbouring features are alike and not centred, so that one makes up for another."""
     noise = torch.randn(*shape)
     return noise + 0.9 * noise.roll(1, axis) + 0.5
-
-
-def f64(tensor: Tensor) -> Array:
-    return tensor.detach().double().numpy()
 
 
 def repaired(net: nn.Module, points: Any, *, keep: float = 0.5) -> tuple[Pruned, Pruned]:

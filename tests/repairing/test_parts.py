@@ -1,20 +1,18 @@
 """A network that is walked block by block is repaired to the same bits as one that is run whole, with less work."""
 
-import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from repairing.fit_points import even_masks, split_of
 from torch import Tensor, nn
 
 import sipp
-from sipp.inputs.data import data_of
+from sipp.inputs.blocks import Blocks
 from sipp.inputs.trace import trace
-from sipp.repairing import network as repair_network, walk
-from sipp.repairing.data_split import split_batches
-from sipp.repairing.layer_fit import LayerTask
-from sipp.repairing.parts import parts_of
-from sipp.repairing.repair_task import RepairTask
+from sipp.repairing import repair_network, walk
+from sipp.repairing.parts import parts_in
 
 
 class Model(nn.Module):
@@ -63,12 +61,12 @@ def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypat
     n_parts = list[int]()
 
     def weights(takes_blocks: bool) -> list[Tensor]:
-        def noted(found: Any, blocks: Any, names: Any) -> Any:
-            parts = parts_of(found, blocks if takes_blocks else (), names)
+        def noted(found: Any, names: Any) -> Any:
+            parts = parts_in(found if takes_blocks else replace(found, blocks=None), names)
             n_parts.append(len(parts))
             return parts
 
-        monkeypatch.setattr(walk, "parts_of", noted)
+        monkeypatch.setattr(walk, "parts_in", noted)
         done = sipp.prune(
             net, data(kind), keep=0.5, method="magnitude", floor=0.001, statements=False, repair=way, progress=False
         )
@@ -124,9 +122,9 @@ class Decorated(nn.Module):
 )
 def test_a_part_ends_where_all_that_follows_reads_one_output(around: str, ends: list[int]) -> None:
     net, points = Decorated(around).eval(), torch.randn(60, 8)
-    found, blocks = trace(net, points), tuple(f"blocks.{i}" for i in range(4))
-    names = [weight.name for weight in found.weights]
-    parts = parts_of(found, blocks, names)
+    blocks = Blocks(tuple(f"blocks.{i}" for i in range(4)), 0, None)
+    found = replace(trace(net, points), blocks=blocks)
+    parts = parts_in(found, [weight.name for weight in found.weights])
     assert [part.end for part in parts] == [*(f"blocks.{i - 1}" for i in ends), ""]
     assert [len(part.finished) for part in parts] == [0, *ends]
     assert [group for part in parts for group in part.groups] == [(name,) for name in found.order]
@@ -147,32 +145,15 @@ def test_a_block_may_write_to_the_output_of_the_one_before(monkeypatch: pytest.M
     torch.manual_seed(0)
     inside = [Overwriting() for _ in range(3)]
     net, points, made = nn.Sequential(nn.Linear(8, 8), *inside, nn.Linear(8, 3)), torch.randn(60, 8), []
-    for some in (slice(None), slice(0)):
+    for takes_blocks in (True, False):
         monkeypatch.setattr(
-            walk, "parts_of", lambda found, blocks, names, some=some: parts_of(found, blocks[some], names)
+            walk,
+            "parts_in",
+            lambda found, names, all_=takes_blocks: parts_in(found if all_ else replace(found, blocks=None), names),
         )
-        done = sipp.prune(net, points, keep=0.5, method="magnitude", floor=0.001, statements=False, repair=True)
-        made.append(done.model.state_dict())
-    assert walk.task_for(net, done.masks, next(data_of(points).batches()), chunk_bytes=1 << 20).blocks
+        made.append(repair_network(net, even_masks(net), split_of(points)).model.state_dict())
+    assert trace(net, points).blocks is not None
     assert all(map(torch.equal, made[0].values(), made[1].values()))
-
-
-def test_copies_of_the_network_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, most, copy_of = list[weakref.ref[nn.Module]](), list[int](), walk.copy_of
-
-    def noted(model: nn.Module) -> nn.Module:
-        made = copy_of(model)
-        alive.append(weakref.ref(made))
-        most.append(sum(one() is not None for one in alive))
-        return made
-
-    for module in (walk, repair_network):
-        monkeypatch.setattr(module, "copy_of", noted)
-    net = Model(2).eval()
-    masks = {name: p.detach().abs() > p.detach().abs().median() for name, p in net.named_parameters() if p.ndim > 1}
-    parts = split_batches(data_of(data("sequences")).batches())
-    repair_network.repair_network(net, masks, parts, RepairTask())
-    assert most == [1, 1]
 
 
 def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model() -> None:
@@ -187,10 +168,6 @@ def test_weights_that_no_input_reaches_stand_last_in_the_order_of_the_model() ->
 
     torch.manual_seed(0)
     net = Unused()
-    masks = {name: p.detach().abs() > 0.2 for name, p in net.named_parameters() if p.ndim > 1}
-    costs = list[int]()
-    split = split_batches(data_of(torch.randn(50, 6)).batches())
-    layer = LayerTask("joint", 1.0, (1e-3,), None, keeps_rows=False)
-    task = walk.task_for(net, masks, split.batches[0], chunk_bytes=1 << 20)
-    made = walk.fit_network(task, layer, masks, split.batches, split.n_fit_batches, advance=costs.append)
-    assert [one.name for one in made.layers] == list(masks) and len(costs) == len(masks)
+    made = repair_network(net, even_masks(net), split_of(torch.randn(50, 6)))
+    assert [one.name for one in made.record.layers] == list(made.masks)
+    assert [one.left_alone for one in made.record.layers] == ["", *["no inputs reach it"] * 6]

@@ -1,6 +1,5 @@
-"""The blocked solves and the sums over patches, against numpy's least squares row by row."""
+"""Least squares on masks and the sums over patches, against numpy's least squares row by row."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,9 @@ from hypothesis import given, settings, strategies as st
 from oracles.refit import refit_row
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sipp.repairing import layer_fit, layer_search, solving
-from sipp.repairing.moments import Moments, lie_far, squared
-from sipp.repairing.repair_task import REFIT_RIDGES
+from sipp.repairing import solving
 from sipp.repairing.solving import solve_rows
-from sipp.results import numerics
+from sipp.repairing.sums import Moments, lie_far, squared
 
 
 def patches(n_groups: int, fan_in: int, n_patches: int, seed: int) -> torch.Tensor:
@@ -75,7 +72,7 @@ def test_split_squares_are_as_good_as_float32(mean: float) -> None:
     n_rows=st.integers(1, 9),
     fan_in=st.integers(1, 12),
     keep=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
-    ridge=st.sampled_from([1e-8, 1e-3, 1.0]),
+    ridge=st.sampled_from([1e-6, 0.1, 100.0]),
     has_intercept=st.booleans(),
 )
 def test_rows_are_those_of_least_squares(
@@ -87,7 +84,7 @@ def test_rows_are_those_of_least_squares(
     mask_GRK = torch.rand(n_groups, n_rows, fan_in, generator=generator) < keep
     sums = moments_of(x_GKP, gap_GRP)
     xx, dx = sums.centred() if has_intercept else (sums.xx_GKK, sums.dx_GRK)
-    got_GRK = solve_rows(xx, dx, mask_GRK, ridge)
+    got_GRK = solve_rows(xx, dx, mask_GRK, torch.full((n_groups,), ridge, dtype=torch.float64))
     assert bool((got_GRK[~mask_GRK] == 0).all())
     for g, r in np.ndindex(n_groups, n_rows):
         expected_K, shift = refit_row(
@@ -98,103 +95,25 @@ def test_rows_are_those_of_least_squares(
             assert np.isclose(float(sums.intercept(got_GRK)[g, r]), shift, rtol=1e-6, atol=1e-7)
 
 
-def test_batches_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    x_GKP, generator = patches(1, 20, 100, 0), torch.Generator().manual_seed(0)
-    mask = torch.rand(1, 40, 20, generator=generator) < torch.rand(1, 40, 1, generator=generator)
-    sums = moments_of(x_GKP, torch.randn(1, 40, 100, generator=generator, dtype=torch.float64))
-    whole = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-6)
-    monkeypatch.setattr(solving, "SOLVE_BYTES", {"cpu": 1})  # one row at a time
-    assert torch.allclose(solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-6), whole, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 1.0])
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_steps_gain_as_much_as_factors(keep: float, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scale", "n_at_once"), [(1e-30, 7), (1.0, 3), (1e30, 1)])
+def test_steps_gain_as_much_as_factors(
+    keep: float, scale: float, n_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x_GKP, generator = scale * patches(2, 30, 200, 0), torch.Generator().manual_seed(0)
     x_GKP[:, 3] = 0.0  # a feature that never occurs
     mask = torch.rand(2, 7, 30, generator=generator) < keep
     sums = moments_of(x_GKP, torch.randn(2, 7, 200, generator=generator, dtype=torch.float64))
-    exact = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
+    ridge_G = 1e-3 * sums.xx_GKK.diagonal(dim1=1, dim2=2).mean(1)
+    exact = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, ridge_G)
     monkeypatch.setattr(solving, "FACTOR_COST", {"cpu": 1e12})
-    found = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
+    monkeypatch.setattr(solving, "SOLVE_BYTES", {"cpu": n_at_once * 2 * 30 * solving.N_KEPT_ALIVE * 4})
+    found = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, ridge_G)
     assert bool((found[~mask] == 0).all()) and bool((found[:, :, 3] == 0).all())
     nothing = torch.zeros_like(sums.d_GR)
     left, wanted = (sums.error(change, nothing) for change in (found, exact))
     gain = sums.error(torch.zeros_like(exact), nothing) - wanted
-    assert bool((left <= wanted + 1e-4 * gain + 1e-9 * sums.dd_GR).all())
-
-
-def test_steps_are_taken_where_factors_are_more_work() -> None:
-    cpu = torch.device("cpu")
-    assert not solving._is_cheaper_by_steps([30] * 400, 60, cpu) and solving._is_cheaper_by_steps([300] * 400, 600, cpu)
-
-
-def test_steps_for_a_few_rows_at_a_time_gain_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    x_GKP, generator = patches(2, 30, 200, 0), torch.Generator().manual_seed(0)
-    mask = torch.rand(2, 7, 30, generator=generator) < 0.5
-    sums = moments_of(x_GKP, torch.randn(2, 7, 200, generator=generator, dtype=torch.float64))
-    exact, taken = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3), list[int]()
-    monkeypatch.setattr(solving, "FACTOR_COST", {"cpu": 1e12})
-    monkeypatch.setattr(solving, "SOLVE_BYTES", {"cpu": 3 * 2 * 30 * solving.N_KEPT_ALIVE * 4})
-    one_piece = solving._steps
-    monkeypatch.setattr(solving, "_steps", lambda *given: (taken.append(given[1].shape[1]), one_piece(*given))[1])
-    found = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-3)
-    assert taken == [3, 3, 1]
-    assert torch.allclose(found, exact, rtol=1e-2, atol=1e-3 * float(exact.abs().max()))
-
-
-class Made(TorchDispatchMode):
-    """The most bytes of a float64 tensor that an operation makes; views are none."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        known = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
-        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
-            storage = made.untyped_storage()
-            self.most = max(self.most, 0 if storage.data_ptr() in known else storage.nbytes())
-        return made
-
-
-def test_steps_are_exact_where_other_products_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    x_GKP = patches(1, 20, 60, seed=0)
-    sums = moments_of(x_GKP, x_GKP[:, :3])
-    monkeypatch.setattr(solving, "_is_cheaper_by_steps", lambda *_: True)
-    seen, steps = list[str](), solving._steps
-    monkeypatch.setattr(
-        solving, "_steps", lambda *given: (seen.append(torch.get_float32_matmul_precision()), steps(*given))[1]
-    )
-    with numerics.exact_matmul(allow_tf32=True):
-        solve_rows(sums.xx_GKK, sums.dx_GRK, torch.rand(1, 3, 20) < 0.5, 1e-3)
-    assert seen == ["highest"]
-
-
-def test_steps_and_the_search_make_no_second_wide_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    x_GKP, generator = patches(1, 64, 200, 0), torch.Generator().manual_seed(0)
-    sums = moments_of(x_GKP, torch.randn(1, 3, 200, generator=generator, dtype=torch.float64))
-    mask, rows = torch.rand(1, 3, 64, generator=generator) < 0.5, torch.randn(1, 3, 64, dtype=torch.float64)
-    block = layer_search.LeastSquares(sums.xx_GKK, sums.dx_GRK, rows, sums.n)
-    monkeypatch.setattr(solving, "FACTOR_COST", {"cpu": 1e12})
-    found = dict[int, Any]()
-    for n_rows in (64, 5):
-        monkeypatch.setattr(solving, "SCALE_BYTES", n_rows * 64 * 8)
-        with Made() as made:
-            found[n_rows] = [layer_fit._refitted(block, mask, 1e-3), *layer_search._with_unit_diagonal(block)]
-        assert made.most == n_rows * 64 * 8
-    assert all(map(torch.equal, found[64], found[5]))
-
-
-def test_what_is_added_to_the_diagonal_is_a_ridge_for_the_change() -> None:
-    x_GKP, generator = patches(2, 9, 60, 0), torch.Generator().manual_seed(0)
-    sums = moments_of(x_GKP, torch.randn(2, 4, 60, generator=generator, dtype=torch.float64))
-    mask, added_G = torch.rand(2, 4, 9, generator=generator) < 0.6, torch.tensor([0.5, 2.0], dtype=torch.float64)
-    written_GKK = sums.xx_GKK + added_G[:, None, None] * torch.eye(9, dtype=torch.float64)
-    found, expected = (
-        solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 0.0, added_G),
-        solve_rows(written_GKK, sums.dx_GRK, mask, 0.0),
-    )
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+    assert bool((left <= wanted + solving.SMALL_GAIN * gain + 1e-9 * sums.dd_GR).all())
 
 
 def test_a_row_that_bends_the_wrong_way_stops_and_others_go_on() -> None:
@@ -213,20 +132,8 @@ def test_the_scale_of_a_feature_does_not_matter(scale: float) -> None:
     mask[0, :, 4] = False
     factors = torch.tensor([1, 1, scale, 1, 1, 1 / scale], dtype=torch.float64)
     plain, scaled = moments_of(x_GKP, gap), moments_of(x_GKP * factors[:, None], gap)
-    expected = solve_rows(plain.xx_GKK, plain.dx_GRK, mask, 1e-3)
-    assert torch.allclose(solve_rows(scaled.xx_GKK, scaled.dx_GRK, mask, 1e-3) * factors, expected, rtol=1e-9)
-
-
-def test_a_feature_that_never_occurs_is_not_changed() -> None:
-    x_GKP = patches(1, 5, 50, 1)
-    x_GKP[:, 2] = 0
-    sums = moments_of(x_GKP, patches(1, 3, 50, 2))
-    for mask in (
-        torch.ones(1, 3, 5, dtype=torch.bool),
-        torch.tensor([True, False, True, False, False]).expand(1, 3, 5),
-    ):
-        got = solve_rows(sums.xx_GKK, sums.dx_GRK, mask, 1e-4)
-        assert bool((got[..., 2] == 0).all()) and bool((got[..., 0] != 0).all())
+    expected = solve_rows(plain.xx_GKK, plain.dx_GRK, mask, torch.zeros(1))
+    assert torch.allclose(solve_rows(scaled.xx_GKK, scaled.dx_GRK, mask, torch.zeros(1)) * factors, expected, rtol=1e-9)
 
 
 def test_the_error_of_a_change_is_that_of_the_patches() -> None:
@@ -244,21 +151,9 @@ def test_a_system_without_a_factor_becomes_nan_and_another_row_stays(n_kept: int
     xx_GKK = torch.eye(4, dtype=torch.float64).repeat(2, 1, 1)
     xx_GKK[0, 0, 1] = xx_GKK[0, 1, 0] = 1.0 + 1e-6
     mask_GRK = (torch.arange(4) < n_kept).expand(2, 1, 4)
-    got_GRK = solve_rows(xx_GKK, torch.ones(2, 1, 4, dtype=torch.float64), mask_GRK, 1e-8)
+    got_GRK = solve_rows(xx_GKK, torch.ones(2, 1, 4, dtype=torch.float64), mask_GRK, torch.full((2,), 1e-8))
     assert bool(got_GRK[0, 0, :n_kept].isnan().all()) and bool((got_GRK[~mask_GRK] == 0).all())
     assert torch.allclose(got_GRK[1, 0, :n_kept], torch.ones(n_kept, dtype=torch.float64), rtol=1e-7)
-
-
-@pytest.mark.parametrize("best", range(len(REFIT_RIDGES)))
-@pytest.mark.parametrize("n_none", [0, 2])
-def test_the_ridge_is_the_one_of_least_error(best: int, n_none: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors that fall and then rise; those behind the rise are not looked at. The first ones may be no numbers."""
-    best, tried = max(best, n_none), list[float]()
-    errors = {ridge: math.inf if i < n_none else 1.0 + abs(i - best) for i, ridge in enumerate(REFIT_RIDGES)}
-    task = layer_fit.LayerTask("refit", 1.0, REFIT_RIDGES, None, keeps_rows=False)
-    monkeypatch.setattr(layer_fit, "_trial_error", lambda _, __, ridge, ___: (tried.append(ridge), errors[ridge])[1])
-    assert layer_fit._ridge(task, [], torch.ones(1, 1)) == REFIT_RIDGES[best]
-    assert tried == list(REFIT_RIDGES[: best + 2])
 
 
 def test_a_row_of_nan_ends_no_other_row() -> None:

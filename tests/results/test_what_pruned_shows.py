@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from results.test_results_shown import Page
 from shorter import narrow_resnets
-from torch import Tensor, nn
+from torch import nn
 
 import sipp
 from sipp.results import words
@@ -154,39 +154,3 @@ def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:
     assert "no useful bound for this network" in str(
         replace(pruned, layers=odd, measured=replace(pruned.measured, epsilon=math.nan))
     )
-
-
-class _Routed(nn.Module):
-    """Two experts, of which the second meets one point in a hundred."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-        self.out = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        is_second = x[:, 0] > 0.99
-        hidden = torch.zeros_like(x)
-        for expert, where in zip(self.experts, (~is_second, is_second)):
-            at = where.nonzero().flatten()
-            hidden = hidden.index_add(0, at, expert(x[at]))
-        return self.out(hidden)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_experts_that_are_spared_are_told_as_such() -> None:
-    torch.manual_seed(0)
-    pruned = sipp.prune(_Routed(), torch.rand(300, 8), pattern="2:4", method="wanda", statements=False)
-    assert (pruned.budget, pruned.kept) == (80, 112) and bool(pruned.masks["experts.1.weight"].all())
-    text = str(pruned)
-    assert "2:4 along every row that was pruned" in text and "positive sensitivity" not in text
-    assert "80 were asked for, and 32 more stay: experts that saw too few tokens are left as they are" in text
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_spared_expert_has_lost_nothing() -> None:
-    torch.manual_seed(0)
-    pruned = sipp.prune(_Routed(), torch.rand(300, 8), keep=0.5, method="sipp-det")
-    spared = next(layer for layer in pruned.layers if layer.name == "experts.1.weight")
-    assert bool(pruned.masks[spared.name].all())
-    assert spared.strategies["whole"] == spared.n_rows and spared.eps == 0 and not bool(spared.eps_F.any())

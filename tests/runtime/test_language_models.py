@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.restore import turn_off_caches
 from sipp.pruning.largest_scores import breaking_pattern
-from sipp.pruning.spared_rows import FEWEST_TOKENS
-from sipp.repairing import network as repair_network
 from sipp.results.options import pattern_of
 from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda
@@ -103,17 +100,6 @@ def test_an_expert_is_scored_by_its_own_tokens() -> None:
             assert torch.allclose(score, (weight.abs() * inputs.norm(dim=0)).double(), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("repair", [False, "refit", True])
-def test_an_expert_that_saw_too_few_tokens_is_left_alone_and_named(repair: bool | str) -> None:
-    model, data = routed(20)
-    with pytest.warns(UserWarning, match=rf"fewer than {FEWEST_TOKENS} tokens.*layers.0.mlp.experts.*\(expert 3\)"):
-        pruned = sipp.prune(model, data, keep=0.5, method="wanda", repair=repair, statements=False, progress=False)
-    for name, mask in pruned.masks.items():
-        if "experts" in name:
-            assert [bool(part.all()) for part in mask] == [False, False, False, True], name
-            assert torch.equal(pruned.model.get_parameter(name)[3], model.get_parameter(name)[3])
-
-
 def without_weights(model: torch.nn.Module) -> torch.nn.Module:
     accelerate = pytest.importorskip("accelerate")
     with accelerate.init_empty_weights():
@@ -149,31 +135,6 @@ def test_a_repair_keeps_the_pattern_from_files_to_files(kind: str, tmp_path: Pat
     masks = {name: found.get_parameter(name) != 0 for name in cut.masks}
     assert sum(int(mask.sum()) for mask in masks.values()) == cut.kept
     assert not breaking_pattern(masks, pattern_of("2:4"))
-
-
-def test_a_spared_expert_stays_as_it_is_from_files_to_files(tmp_path: Path) -> None:
-    model, data = routed(20)
-    with pytest.warns(UserWarning, match=r"fewer than .*model.layers.1.mlp.experts.*\(expert 3\)"):
-        found = on_disk(model, data, tmp_path, keep=0.5, repair=True)
-    for name, dense in model.named_parameters():
-        if "experts" in name:
-            same = [torch.equal(a, b) for a, b in zip(found.get_parameter(name), dense)]
-            assert same == [False, False, False, True], name
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_spared_expert_gives_a_cut_no_values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison hands the cut network over; but for the masks it is the dense one, spared rows and all."""
-    model, data = routed(20)
-    repair, given = repair_network.repair_network, list[object]()
-
-    def noted(*args: Any, **options: Any) -> Any:
-        given.append(args[4])
-        return repair(*args, **options)
-
-    monkeypatch.setattr(repair_network, "repair_network", noted)
-    sipp.compare(model, data, keeps=(0.5,), methods=("wanda",), repair=True, progress=False)
-    assert given == [None]
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])

@@ -43,7 +43,7 @@ def test_sound_statements_about_repaired_networks() -> None:
 def test_the_simulation_sees_points_that_test_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: the points held back take part in the repair."""
     taken: list[Tensor] = []
-    hold_back, repaired = entry.hold_back_points, entry.repaired_cut
+    hold_back, repaired = entry.hold_back_points, entry.apply_repairs
 
     def take(task):  # type: ignore[no-untyped-def]
         taken[:] = [task.data]
@@ -52,7 +52,7 @@ def test_the_simulation_sees_points_that_test_their_own_fit(monkeypatch: pytest.
     monkeypatch.setattr(entry, "hold_back_points", take)
     monkeypatch.setattr(
         entry,
-        "repaired_cut",
-        lambda r, cut, start, _, *more, **how: repaired(r, cut, start, split_data(r.model, taken[0]), *more, **how),
+        "apply_repairs",
+        lambda r, masks, _, *more, **how: repaired(r, masks, split_data(r.model, taken[0]), *more, **how),
     )
     assert n_false() > MOST_FALSE

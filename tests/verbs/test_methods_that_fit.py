@@ -11,8 +11,7 @@ from torch import nn
 import sipp
 from sipp.errors import OptionError
 from sipp.repairing import repair_network
-from sipp.repairing.data_split import error_on_test_points, split_data
-from sipp.repairing.repair_task import RepairTask
+from sipp.repairing.data_split import split_data
 from sipp.results.options import RepairChoice
 from sipp.scoring.methods import METHODS
 from sipp_lab.arms import arm_of
@@ -55,7 +54,7 @@ def test_a_network_is_the_one_of_the_search_from_an_even_cut(method: str) -> Non
     first = sipp.prune(net, points(), keep=0.4, method=method, progress=False)
     assert [layer.kept for layer in first.layers] == [115, 58] and first.kept == 173
     parts = split_data(net, points())
-    wanted = repair_network(net, even_masks(net), parts, RepairTask(method=method))  # type: ignore[arg-type]
+    wanted = repair_network(net, even_masks(net), parts, method)  # type: ignore[arg-type]
     assert all(torch.equal(first.model.state_dict()[name], value) for name, value in wanted.model.state_dict().items())
     assert first.repair is not None and first.repair.way == method and f"by {method}" in first.repair.sentence
 
@@ -83,11 +82,9 @@ def test_before_repair_is_what_the_method_found_without_the_points_that_judge(
 ) -> None:
     net = network()
     parts = split_data(net, points())
-    first = repair_network(net, even_masks(net), parts, RepairTask(method=method))  # type: ignore[arg-type]
+    first = repair_network(net, even_masks(net), parts, method)  # type: ignore[arg-type]
     done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
-    assert done is not None and done.output_before == pytest.approx(
-        error_on_test_points(net, first.model, parts), rel=1e-9
-    )
+    assert done is not None and done.output_before == pytest.approx(parts.test_error(net, first.model), rel=1e-9)
     assert first.record.n_fit == 180 and done.n_test == 10
 
 

@@ -11,8 +11,8 @@ import sipp
 from sipp.errors import OptionError
 from sipp.pruning import blending, cutting, ranked as ranking_records
 from sipp.pruning.largest_scores import breaking_pattern
-from sipp.repairing import network as repair_network
-from sipp.repairing.data_split import error_on_test_points, split_data
+from sipp.repairing import walk
+from sipp.repairing.data_split import split_data
 from sipp.results.options import pattern_of
 from sipp.scoring.task import task_of
 
@@ -45,11 +45,11 @@ def test_a_search_is_compared_with_the_network_it_was_given() -> None:
         sipp.prune(model, data, keep=0.4, method="sipp-rand", repair=repair, progress=False) for repair in (False, True)
     )
     assert fixed.repair is not None
-    assert fixed.repair.output_before == pytest.approx(error_on_test_points(model, sampled.model, parts), rel=1e-6)
+    assert fixed.repair.output_before == pytest.approx(parts.test_error(model, sampled.model), rel=1e-6)
     polished = sipp.repair(model, sipp.prune(model, None, keep=0.4, method="magnitude"), points(2000, 3), steps=200)
     again = sipp.repair(model, polished, data, moves_mask=True)
-    assert again.repair is not None and all(layer.error_before is None for layer in again.repair.layers)
-    assert again.repair.output_before == pytest.approx(error_on_test_points(model, polished.model, parts), rel=1e-6)
+    assert again.repair is not None
+    assert again.repair.output_before == pytest.approx(parts.test_error(model, polished.model), rel=1e-6)
     worse = sipp.repair(model, polished, points(60, 5), moves_mask=True)  # far fewer than it was fitted to
     assert worse.repair is not None and worse.repair.undone and "undone" in worse.repair.sentence
     assert all(
@@ -121,11 +121,11 @@ class Counted(nn.Module):
 def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its work is counted, so that it cannot grow unseen."""
     fits, budgets, blends = list[int](), list[int](), list[int]()
-    fitted, repaired, choose = repair_network.fit_network, walking.apply_repairs, cutting.choose_blend
+    fitted, repaired, choose = walk.fit_parts, walking.apply_repairs, cutting.choose_blend
 
-    def counted_fit(task: Any, layer_task: Any, masks: Any, batches: Any, n_fit: int, **options: Any) -> Any:
-        fits.append(sum(batch.n_points for batch in batches[:n_fit]))
-        return fitted(task, layer_task, masks, batches, n_fit, **options)
+    def counted_fit(way: Any, *more: Any) -> Any:
+        fits.append(sum(batch.n_points for batch in way.dense.batches[: way.n_fit_batches]))
+        return fitted(way, *more)
 
     def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
         budgets.append(sum(int(mask.sum()) for mask in masks.values()))
@@ -136,7 +136,7 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
         blends.append(len(choice.tried))
         return masks, choice
 
-    monkeypatch.setattr(repair_network, "fit_network", counted_fit)
+    monkeypatch.setattr(walk, "fit_parts", counted_fit)
     monkeypatch.setattr(walking, "apply_repairs", counted_level)
     monkeypatch.setattr(cutting, "choose_blend", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
@@ -177,11 +177,9 @@ def test_unknown_repairs_are_refused(repair: object) -> None:
 @pytest.mark.parametrize("repair", [True, "refit"])
 def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
-    own = repair_network.repair_network
+    own = walk.repair_network
     monkeypatch.setattr(
-        repair_network,
-        "repair_network",
-        lambda *given, **how: (met.append(given[3].chunk_bytes), own(*given, **how))[1],
+        walk, "repair_network", lambda *given, **how: (met.append(how["chunk_bytes"]), own(*given, **how))[1]
     )
     options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
     sipp.prune(net(), points(), keep=0.5, method="magnitude", **options)

@@ -50,10 +50,6 @@ if TYPE_CHECKING:
         only_alive as only_alive,
         rank as rank,
     )
-    from sipp.pruning.spared_rows import (
-        restore_spared as restore_spared,
-        spared_by_name as spared_by_name,
-    )
     from sipp.pruning.sparse_rows import (
         RAND as RAND,
         STRATEGIES as STRATEGIES,

@@ -26,7 +26,6 @@ from sipp.pruning.largest_scores import (
 from sipp.pruning.ranked import BlendInputs, Ranking
 from sipp.pruning.ranking import N_SAMPLE
 from sipp.pruning.sampling import problem_of, sampled_rows
-from sipp.pruning.spared_rows import with_spared
 from sipp.pruning.sparse_rows import SparseRows, given_rows, masked_rows
 from sipp.results import BlendChoice, OutputChange, PruneOptions, check, hashing, numerics, pattern_of
 from sipp.scoring import CutRule, ScoringTask, method_of
@@ -191,7 +190,7 @@ def cut_rows(
         c_constant = ranking.options.c_constant
         layers = zip(prepared.dense, masks, _sensitivities(ranking))
         rows = [masked_rows(*layer, c_constant=c_constant) for layer in layers]
-    return with_spared(ranking.spared, prepared.dense, rows) if ranking.spared else rows, choice
+    return rows, choice
 
 
 def _masks(

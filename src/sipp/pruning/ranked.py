@@ -41,7 +41,6 @@ class Ranking:
     is_thinned: bool = False  # a score of 0 marks a weight that was pruned earlier and stays pruned
     floor: float | None = None  # under rows and layers; None: they may lose all weights
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
-    spared: tuple[Tensor, ...] = ()  # bool (F) per weight: rows that are not pruned and not in the budget; (): none
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
     chosen_by_points: bool = True  # whether points chose the weights; False: they serve statements only
     method_keys: frozenset[str] = frozenset()  # keys of other points that the method read

@@ -16,7 +16,6 @@ from sipp.inputs import Batch, Data, fresh, points_at, to_rows, warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import blend_inputs
 from sipp.pruning.ranked import BlendInputs, Ranking, is_like_a_language_model
-from sipp.pruning.spared_rows import rows_of_rare_experts
 from sipp.results import PruneOptions, check, pattern_of
 from sipp.scoring import (
     MethodInfo,
@@ -57,8 +56,6 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
     plan = _plan(task, options, info, statements=statements)
-    has_experts = any(layer.is_expert for layer in task.layers)
-    spared = rows_of_rare_experts(plan.method_task) if has_experts and info.needs_data else ()
     method_scores = None
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
@@ -80,7 +77,6 @@ def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, st
         why_no_sensitivities=plan.why_no_sensitivities,
         sample=sample,
         floor=floor_of(options),
-        spared=spared,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=blend,
         chosen_by_points=info.needs_data,

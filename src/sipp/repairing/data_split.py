@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sipp.errors import DataError
 from sipp.inputs import (
@@ -53,6 +53,10 @@ class DataSplit:
     @property
     def validation(self) -> list[Batch]:
         return [self.batches[i] for i in range(self.n_fit_batches, len(self.batches))]
+
+    def test_error(self, dense: nn.Module, other: nn.Module) -> float | None:
+        """The error of the output on the test points; None if there are none."""
+        return output_error(dense, other, self.test) if self.test else None
 
 
 def split_data(dense: nn.Module, data: AnyData) -> DataSplit:
@@ -135,33 +139,28 @@ def in_large_batches(split: DataSplit, widest: int) -> DataSplit:
     `widest` is the largest number of inputs or outputs of a weight.
     """
     fit, validation = (
-        merged_batches(some, max((_room(batch, widest) for batch in some), default=0))
+        merged_batches(some, max((points_at_once(batch, widest) for batch in some), default=0))
         for some in (split.fit, split.validation)
     )
     return replace(split, batches=(*fit, *validation), n_fit_batches=len(fit))
 
 
-def _room(batch: Batch, widest: int) -> int:
-    """How many points like these a GPU takes at once; 0 elsewhere."""
-    inputs = [value for value in tensors_of_inputs(batch).values() if isinstance(value, Tensor) and value.is_cuda]
-    return min((_points_at_once(one, widest) for one in inputs), default=0)
+def points_at_once(batch: Batch, widest: int) -> int:
+    """How many points like these a GPU takes at once; 0 elsewhere.
 
-
-def _points_at_once(inputs: Tensor, widest: int) -> int:
-    """The usual batch size; for tokens possibly more, if the network is so narrow that its outputs are small."""
-    n_points = points_per_batch(inputs, inputs.device)
-    if not is_tokens(inputs):
-        return n_points
-    memory = torch.cuda.get_device_properties(inputs.device).total_memory
-    return max(n_points, sequences_at_once(inputs.shape[1], widest, memory))
+    The usual batch size; for tokens possibly more, if the network is so narrow that its outputs are small.
+    """
+    counts = []
+    for inputs in tensors_of_inputs(batch).values():
+        if inputs.is_cuda:
+            counts.append(points_per_batch(inputs, inputs.device))
+            if is_tokens(inputs):
+                memory = torch.cuda.get_device_properties(inputs.device).total_memory
+                counts[-1] = max(counts[-1], sequences_at_once(inputs.shape[1], widest, memory))
+    return min(counts, default=0)
 
 
 def sequences_at_once(length: int, widest: int, memory: int) -> int:
     """How many sequences of this length pass a block at once on a GPU with `memory` bytes."""
     n_bytes = min(BATCH_BYTES, int(memory * BATCH_MEMORY_SHARE))
     return n_bytes // (N_LAYERS_ALIVE * numerics.SCORE_DTYPE.itemsize * widest * length)
-
-
-def error_on_test_points(dense: nn.Module, other: nn.Module, split: DataSplit) -> float | None:
-    """The error of the output on the test points; None if there are none."""
-    return output_error(dense, other, split.test) if split.test else None

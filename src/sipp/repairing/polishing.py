@@ -99,8 +99,8 @@ def polish(
     *,
     steps: int,
     learning_rate: float,
-    seed: int,
     progress: bool,
+    seed: int = 0,
 ) -> tuple[Polish, float | None]:
     """Trains `repaired` in place; returns what the steps did, and its output error on the validation points.
 

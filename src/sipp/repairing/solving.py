@@ -1,8 +1,8 @@
 """Least squares of many rows at once, each restricted to its own kept weights, with a ridge.
 
-Row f wants the c with  c_j = 0 off its mask  that minimises  c A c - 2 c.r + ridge * sum_j A_jj c_j^2.
-With A scaled to a unit diagonal and H = (A + ridge I)^-1 there are two exact solutions, each with a Cholesky per row:
-    kept side:     solve the kept rows and columns of A + ridge I;
+Row f wants the c with  c_j = 0 off its mask  that minimises  c A c - 2 c.r,  where A = X'X + ridge I.
+With A scaled to a unit diagonal and H = A^-1 there are two exact solutions, each with a Cholesky per row:
+    kept side:     solve the kept rows and columns of A;
     removed side:  c = r H - m H, where m is supported on the removed weights and makes c zero there:  H_mm m = (r H)_m.
 The smaller side is used, so a row costs at most (K/2)^3 / 3 products, and one that keeps everything almost nothing.
 Conjugate gradients on many rows at once are used if they cost less: on a GPU, and for large K.
@@ -34,15 +34,14 @@ FACTOR_COST = {"cpu": 9.0, "cuda": 20.0}
 LAUNCH_COST = {"cpu": 0.0, "cuda": 3e9}
 
 
-def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, added_G: Tensor | None = None) -> Tensor:
+def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge_G: Tensor) -> Tensor:
     """The changes of weights (G x R x K, zero off the masks). Features that never occur are not changed.
 
-    `added_G` is added to the diagonal of A first. If a row's system is not positive definite after rounding, the row
-    becomes NaN if it is factored, and stays at its last good step with conjugate gradients. Right-hand sides should be
-    for changes, not for whole weights, because steps end when little is left to gain.
+    If a row's system is not positive definite after rounding, the row becomes NaN if it is factored, and stays at its
+    last good step with conjugate gradients. Right-hand sides should be for changes, not for whole weights, because
+    steps end when little is left to gain.
     """
-    diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2)
-    diagonal_GK = diagonal_GK if added_G is None else diagonal_GK + added_G[:, None]
+    diagonal_GK = xx_GKK.diagonal(dim1=1, dim2=2) + ridge_G[:, None]
     scale_GK = torch.where(diagonal_GK > 0, diagonal_GK, torch.inf).rsqrt()  # 0 for features that never occur
     wanted_GRK = dx_GRK * scale_GK[:, None]
     n_rows, fan_in = wanted_GRK.shape[1:]
@@ -50,10 +49,10 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge: float, a
     n_kept = mask_NK.sum(1).tolist()  # the only sync with a GPU
     if _is_cheaper_by_steps(n_kept, fan_in, xx_GKK.device):
         small_GKK = scaled_system(xx_GKK, scale_GK)
-        small_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + ridge)
+        small_GKK.diagonal(dim1=1, dim2=2).fill_(1.0)
         return _by_steps(small_GKK, wanted_GRK, mask_GRK).mul_(scale_GK[:, None])
     system_GKK = (xx_GKK * scale_GK[:, :, None]).mul_(scale_GK[:, None, :])
-    system_GKK.diagonal(dim1=1, dim2=2).fill_(1.0 + ridge)
+    system_GKK.diagonal(dim1=1, dim2=2).fill_(1.0)
     found_NK = torch.zeros_like(wanted_NK)
     by_kept = {i: n for i, n in enumerate(n_kept) if 0 < 2 * n <= fan_in}
     _solve_within(system_GKK, wanted_NK, mask_NK, by_kept, n_rows, found_NK)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sipp.repairing.layer_search import LeastSquares, MaskRule
+from sipp.repairing.search import LeastSquares, MaskRule
 from sipp.repairing.solving import cholesky_or_nan
 
 BLOCK = 128  # columns whose weights are compared with each other

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +38,13 @@ class Stream:
     operation: int  # that adds, in the recorded run
 
 
-def streams_in(
-    found: ModelMap, layers: tuple[PrunableLayer, ...], blocks: Sequence[str], *, inputs_differ: bool
-) -> dict[str, Stream]:
+def streams_in(found: ModelMap, layers: tuple[PrunableLayer, ...], *, inputs_differ: bool) -> dict[str, Stream]:
     """By weight, the residual stream to which its layer's output is added and which depends on earlier weights.
 
     The sum must be met before the block of the layer ends. With `inputs_differ`, weights of earlier blocks count too,
     which made the inputs.
     """
+    blocks = () if found.blocks is None else found.blocks.names
     streams, ends = {}, [found.run.calls_of[name][0].stop for name in blocks]
     for layer in layers:
         one = found.sums.get(weight := output_weight(layer))

@@ -1,119 +1,232 @@
-"""Runs the dense and the pruned network on the same points, and sums all that the fit of a few weights needs.
+"""What least squares needs of a layer: sums over the patches that both networks meet at it (T21).
 
-Both networks' outputs of a layer are compared at the same patches of the same points. Each network has its own inputs
-there, so that a fit also compensates for the errors of earlier layers. Where a layer's output is added to a residual
-stream, the error of the stream counts as the layer's own.
+For one row: patches x_p of the pruned network, gaps d_p = (dense output) - (pruned output), and a correction (c, b) of
+its kept weights and its intercept. The squared error over n patches is
+    sum_p (d_p - c x_p - b)^2 = dd - 2 c.dx - 2 b d + c xx c + 2 b c.x + n b^2,
+with dd, dx, d, xx, x the sums of products. Both outputs are those at the same patch of the same point, each network
+with its own inputs, so that a fit also compensates for the errors of earlier layers. Where a layer's output is added to
+a residual stream, the error of the stream counts as the layer's own (`streams.py`).
+
+The sums are float64, so chunks of any size may be added. The products of a chunk are float32, which would lose the
+variation of inputs that lie far from 0: their mean is subtracted first and added back in float64. Where a GPU
+multiplies TF32 several times as fast, a large xx is made of two TF32 products: each number is the sum of its 10 leading
+bits, which TF32 holds exactly, and a rest. Other sums would take three products, which gain nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sipp.inputs import (
-    Batch,
-    StopForward,
-    Weight,
-    WeightUse,
-    n_groups_of,
-    n_patches_of,
-    n_rows_of,
-    rows_of,
-    split_windows,
-    to_rows,
-)
-from sipp.repairing.moments import Moments, WeightMoments, gains_by_split, lie_far, squared
-from sipp.repairing.parts import Part, Side
-from sipp.repairing.streams import Stream, reading, stream_as_use
+from sipp.inputs import Weight, WeightUse, n_groups_of, n_patches_of, n_rows_of, rows_of, split_windows, to_rows
 from sipp.results import numerics
 
-NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
 FEWEST_POSITIONS = 4  # left along an axis that is subsampled
 
+FAR = 16.0  # standard deviations: a mean closer to 0 costs float32 at most two of seven digits, and is not subtracted
+TELLING = 8  # the fewest patches that show how far from 0 the inputs lie
+ENOUGH = 256  # about as many patches are looked at
 
-@dataclass(frozen=True)
-class Both:
-    """The dense network and the pruned one, whose weights change as they are fitted."""
-
-    dense: Side
-    pruned: Side
-    weights: Mapping[str, Weight]
-    n_uses: Mapping[str, int]  # of each weight in a run; not of those whose number may depend on the inputs
-    streams: Mapping[str, Stream]  # by weight: those that are corrected
-    n_fit_batches: int  # they come first; the others validate
-    chunk_bytes: int
-    far: dict[str, bool] = field(default_factory=dict)  # whether the inputs of a weight lie far from 0
-
-    @property
-    def n_points(self) -> int:
-        return sum(batch.n_points for batch in self.dense.batches)
-
-
-def sums_of(both: Both, part: Part, names: Sequence[str]) -> dict[str, WeightMoments]:
-    """The sums of some weights of a part that have the same input, with the pruned network as it is now."""
-    sums = {name: WeightMoments() for name in names}
-    for i in range(len(both.dense.batches)):
-        dense, pruned = (_met(both, side, part, names, i) for side in (both.dense, both.pruned))
-        known = None  # the sums over inputs that the weight before has made
-        for name in names:
-            uses, other_uses = dense.uses[name], pruned.uses[name]
-            streams = _stream_gap(both, name, dense, pruned, i)
-            if [u.windows.shape for u in uses] != [u.windows.shape for u in other_uses] or streams is None:
-                sums[name].obstacle = NOT_ALIGNED
-            for one in zip(uses, other_uses, streams or ()) if not sums[name].obstacle else ():
-                shares = len(names) > 1
-                known = _add(both, sums[name], both.weights[name], i, one, known, shares=shares)
-    return sums
+FAST_TF32 = ((8, 0), (9, 0), (10, 0))  # compute capabilities of GPUs that multiply TF32 much faster than float32
+FEWEST_SPLIT = 1 << 32  # multiplications: smaller products take as long as their launches
+LEADING_BITS = -(1 << 13)  # of a float32: sign, exponent and the 10 bits of the mantissa that TF32 has
 
 
 @dataclass
-class _Met:
-    """What a run has met: the uses of some weights, with copies of what they read, and streams."""
+class Moments:
+    """The sums for R rows of each of G groups; they grow with `add_inputs` and `add_rows`."""
 
-    uses: dict[str, list[WeightUse]]
-    streams: dict[str, Tensor] = field(default_factory=dict)
+    xx_GKK: Tensor
+    dx_GRK: Tensor
+    x_GK: Tensor
+    d_GR: Tensor
+    dd_GR: Tensor
+    yy_GR: Tensor  # squares of the dense output without its bias; errors are relative to it
+    n: float  # patches that are real
+
+    @staticmethod
+    def zeros(n_groups: int, n_rows: int, fan_in: int, device: torch.device) -> Moments:
+        """No patches yet; `n_rows` of each group."""
+        g, r, k = n_groups, n_rows, fan_in
+        shapes = (g, k, k), (g, r, k), (g, k), (g, r), (g, r), (g, r)
+        sizes = [math.prod(shape) for shape in shapes]
+        parts = torch.zeros(sum(sizes), dtype=numerics.BOUND_DTYPE, device=device).split(
+            sizes
+        )  # one launch for all of them
+        xx, dx, x, d, dd, yy = (part.view(shape) for part, shape in zip(parts, shapes))
+        return Moments(xx, dx, x, d, dd, yy, 0.0)
+
+    def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor, mean_GK1: Tensor | None = None, n: int = 0) -> None:
+        """Adds the sums that do not depend on the rows, of n patches from which `mean_GK1` was subtracted, if given."""
+        self.xx_GKK += xx_GKK
+        self.x_GK += x_GK
+        if mean_GK1 is not None:
+            mean_GK1, x_GK1 = mean_GK1.to(numerics.BOUND_DTYPE), x_GK[..., None].to(numerics.BOUND_DTYPE)
+            crossed_GKK = (x_GK1 + n / 2 * mean_GK1) @ mean_GK1.mT
+            self.xx_GKK += crossed_GKK + crossed_GKK.mT
+            self.x_GK += n * mean_GK1[..., 0]
+
+    def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
+        """Adds the sums that depend on the rows: of patches, gaps and dense outputs, all of them 0 at padding."""
+        self.dx_GRK += gap_GRP @ patches_GKP.mT
+        gap_GR = gap_GRP.sum(-1)
+        if mean_GK1 is not None:
+            self.dx_GRK += gap_GR[..., None].to(numerics.BOUND_DTYPE) @ mean_GK1.mT.to(numerics.BOUND_DTYPE)
+        self.d_GR += gap_GR
+        self.dd_GR += gap_GRP.square().sum(-1)
+        self.yy_GR += dense_GRP.square().sum(-1)
+
+    def rows(self, at: Tensor) -> Moments:
+        """The sums of a few rows of each group."""
+        d_GR, dd_GR, yy_GR = self.d_GR[:, at], self.dd_GR[:, at], self.yy_GR[:, at]
+        return Moments(self.xx_GKK, self.dx_GRK[:, at], self.x_GK, d_GR, dd_GR, yy_GR, self.n)
+
+    def aimed(self, a: float) -> Moments:
+        """The sums with all gaps scaled by the error feedback a (T21)."""
+        return self if a == 1 else replace(self, dx_GRK=a * self.dx_GRK, d_GR=a * self.d_GR, dd_GR=a * a * self.dd_GR)
+
+    def centred(self) -> tuple[Tensor, Tensor]:
+        """xx and dx about the means, for least squares with a free intercept."""
+        xx_GKK = self.xx_GKK - self.x_GK[:, :, None] * self.x_GK[:, None, :] / self.n
+        return xx_GKK, self.dx_GRK - self.d_GR[..., None] * self.x_GK[:, None, :] / self.n
+
+    def intercept(self, change_GRK: Tensor) -> Tensor:
+        """The best intercept (G x R) for a change of weights: the mean residual."""
+        return (self.d_GR - (change_GRK @ self.x_GK[..., None])[..., 0]) / self.n
+
+    def error(self, change_GRK: Tensor, shift_GR: Tensor) -> Tensor:
+        """The squared error (G x R) of the rows with these changes of weights and intercepts."""
+        by_x_GR = (change_GRK @ self.x_GK[..., None])[..., 0]
+        quadratic_GR = ((change_GRK @ self.xx_GKK - 2 * self.dx_GRK) * change_GRK).sum(-1)
+        found_GR = self.dd_GR + quadratic_GR + shift_GR * (2 * by_x_GR - 2 * self.d_GR + self.n * shift_GR)
+        return found_GR.clamp(min=0)
 
 
-def _met(both: Both, side: Side, part: Part, names: Sequence[str], i: int) -> _Met:
-    """Runs a part of one network on batch i as far as it is needed."""
-    met = _Met({name: [] for name in names})
-    streams = {name: both.streams[name] for name in names if name in both.streams}
-    n_left = sum(both.n_uses[name] for name in names) if all(name in both.n_uses for name in names) else math.inf
-    last: tuple[Tensor, Tensor] | None = None  # the windows of the last use, as they were given and as they are kept
-
-    def stop_at_last() -> None:
-        if n_left == 0 and len(met.streams) == len(streams):
-            raise StopForward
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        nonlocal n_left, last
-        if weight.name not in met.uses:
-            return
-        use = thinned(use, weight, both.n_points, i)
-        if last is None or not _are_same(last[0], use.windows):  # the weights of a group read the same
-            last = use.windows, use.windows if use.is_own_copy else use.windows.clone()
-        met.uses[weight.name].append(replace(use, windows=last[1]))
-        n_left -= 1
-        stop_at_last()
-
-    def on_stream(name: str, stream: Tensor) -> None:
-        met.streams[name] = stream
-        stop_at_last()
-
-    with reading(side.model, streams, on_stream) if streams else nullcontext():
-        side.run(part, i, side.layers_of(names), on_use)
-    return met
+RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
 
 
-def _are_same(a: Tensor, b: Tensor) -> bool:
-    """Whether these are views of the same numbers."""
-    return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
+@dataclass(frozen=True)
+class UsePair:
+    """One use of a weight in both networks, with the gap between the streams that its output is added to."""
+
+    dense: WeightUse
+    pruned: WeightUse
+    stream: WeightUse | None
+
+
+InputSums = tuple[Tensor, Moments]  # the windows of a use, and the sums over them that do not depend on rows
+
+
+@dataclass
+class WeightSums:
+    """The sums of one weight on the fit points and on the validation points, per block of rows."""
+
+    weight: Weight
+    shares: bool  # other weights have the same input: the sums over it are made once
+    chunk_bytes: int
+    allow_tf32: bool
+    fit: dict[RowBlock, Moments] = field(default_factory=dict)
+    validation: dict[RowBlock, Moments] = field(default_factory=dict)
+    obstacle: str = ""  # why the sums cannot be used
+    is_far: bool | None = None  # whether its inputs lie far from 0; None: nothing has shown it yet
+
+    def add(
+        self, into: dict[RowBlock, Moments], pair: UsePair, dense: Tensor, pruned: Tensor, known: InputSums | None
+    ) -> InputSums | None:
+        """Adds one use to the fit or the validation sums of the weight with these values in the two networks.
+
+        `known` are the sums over the input of the last use; those of this one are returned if they are shared. Products
+        are in float32, or in float64 like the inputs; sums are float64.
+        """
+        use, weight, allow_tf32 = pair.pruned, self.weight, self.allow_tf32
+        dtype = (
+            numerics.BOUND_DTYPE
+            if numerics.BOUND_DTYPE in (use.windows.dtype, pair.dense.windows.dtype)
+            else numerics.SCORE_DTYPE
+        )
+        dense_GRK, rows_GRK = (
+            to_rows(weight, values)[rows_of(use, weight)].unflatten(0, (use.windows.shape[1], -1)).to(dtype)
+            for values in (dense, pruned)
+        )
+        n_groups, n_rows, fan_in = rows_GRK.shape
+        key, device = (use.row_start, n_groups * n_rows, n_groups), rows_GRK.device
+        if key not in into:
+            into[key] = Moments.zeros(n_groups, n_rows, fan_in, device)
+        moments = into[key]
+        shared = known[1] if known is not None and known[0] is use.windows else None
+        here = shared if shared is not None else moments
+        if self.shares and shared is None:
+            here = Moments.zeros(n_groups, 0, fan_in, device)
+        is_padded = use.counts_B is not None or use.real_BP is not None
+        for dense_GKP, patches_GKP, stream_GRP in _patches(weight, pair, dtype, self.chunk_bytes):
+            with numerics.exact_matmul(use.windows, pruned, allow_tf32=allow_tf32):
+                target_GRP = dense_GRK @ dense_GKP
+                target_GRP = target_GRP if stream_GRP is None else target_GRP.add_(stream_GRP)
+                gap_GRP = target_GRP - rows_GRK @ patches_GKP
+            mean_GK1, n_patches = None, patches_GKP.shape[-1]
+            if not is_padded:  # padding has to stay 0
+                self.is_far = lie_far(patches_GKP) if self.is_far is None else self.is_far
+                mean_GK1 = patches_GKP.mean(-1, keepdim=True) if self.is_far else None
+                patches_GKP = patches_GKP if mean_GK1 is None else patches_GKP - mean_GK1
+            if shared is None:
+                operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
+                splits = not allow_tf32 and gains_by_split(use.windows, fan_in**2 * n_patches)
+                with numerics.exact_matmul(*operands, allow_tf32=allow_tf32 or splits):
+                    xx_GKK = squared(patches_GKP, is_split=splits)
+                here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
+            with numerics.exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
+                moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
+        if here is not moments:
+            moments.add_inputs(here.xx_GKK, here.x_GK)
+        moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
+        return (use.windows, here) if self.shares else None
+
+    def solvable(self) -> tuple[list[RowBlock], str]:
+        """The blocks of rows in order, and why they cannot be solved; empty if they can."""
+        if self.obstacle:
+            return [], self.obstacle
+        if not self.fit or self.fit.keys() != self.validation.keys():
+            return [], "no inputs reach it"
+        keys, stop = sorted(self.fit), 0
+        for start, n_rows, _ in keys:
+            if start < stop:
+                return [], "its uses take rows that overlap"
+            stop = start + n_rows
+        looked_at = [part[key] for part in (self.fit, self.validation) for key in keys]
+        if any(moments.n == 0 for moments in looked_at):
+            return [], "no inputs reach it"
+        squares = torch.stack([one.sum() for m in looked_at for one in (m.xx_GKK, m.dd_GR, m.yy_GR)])
+        # all sums are finite if those of squares are; inf and nan stay in a sum
+        return (keys, "") if math.isfinite(squares.sum()) else ([], "its outputs or their squares are not finite")
+
+
+def _patches(
+    weight: Weight, pair: UsePair, dtype: torch.dtype, chunk_bytes: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """The patches of both networks (G x K x P) and the gap between their streams (G x R x P), in chunks."""
+    n_rows_per_group = n_rows_of(pair.pruned, weight) // n_groups_of(pair.pruned)
+    per_window = numerics.BOUND_DTYPE.itemsize * (2 * weight.fan_in + 3 * n_rows_per_group)
+
+    def chunks(use: WeightUse) -> Iterator[Tensor]:
+        for _, windows in split_windows(use, bytes_per_window=per_window, chunk_bytes=chunk_bytes):
+            yield _ordered(windows, use.n_position_dims, dtype)
+
+    for dense_GKP, patches_GKP in zip(chunks(pair.dense), chunks(pair.pruned)) if pair.stream is None else ():
+        yield dense_GKP, patches_GKP, None
+    if pair.stream is not None:
+        yield from zip(chunks(pair.dense), chunks(pair.pruned), chunks(pair.stream))
+
+
+def _ordered(windows: Tensor, n_position_dims: int, dtype: torch.dtype) -> Tensor:
+    """The windows as patches_GKP, in the order of `patches_of`; those of a linear layer are a view, not a copy."""
+    n_last = 2 + n_position_dims
+    ordered = windows.permute(1, *range(n_last, windows.ndim), 0, *range(2, n_last))
+    return ordered.reshape(windows.shape[1], windows.shape[n_last:].numel(), -1).to(dtype)
 
 
 def thinned(use: WeightUse, weight: Weight, n_points: int, phase: int) -> WeightUse:
@@ -126,7 +239,7 @@ def thinned(use: WeightUse, weight: Weight, n_points: int, phase: int) -> Weight
     return replace(use, windows=use.windows[(slice(None), slice(None), *taken)])
 
 
-def _strides(sizes: Sequence[int], too_many: int) -> tuple[int, ...]:
+def _strides(sizes: Sequence[int], too_many: int) -> list[int]:
     """Strides, powers of two, that subsample positions by a factor of at most `too_many`; 1 for sequences."""
     strides = [1] * len(sizes)
     while len(sizes) > 1 and 2 * math.prod(strides) <= too_many:
@@ -134,117 +247,31 @@ def _strides(sizes: Sequence[int], too_many: int) -> tuple[int, ...]:
         if sizes[axis] // strides[axis] < 2 * FEWEST_POSITIONS:
             break
         strides[axis] *= 2
-    return tuple(strides)
+    return strides
 
 
-def _stream_gap(both: Both, name: str, dense: _Met, pruned: _Met, i: int) -> list[WeightUse | None] | None:
-    """By use, the dense stream minus the pruned one, like the layer's output; None if they cannot be compared."""
-    if name not in both.streams:
-        return [None] * len(dense.uses[name])
-    found = dense.streams.get(name), pruned.streams.get(name)
-    if found[0] is None or found[1] is None or found[0].shape != found[1].shape or len(dense.uses[name]) != 1:
+def lie_far(patches_GKP: Tensor) -> bool | None:
+    """Whether a feature lies far from 0 compared with its variation; None: too few patches."""
+    if (n_patches := patches_GKP.shape[-1]) < TELLING:
         return None
-    like = dense.uses[name][0]
-    use = stream_as_use(both.pruned.model, both.streams[name], found[0] - found[1], like, both.pruned.batches[i])
-    use = thinned(use, both.weights[name], both.n_points, i)
-    is_like = use.windows.shape[: 2 + use.n_position_dims] == like.windows.shape[: 2 + like.n_position_dims]
-    return [use] if is_like else None
+    deviation_GK, mean_GK = torch.std_mean(patches_GKP[..., :: -(-n_patches // ENOUGH) | 1], -1, correction=0)
+    return bool((mean_GK.abs() > FAR * deviation_GK).any())
 
 
-_Uses = tuple[WeightUse, WeightUse, WeightUse | None]  # dense, pruned, and the gap between their streams
+def gains_by_split(inputs: Tensor, n_multiplications: int) -> bool:
+    """Whether an xx of this size is faster as the sum of two TF32 products."""
+    is_large = inputs.is_cuda and inputs.dtype == numerics.SCORE_DTYPE and n_multiplications >= FEWEST_SPLIT
+    return is_large and torch.cuda.get_device_capability(inputs.device) in FAST_TF32
 
 
-def _add(
-    both: Both,
-    sums: WeightMoments,
-    weight: Weight,
-    i: int,
-    uses: _Uses,
-    known: tuple[Tensor, Moments] | None,
-    *,
-    shares: bool,
-) -> tuple[Tensor, Moments] | None:
-    """Adds one use to the sums of a weight; returns its windows with the sums over them, which others may share.
+def squared(patches_GKP: Tensor, *, is_split: bool) -> Tensor:
+    """X X' of patches X; by two TF32 products if it is split.
 
-    `known` are those of the last use. Products are in float32, or in float64 like the inputs; sums are float64.
+    The product of the two rests is left out. At most 2^-19 of each product of two numbers is lost, so that a sum over
+    many patches loses no more than by float32's own rounding.
     """
-    dense_use, use, _ = uses
-    dtype = (
-        numerics.BOUND_DTYPE
-        if numerics.BOUND_DTYPE in (use.windows.dtype, dense_use.windows.dtype)
-        else numerics.SCORE_DTYPE
-    )
-    parameter = both.pruned.model.get_parameter(weight.name)
-    dense_GRK, rows_GRK = (_rows(side.model, weight, use).to(dtype) for side in (both.dense, both.pruned))
-    n_groups, n_rows, _ = rows_GRK.shape
-    into = sums.fit if i < both.n_fit_batches else sums.validation
-    moments = into.setdefault(
-        (use.row_start, n_groups * n_rows, n_groups),
-        Moments.zeros(n_groups, n_rows, weight.fan_in, rows_GRK.device),
-    )
-    shared = known[1] if known is not None and known[0] is use.windows else None
-    here = shared if shared is not None else moments
-    if shares and shared is None:
-        here = Moments.zeros(n_groups, 0, weight.fan_in, rows_GRK.device)
-    is_padded, allow_tf32 = use.counts_B is not None or use.real_BP is not None, both.dense.allow_tf32
-    for dense_GKP, patches_GKP, stream_GRP in _patches(both, weight, uses, dtype):
-        with numerics.exact_matmul(use.windows, parameter, allow_tf32=allow_tf32):
-            target_GRP = dense_GRK @ dense_GKP
-            target_GRP = target_GRP if stream_GRP is None else target_GRP.add_(stream_GRP)
-            gap_GRP = target_GRP - rows_GRK @ patches_GKP
-        mean_GK1 = None
-        if not is_padded and _lies_far(both, weight, patches_GKP):  # padding has to stay 0
-            mean_GK1 = patches_GKP.mean(-1, keepdim=True)
-            patches_GKP = patches_GKP - mean_GK1
-        if shared is None:
-            n_patches = patches_GKP.shape[-1]
-            operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
-            n_products = weight.fan_in**2 * n_patches
-            splits = not allow_tf32 and gains_by_split(use.windows.device, use.windows.dtype, n_products)
-            with numerics.exact_matmul(*operands, allow_tf32=allow_tf32 or splits):
-                xx_GKK = squared(patches_GKP, is_split=splits)
-            here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
-        with numerics.exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
-            moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
-    if here is not moments:
-        moments.add_inputs(here.xx_GKK, here.x_GK)
-    moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
-    return (use.windows, here) if shares else None
-
-
-def _patches(
-    both: Both, weight: Weight, uses: _Uses, dtype: torch.dtype
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """The patches of both networks (G x K x P) and the gap between their streams (G x R x P), in chunks."""
-    n_rows_per_group = n_rows_of(uses[1], weight) // n_groups_of(uses[1])
-    per_window = numerics.BOUND_DTYPE.itemsize * (2 * weight.fan_in + 3 * n_rows_per_group)
-
-    def chunks(use: WeightUse) -> Iterator[Tensor]:
-        for _, windows in split_windows(use, bytes_per_window=per_window, chunk_bytes=both.chunk_bytes):
-            yield _ordered(windows, use.n_position_dims, dtype)
-
-    dense_use, use, stream = uses
-    for dense_GKP, patches_GKP in zip(chunks(dense_use), chunks(use)) if stream is None else ():
-        yield dense_GKP, patches_GKP, None
-    if stream is not None:
-        yield from zip(chunks(dense_use), chunks(use), chunks(stream))
-
-
-def _ordered(windows: Tensor, n_position_dims: int, dtype: torch.dtype) -> Tensor:
-    """The windows as patches_GKP, in the order of `patches_of`; those of a linear layer are a view, not a copy."""
-    n_last = 2 + n_position_dims
-    ordered = windows.permute(1, *range(n_last, windows.ndim), 0, *range(2, n_last))
-    return ordered.reshape(windows.shape[1], windows.shape[n_last:].numel(), -1).to(dtype)
-
-
-def _lies_far(both: Both, weight: Weight, patches_GKP: Tensor) -> bool:
-    """Whether the weight's inputs lie far from 0; decided once."""
-    if weight.name not in both.far and (found := lie_far(patches_GKP)) is not None:
-        both.far[weight.name] = found
-    return both.far.get(weight.name, False)
-
-
-def _rows(model: nn.Module, weight: Weight, use: WeightUse) -> Tensor:
-    """The rows of the use's groups (G x R x K) in the current model."""
-    rows_FK = to_rows(weight, model.get_parameter(weight.name).detach())
-    return rows_FK[rows_of(use, weight)].unflatten(0, (use.windows.shape[1], -1))
+    if not is_split:
+        return patches_GKP @ patches_GKP.mT
+    leading_GKP = (patches_GKP.view(torch.int32) & LEADING_BITS).view(numerics.SCORE_DTYPE)
+    crossed_GKK = leading_GKP @ (patches_GKP - leading_GKP).mT
+    return (leading_GKP @ leading_GKP.mT).add_(crossed_GKK).add_(crossed_GKK.mT)

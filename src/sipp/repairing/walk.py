@@ -1,49 +1,190 @@
-"""The walk of a repair: fits the layers of a pruned network to the dense one, in the order of execution (T21).
+"""The walk of a repair: brings a pruned network closer to the dense one, layer by layer, without labels (T21).
 
     for each part of the network (a block; the whole network, if it has no blocks):          parts.py
         for each group of weights with the same input (query, key and value):
             run both networks on the same points, and sum all that least squares needs       sums.py, streams.py
-            fit mask and values of each weight from its sums                                 layer_fit.py
+            find mask and values of each weight from its sums                                fit.py
         keep what the part gives in each network: there the next one begins
 
-What is what in the network, the map says (`inputs/trace.py`). Each layer gets the inputs x of the network pruned so
-far. Its target is  W x + a (dense output - W x), where a is the error feedback: a = 0 repeats the dense layer W on its
-new inputs, a = 1 compensates the whole error of earlier layers. Where the output is added to a residual stream, the
-error of the stream is compensated too. No labels, no training.
+So a layer is fitted on the inputs x that it gets in the network repaired so far. What it is to give is
+W x + a (dense output - W x), where a is the error feedback: a = 0 repeats the dense layer W on its new inputs, a = 1
+compensates the whole error of earlier layers. Where the output is added to a residual stream, the error of the stream
+is compensated too.
+
+The search for mask and weights, the refit under fixed masks, and the methods of others walk alike; `FitTask` says what
+differs. `prune_on_disk` walks part by part, with the states between two blocks in files.
 """
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import Batch, ModelMap, PrunableLayer, Weight, copy_of, find_prunable_layers, trace_layers
+from sipp.inputs import (
+    Batch,
+    ModelMap,
+    PrunableLayer,
+    StopForward,
+    Weight,
+    WeightUse,
+    copy_of,
+    find_prunable_layers,
+    from_rows,
+    output_error,
+    read_uses,
+    to_rows,
+    trace_layers,
+)
 from sipp.native import memory
-from sipp.progress import Advance, fit_cost
-from sipp.pruning import MOST_WEIGHTS_OF_SMALL
-from sipp.repairing.layer_fit import LayerTask, fit_layer, leave_unfitted
-from sipp.repairing.parts import Part, Side, States, StatesInMemory, parts_of
-from sipp.repairing.streams import Stream, streams_in
-from sipp.repairing.sums import Both, sums_of
-from sipp.results import FittedLayer, numerics
+from sipp.progress import Advance, fit_cost, nothing, progress_bar
+from sipp.pruning import (
+    MOST_WEIGHTS_OF_SMALL,
+    Ranking,
+    even_layers,
+    is_like_a_language_model,
+    largest,
+    largest_above_floor,
+)
+from sipp.repairing.data_split import DataSplit, in_large_batches
+from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
+from sipp.repairing.parts import Part, Side, States, StatesInMemory, groups_in, parts_in
+from sipp.repairing.streams import Stream, reading, stream_as_use, streams_in
+from sipp.repairing.sums import InputSums, UsePair, WeightSums, thinned
+from sipp.results import ChunkBytes, FittedLayer, Pattern, Repair, Repaired, RepairMethod, numerics
+from sipp.scoring import chunk_bytes_on
 
 Masks = Mapping[str, Tensor]
+UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
+NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
+SAME_BUDGET = 0.01  # relative: closer budgets count as the same, and the first masks stay
+
+
+def apply_repairs(
+    ranking: Ranking,
+    masks: Masks,
+    split: DataSplit,
+    repairs: Sequence[RepairMethod],
+    *,
+    start: nn.Module | None = None,
+    progress: bool = False,
+) -> Repaired:
+    """Runs the repairs one after the other (see `repairs_of`) and returns the result of the last one.
+
+    It keeps as many weights as `masks` do. `start` is the pruned network; None means the dense weights under the
+    masks.
+    """
+    for method in repairs:
+        repaired = repair_network(
+            ranking.model,
+            masks,
+            split,
+            method,
+            pattern=ranking.pattern,
+            keeps_rows=ranking.floor is not None,
+            start=start,
+            chunk_bytes=ranking.options.scoring.chunk_bytes,
+            progress=progress,
+        )
+        start, masks = repaired.model, repaired.masks
+    return repaired
+
+
+def repair_network(
+    dense: nn.Module,
+    masks: Masks,
+    split: DataSplit,
+    method: RepairMethod = "joint",
+    *,
+    pattern: Pattern | None = None,
+    keeps_rows: bool = False,
+    start: nn.Module | None = None,
+    chunk_bytes: ChunkBytes = "auto",
+    progress: bool = False,
+) -> Repaired:
+    """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
+
+    `start` is the pruned network; None: the dense values under the masks. A refit begins with its values. The result is
+    compared with it on the validation points, and undone if it is worse. Weights that are 0 in the dense network and
+    not in the masks stay 0; with `keeps_rows`, no row dies that has a weight in the masks.
+    """
+    is_refit = method == "refit"
+    split = in_large_batches(split, max((max(len(mask), mask[0].numel()) for mask in masks.values()), default=1))
+    memory.give_back_freed()
+    cost = sum(fit_cost(mask.shape) for mask in masks.values())
+    title = "repairing" if is_refit else "finding masks and weights"
+    with progress_bar(title, cost, shown=progress, in_percent=True) as advance:
+        error_before, test_before = _errors(dense, _unrepaired(dense, masks, start), split)
+        model = _unrepaired(dense, masks, start) if is_refit else copy_of(dense)
+        ours, theirs = (Side(one, split.batches, StatesInMemory(len(split.batches))) for one in (dense, model))
+        n_bytes = chunk_bytes_on(chunk_bytes, numerics.device_of(dense))
+        traced = dense, split.batches[0]
+        walk = walk_of(ours, theirs, masks, split.n_fit_batches, n_bytes, traced=traced, corrects=method not in PEERS)
+        is_large = is_like_a_language_model(list(walk.weights.values()), masks)
+        task = fit_task(method, pattern, is_large=is_large, keeps_rows=keeps_rows)
+        between = method == "joint" and pattern is None
+        first_masks = masks_between(dense, walk.weights.values(), masks, keeps_rows=keeps_rows) if between else masks
+        fitted, layers = fit_parts(walk, task, parts_in(walk.map, masks), first_masks, advance)
+        memory.give_back_freed()
+        error_after, test_after = _errors(dense, model, split)
+    is_undone = False
+    if method not in PEERS and error_before is not None and error_after is not None:
+        is_undone = not error_after <= error_before
+    if is_undone:
+        error_after, test_after = error_before, test_before
+        model, fitted = _unrepaired(dense, masks, start), dict(masks)
+        layers = [leave_unfitted(model, layer.name, masks[layer.name], "undone") for layer in layers]
+    moved = ((fitted[layer.name] & ~masks[layer.name]).sum() for layer in layers)
+    n_fit, n_validation, n_test = (sum(b.n_points for b in some) for some in (split.fit, split.validation, split.test))
+    record = Repair(
+        layers=tuple(replace(layer, n_moved=int(n)) for layer, n in zip(layers, moved)),
+        n_fit=n_fit,
+        n_validation=n_validation,
+        n_test=n_test,
+        output_before=test_before,
+        output_refit=test_after,
+        output_after=test_after,
+        output_validation=error_after,
+        polish=None,
+        undone=UNDONE if is_undone else "",
+        way=method,
+    )
+    return Repaired(model, fitted, record, split.keys)
+
+
+def _unrepaired(dense: nn.Module, masks: Masks, start: nn.Module | None) -> nn.Module:
+    """A copy of the pruned network: of `start`, or else of the dense one with the weights off the masks set to 0."""
+    model = copy_of(dense if start is None else start)
+    with torch.no_grad():
+        for name, mask in masks.items() if start is None else ():
+            parameter = model.get_parameter(name)
+            parameter.copy_(torch.where(mask, parameter, 0.0))
+    return model
+
+
+def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
+    """The output errors on validation points and on test points; None if there is nothing to compare."""
+    return output_error(dense, model, split.validation), split.test_error(dense, model)
+
+
+# --- The walk ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NetworkTask:
-    """What all fits of a network share."""
+class Walk:
+    """Both networks on the same points. The weights of the pruned one change as they are fitted."""
 
-    dense: nn.Module  # whose outputs are the targets
-    start: nn.Module  # its weights are fitted, and the ridge pulls towards them: the dense network, or the one to refit
-    layers: tuple[PrunableLayer, ...]  # of the dense network; those with masked weights
-    map: ModelMap
-    blocks: tuple[str, ...]
+    dense: Side
+    pruned: Side
+    map: ModelMap  # of the dense network
+    layers: tuple[PrunableLayer, ...]  # of the dense network, with masked weights only
     streams: Mapping[str, Stream]  # that are corrected, by weight
+    n_fit_batches: int  # they come first; the others validate
     chunk_bytes: int
 
     @property
@@ -51,127 +192,216 @@ class NetworkTask:
         """The masked weights by name."""
         return {weight.name: weight for layer in self.layers for weight in layer.weights.values()}
 
-    @property
-    def allow_tf32(self) -> bool:
-        """Whether passes and sums on a GPU may use TF32: if all weights are in half precision, which rounds more.
 
-        A network in float32 is fitted exactly: SmolLM2 loses 1 to 2 % of its perplexity by TF32, for 10 of 40 s.
-        """
-        halves = (torch.float16, torch.bfloat16)
-        return all(self.dense.get_parameter(name).dtype in halves for name in self.weights)
-
-
-def task_for(
-    dense: nn.Module,
+def walk_of(
+    dense: Side,
+    pruned: Side,
     masks: Masks,
-    batch: Batch,
-    *,
+    n_fit_batches: int,
     chunk_bytes: int,
-    start: nn.Module | None = None,
+    *,
+    traced: tuple[nn.Module, Batch],
     corrects: bool = True,
     inputs_differ: bool = False,
-) -> NetworkTask:
-    """The task of fitting the masked weights, with a map of the dense network on a few points of the batch.
+) -> Walk:
+    """The walk of both networks past the masked weights, by a map of a model that is traced: of the dense one, or part.
 
-    `corrects`: the ends of residual blocks compensate the error of the stream. `inputs_differ`: earlier blocks have
-    made the inputs, so that these streams have an error too.
+    `corrects`: the ends of residual blocks compensate the error of the stream. `inputs_differ`: earlier parts have
+    made the inputs of this one, so that these streams have an error too.
     """
-    layers = masked_layers(dense, masks)
-    found = trace_layers(dense, layers, batch)
-    names = () if found.blocks is None else found.blocks.names
-    streams = streams_in(found, layers, names, inputs_differ=inputs_differ) if corrects else {}
-    return NetworkTask(dense, dense if start is None else start, layers, found, names, streams, chunk_bytes)
-
-
-def masked_layers(model: nn.Module, masks: Masks) -> tuple[PrunableLayer, ...]:
-    """The modules that hold masked weights, with only those weights."""
+    model, batch = traced
     layers = find_prunable_layers(model, include=[glob.escape(name) for name in masks])
     chosen = (replace(one, weights={l: w for l, w in one.weights.items() if w.name in masks}) for one in layers)
-    return tuple(layer for layer in chosen if layer.weights)
-
-
-@dataclass(frozen=True)
-class NetworkFit:
-    """A fitted network, its masks, and what was done to its layers, in the order of execution."""
-
-    model: nn.Module
-    masks: dict[str, Tensor]
-    layers: tuple[FittedLayer, ...]
-
-
-def fit_network(
-    task: NetworkTask,
-    layer_task: LayerTask,
-    first_masks: Masks,
-    batches: Sequence[Batch],
-    n_fit_batches: int,
-    *,
-    advance: Advance = lambda n: None,
-) -> NetworkFit:
-    """A copy of the network with the layers of these masks fitted to the first batches, validated on the others.
-
-    `advance` is called with the cost of each weight.
-    """
-    pruned = copy_of(task.start)
-    dense, other = (
-        side_of(task, model, first_masks, batches, StatesInMemory(len(batches))) for model in (task.dense, pruned)
-    )
-    parts = parts_of(task.map, task.blocks, first_masks.keys())
-    return fit_parts(task, layer_task, both_of(task, dense, other, n_fit_batches), parts, first_masks, advance)
+    masked = tuple(layer for layer in chosen if layer.weights)
+    found = trace_layers(model, masked, batch)
+    streams = streams_in(found, masked, inputs_differ=inputs_differ) if corrects else {}
+    return Walk(dense, pruned, found, masked, streams, n_fit_batches, chunk_bytes)
 
 
 def fit_parts(
-    task: NetworkTask,
-    layer_task: LayerTask,
-    both: Both,
-    parts: Sequence[Part],
-    first_masks: Masks,
-    advance: Advance = lambda n: None,
-) -> NetworkFit:
-    """The pruned one of both networks with the weights of these parts fitted in place, part by part."""
-    masks, fitted = dict(first_masks), list[FittedLayer]()
+    walk: Walk, task: FitTask, parts: Sequence[Part], first_masks: Masks, advance: Advance = nothing
+) -> tuple[dict[str, Tensor], list[FittedLayer]]:
+    """Fits the weights of these parts in the pruned network, in place: their masks, and what was done to each.
+
+    `advance` is called with the cost of each weight.
+    """
+    masks, done, weights, model = dict(first_masks), list[FittedLayer](), walk.weights, walk.pruned.model
+    # returning memory costs a small network more than it saves, and on a GPU there is none to return
+    is_large = sum(mask.numel() for mask in masks.values()) > MOST_WEIGHTS_OF_SMALL
+    gives_back = is_large and not any(mask.is_cuda for mask in masks.values())
     n_left = sum(len(part.groups) for part in parts)
     for part in parts:
-        for mask, layer in fit_part(task, layer_task, both, part, first_masks):
-            masks[layer.name] = mask
-            fitted.append(layer)
-            advance(fit_cost(mask.shape))
+        for group in part.groups:
+            if gives_back:
+                memory.give_back_freed()
+            sums = sums_of(walk, part, group)
+            for name in group:
+                place = walk.map.places[name]
+                masks[name], layer = fit_layer(task, model, weights[name], first_masks[name], sums.pop(name), place)
+                done.append(replace(layer, corrects=name in walk.streams))
+                advance(fit_cost(masks[name].shape))
         n_left -= len(part.groups)
-        for side in (both.dense, both.pruned) if n_left else ():
+        for side in (walk.dense, walk.pruned) if n_left else ():
             side.pass_on(part)
-    reached = {layer.name for layer in fitted}
-    for name in (name for name in first_masks if name not in reached):
-        advance(fit_cost(first_masks[name].shape))
-        fitted.append(leave_unfitted(both.pruned.model, task.weights[name], first_masks[name], "no inputs reach it"))
-    return NetworkFit(both.pruned.model, masks, tuple(fitted))
+    reached = {layer.name for layer in done}
+    for name in (name for name in masks if name not in reached):
+        done.append(leave_unfitted(model, name, masks[name], "no inputs reach it"))
+        advance(fit_cost(masks[name].shape))
+    return masks, done
 
 
-def side_of(task: NetworkTask, model: nn.Module, masks: Masks, batches: Sequence[Batch], states: States) -> Side:
-    """One of the two networks, with the layers of these masks."""
-    chosen = (replace(one, weights={l: w for l, w in one.weights.items() if w.name in masks}) for one in task.layers)
-    layers = (replace(layer, module=model.get_submodule(layer.module_name)) for layer in chosen if layer.weights)
-    return Side(model, task.map, tuple(layers), batches, states, task.allow_tf32)
+def repair_part(
+    part: Part,
+    traced: tuple[nn.Module, Batch],
+    models: Sequence[nn.Module],
+    states: Sequence[States],
+    masks: Masks,
+    split: DataSplit,
+    *,
+    pattern: Pattern | None,
+    chunk_bytes: int,
+) -> tuple[dict[str, Tensor], list[FittedLayer]]:
+    """Finds masks and weights of one part of a large network, as `fit_parts` does.
+
+    `models` are the dense network and the pruned one, which is changed in place; `traced` is the part as a model, and
+    its inputs.
+    """
+    ours, theirs = (Side(model, split.batches, kept) for model, kept in zip(models, states))
+    walk = walk_of(ours, theirs, masks, split.n_fit_batches, chunk_bytes, traced=traced, inputs_differ=part.number > 0)
+    task = fit_task("joint", pattern, is_large=True, keeps_rows=False)
+    return fit_parts(walk, task, [replace(part, groups=groups_in(walk.map, masks))], masks)
 
 
-def both_of(task: NetworkTask, dense: Side, pruned: Side, n_fit_batches: int) -> Both:
-    """Both networks, with what the map says of their weights."""
-    is_same_for_all = not task.map.depends_on_values
-    n_uses = {name: n for name, n in task.map.n_uses.items() if n == 1 and is_same_for_all}
-    return Both(dense, pruned, task.weights, n_uses, task.streams, n_fit_batches, task.chunk_bytes)
+# --- Sums over what both networks meet --------------------------------------------------------------------------------
 
 
-def fit_part(
-    task: NetworkTask, layer_task: LayerTask, both: Both, part: Part, first_masks: Masks
-) -> Iterator[tuple[Tensor, FittedLayer]]:
-    """Fits the weights of a part one after the other; yields their masks and what was done."""
-    # returning memory costs a small network more than it saves, and on a GPU there is none to return
-    is_large = sum(mask.numel() for mask in first_masks.values()) > MOST_WEIGHTS_OF_SMALL
-    gives_back = is_large and numerics.device_of(task.dense).type == "cpu"
-    for group in part.groups:
-        if gives_back:
-            memory.give_back_freed()
-        sums = sums_of(both, part, group)
-        for name in group:
-            weight, place = task.weights[name], task.map.places[name]
-            mask, layer = fit_layer(layer_task, both.pruned.model, weight, first_masks[name], sums.pop(name), place)
-            yield mask, replace(layer, corrects=name in both.streams)
+@dataclass
+class _Met:
+    """What a run has met: the uses of some weights, with copies of what they read, and streams."""
+
+    uses: dict[str, list[WeightUse]]
+    streams: dict[str, Tensor]
+
+
+def sums_of(walk: Walk, part: Part, names: Sequence[str]) -> dict[str, WeightSums]:
+    """The sums of some weights of a part that have the same input, with the pruned network as it is now."""
+    shares, weights = len(names) > 1, walk.weights
+    models = walk.dense.model, walk.pruned.model
+    sums = {name: WeightSums(weights[name], shares, walk.chunk_bytes, walk.dense.allow_tf32) for name in names}
+    for i in range(len(walk.dense.batches)):
+        dense, pruned = (_met(walk, side, part, names, i) for side in (walk.dense, walk.pruned))
+        known: InputSums | None = None  # the sums over inputs that the weight before has made
+        for name, one in sums.items():
+            ours, theirs = (model.get_parameter(name).detach() for model in models)
+            uses, other_uses = dense.uses[name], pruned.uses[name]
+            streams = _stream_gap(walk, name, dense, pruned, i)
+            if [u.windows.shape for u in uses] != [u.windows.shape for u in other_uses] or streams is None:
+                one.obstacle = NOT_ALIGNED
+            into = one.fit if i < walk.n_fit_batches else one.validation
+            for pair in map(UsePair, uses, other_uses, streams or ()) if not one.obstacle else ():
+                known = one.add(into, pair, ours, theirs, known)
+    return sums
+
+
+def _met(walk: Walk, side: Side, part: Part, names: Sequence[str], i: int) -> _Met:
+    """Runs a part of one network on batch i as far as it is needed."""
+    met = _Met({name: [] for name in names}, {})
+    streams = {name: walk.streams[name] for name in names if name in walk.streams}
+    is_known = not walk.map.depends_on_values and all(walk.map.n_uses[name] == 1 for name in names)
+    n_left = len(names) if is_known else math.inf
+    last: tuple[Tensor, Tensor] | None = None  # the windows of the last use, as they were given and as they are kept
+
+    def stop_at_last() -> None:
+        if n_left == 0 and len(met.streams) == len(streams):
+            raise StopForward
+
+    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
+        nonlocal n_left, last
+        if weight.name not in met.uses:
+            return
+        use = thinned(use, weight, n_points, i)
+        if last is None or not _are_same(last[0], use.windows):  # the weights of a group read the same
+            last = use.windows, use.windows if use.is_own_copy else use.windows.clone()
+        met.uses[weight.name].append(replace(use, windows=last[1]))
+        n_left -= 1
+        stop_at_last()
+
+    def on_stream(name: str, stream: Tensor) -> None:
+        met.streams[name] = stream
+        stop_at_last()
+
+    n_points = sum(batch.n_points for batch in side.batches)
+    layers = [
+        replace(layer, module=side.model.get_submodule(layer.module_name))
+        for layer in walk.layers
+        if any(weight.name in names for weight in layer.weights.values())
+    ]
+    with reading(side.model, streams, on_stream) if streams else nullcontext():
+        side.run(part, i, lambda batch: read_uses(side.model, layers, batch, on_use, _map_for(walk, batch)))
+    return met
+
+
+def _map_for(walk: Walk, batch: Batch) -> ModelMap | None:
+    """The map where it is needed: padding is left out where patches belong to inputs."""
+    return None if batch.real_BT is None else walk.map
+
+
+def _are_same(a: Tensor, b: Tensor) -> bool:
+    """Whether these are views of the same numbers."""
+    return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
+
+
+def _stream_gap(walk: Walk, name: str, dense: _Met, pruned: _Met, i: int) -> Sequence[WeightUse | None] | None:
+    """By use, the dense stream minus the pruned one, like the layer's output; None if they cannot be compared."""
+    if name not in walk.streams:
+        return [None] * len(dense.uses[name])
+    ours, theirs = dense.streams.get(name), pruned.streams.get(name)
+    if ours is None or theirs is None or ours.shape != theirs.shape or len(dense.uses[name]) != 1:
+        return None
+    side, like = walk.pruned, dense.uses[name][0]
+    use = stream_as_use(side.model, walk.streams[name], ours - theirs, like, side.batches[i])
+    use = thinned(use, walk.weights[name], sum(batch.n_points for batch in side.batches), i)
+    is_like = use.windows.shape[: 2 + use.n_position_dims] == like.windows.shape[: 2 + like.n_position_dims]
+    return [use] if is_like else None
+
+
+# --- How many weights each layer keeps while mask and weights are searched --------------------------------------------
+
+
+def masks_between(dense: nn.Module, weights: Iterable[Weight], masks: Masks, *, keeps_rows: bool) -> dict[str, Tensor]:
+    """The masks to begin a search with, of as many weights as the given ones.
+
+    Each layer keeps the geometric mean of what its mask keeps and of an even share, in its largest weights. A score of
+    the whole network may leave a layer too little to be repaired, and even shares forget what the score knows. In a
+    network that is sparse already, a layer's share refers to the weights it has left.
+    """
+    weights = list(weights)
+    rows = [to_rows(weight, dense.get_parameter(weight.name).detach()) for weight in weights]
+    counts, left = [int(masks[weight.name].sum()) for weight in weights], [int(w.count_nonzero()) for w in rows]
+    shapes = [(weight.n_rows, weight.fan_in) for weight in weights]
+    if sum(left) >= sum(counts):  # a weight with zeros counts as one row of the others
+        shapes = [shape if n == math.prod(shape) else (1, n) for shape, n in zip(shapes, left)]
+    even = even_layers(shapes, sum(counts), least=1 if keeps_rows else 0)
+    shares = _geometric_means(counts, even, [math.prod(shape) for shape in shapes])
+    if all(abs(share - count) <= SAME_BUDGET * count for share, count in zip(shares, counts)):
+        return dict(masks)
+    found = {}
+    for weight, weight_FK, n_kept in zip(weights, rows, shares):
+        size_FK = weight_FK.cpu().abs().to(numerics.SCORE_DTYPE)
+        if keeps_rows:
+            (mask_FK,) = largest_above_floor([size_FK], [size_FK], n_kept, share=0.0)
+        else:
+            (mask_FK,) = largest([size_FK], n_kept)
+        given = masks[weight.name]
+        found[weight.name] = from_rows(weight, mask_FK, given).to(given.device)
+    return found
+
+
+def _geometric_means(counts: Sequence[int], shares: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """The geometric means of both, scaled to the same total; no layer gets more than it has."""
+    means = [math.sqrt(count * share) for count, share in zip(counts, shares)]
+    kept, left, rest = [0] * len(means), sum(counts), sum(means)
+    for i in sorted(range(len(means)), key=lambda i: -means[i] / sizes[i]):
+        kept[i] = min(sizes[i], round(left * means[i] / rest)) if rest > 0 else 0
+        left, rest = left - kept[i], rest - means[i]
+    return kept

@@ -141,7 +141,6 @@ if TYPE_CHECKING:
         record_of as record_of,
     )
     from sipp.results.repair import (
-        Budgets as Budgets,
         FittedLayer as FittedLayer,
         Intercept as Intercept,
         MaskOrigin as MaskOrigin,

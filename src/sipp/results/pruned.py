@@ -270,8 +270,6 @@ def _summary(pruned: PrunedFacts, certified: str = "", *, in_full: bool = False)
         )
     if pruned.kept != pruned.budget:
         why = f"but only {pruned.kept:,} weights have a positive sensitivity"
-        if pruned.kept > pruned.budget:  # what is spared comes beside the budget
-            why = f"and {pruned.kept - pruned.budget:,} more stay: experts that saw too few tokens are left as they are"
         if pruned.draws == "fixed":
             why = "but with draws='fixed' the number kept is random, and at most that on average"
         lines.append(("weights", f"{pruned.budget:,} were asked for, {why}"))

@@ -9,7 +9,6 @@ from sipp.results import words
 from sipp.results.options import RepairMethod
 from sipp.results.sheet import Sheet, Table, shown
 
-Budgets = Literal["given", "between"]  # of layers: the first masks', or half way from these to the same share of all
 Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
 MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
 
@@ -28,8 +27,6 @@ class FittedLayer:
     n_moved: int = 0  # kept weights that were not in the first mask
     ridge: float | None = None  # a share of the mean square of the inputs; None if nothing was refitted with one
     error_before: float | None = None  # of the first mask, unfitted; None if it could not be compared
-    error_first_mask: float | None = None  # refitted; None also if a few rows showed that it is worse
-    error_searched_mask: float | None = None  # refitted
     error_after: float | None = None  # of what was taken
     rounds: int = 0  # of the search
     corrects: bool = False  # the residual stream that its output is added to
@@ -67,8 +64,6 @@ class Repair:
     polish: Polish | None
     undone: str  # why the repair was undone; empty if it was not
     way: RepairMethod = "refit"
-    error_feedback: float | None = None  # how much of the error of earlier layers each layer compensates
-    budgets: str = ""  # how weights are divided among layers; "given": as in the first masks
 
     ALSO_IN_JSON = ("sentence",)
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         PRUNE_FACTOR as PRUNE_FACTOR,
         ScoringTask as ScoringTask,
         calibration_needed as calibration_needed,
-        each_use as each_use,
         factor_of as factor_of,
         task_of as task_of,
     )

@@ -26,8 +26,8 @@ from sipp.inputs import (
     why_not_measured,
 )
 from sipp.progress import progress_bar
-from sipp.pruning import Cut, Ranking, cut, dead_rows, hold_back_points, needs_first_mask_only, rank
-from sipp.repairing import repaired_cut, split_data
+from sipp.pruning import Cut, Ranking, cut, cut_as_given, dead_rows, hold_back_points, needs_first_mask_only, rank
+from sipp.repairing import apply_repairs, split_data
 from sipp.results import Compared, Comparison, Method, PruneOptions, RepairChoice, Scoring, Selector, check, numerics
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
 
@@ -95,7 +95,8 @@ def compare(
                     network_cut, asked = cut(ranking, budgets[keep], seed=seed), ranking.options.repair
                     if repairs := repairs_of(method_of(method), asked):
                         assert split is not None
-                        network_cut, _ = repaired_cut(ranking, network_cut, network_cut.model, split, repairs)
+                        repaired = apply_repairs(ranking, network_cut.masks, split, repairs, start=network_cut.model)
+                        network_cut = cut_as_given(ranking, repaired.model, repaired.masks)
                     rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=bool(asked)))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in calibration.batches())

@@ -18,6 +18,7 @@ from sipp.pruning import (
     Ranking,
     budget_for,
     cut,
+    cut_as_given,
     hold_back_points,
     masks_within,
     n_candidates,
@@ -25,7 +26,7 @@ from sipp.pruning import (
     output_change,
     rank,
 )
-from sipp.repairing import repaired_cut, split_data
+from sipp.repairing import apply_repairs, split_data
 from sipp.results import (
     C_CONSTANT,
     CONFIDENCE,
@@ -127,7 +128,10 @@ def prune(
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
         split = split_data(ranking.model, task.points)  # without new points
-        network_cut, repaired = repaired_cut(ranking, network_cut, start, split, repairs, progress=progress)
+        repaired = apply_repairs(ranking, network_cut.masks, split, repairs, start=start, progress=progress)
+        network_cut = cut_as_given(
+            ranking, repaired.model, repaired.masks, seed=options.seed, budget=budget, choice=network_cut.choice
+        )
     moved = None if repairs else output_change(ranking, network_cut, task)
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired

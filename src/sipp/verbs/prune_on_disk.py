@@ -23,24 +23,9 @@ from sipp.files import file_hash, sha256_of
 from sipp.inputs import AnyData, Batch, Blocks, as_given, copy_of, data_of, point_hashes
 from sipp.native import memory
 from sipp.progress import progress_bar, progress_line
-from sipp.pruning import budget_for, cut, rank, restore_spared, spared_by_name
-from sipp.repairing import (
-    LARGE_ERROR_FEEDBACK,
-    RIDGE,
-    DataSplit,
-    LayerTask,
-    NetworkFit,
-    Part,
-    Side,
-    both_of,
-    fit_parts,
-    parts_of,
-    run_part,
-    side_of,
-    split_batches,
-    task_for,
-)
-from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, check, pattern_of
+from sipp.pruning import budget_for, cut, rank
+from sipp.repairing import DataSplit, Part, Side, repair_part, run_part, split_batches
+from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, check
 from sipp.scoring import checked_method, chunk_bytes_on, refuse_fitted, task_of
 from sipp.storage import BlockFolder, NetworkInFiles, ShardedWeights, file_of_block, sharded_weights, write_shard
 
@@ -232,7 +217,7 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     for name, model in (("dense", dense), ("pruned", pruned)) if i + 1 < len(names) else ():
         if work.repair or name == "dense":
             states = _States(work.output, name, work.blocks)
-            Side(model.network, None, (), work.split.batches, states, allow_tf32=False).pass_on(part)
+            Side(model.network, work.split.batches, states).pass_on(part)
     block_weights = [
         BlockWeight(name, mask.numel(), int(mask.sum()), *errors.get(name, (None, None)))
         for name, mask in masks.items()
@@ -245,10 +230,7 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
 def _cut_and_repaired(
     work: _Work, part: Part, dense: _FromState
 ) -> tuple[_FromState, dict[str, Tensor], dict[str, tuple[float | None, float | None]]]:
-    """The pruned block, its masks, and the errors of its repaired layers, before and after.
-
-    The weights of experts that saw too few tokens stay as they are.
-    """
+    """The pruned block, its masks, and the errors of its repaired layers, before and after."""
     options, batches = work.options, work.batches(part.number)
     data = _ReadOnDemand(len(batches), lambda j: as_given(batches[j]))
     task = task_of(dense, data)
@@ -257,34 +239,19 @@ def _cut_and_repaired(
     pruned: Any = network_cut.model
     if not work.repair:
         return pruned, network_cut.masks, {}
-    spared = spared_by_name(ranking, network_cut.masks)
-    masks = {name: mask & ~spared[name] if name in spared else mask for name, mask in network_cut.masks.items()}
-    pruned, fit = _repaired(work, part, dense, masks)
-    masks = restore_spared(pruned, dense, fit.masks, spared)
-    return pruned, masks, {layer.name: (layer.error_before, layer.error_after) for layer in fit.layers}
-
-
-def _repaired(work: _Work, part: Part, dense: _FromState, masks: dict[str, Tensor]) -> tuple[_FromState, NetworkFit]:
-    """The block with mask and weights found together: one part of the walk, with states in files."""
-    options, pruned = work.options, copy_of(dense)
-    assert isinstance(pruned, _FromState)
-    task = task_for(
-        dense,
-        masks,
-        work.batches(part.number)[0],
+    pruned = copy_of(dense)  # of the dense values: a search begins with them
+    states = [_States(work.output, name, work.blocks) for name in ("dense", "pruned")]
+    masks, layers = repair_part(
+        part,
+        (dense, batches[0]),
+        (dense.network, pruned.network),
+        states,
+        network_cut.masks,
+        work.split,
+        pattern=ranking.pattern,
         chunk_bytes=chunk_bytes_on(options.scoring.chunk_bytes, work.network.device),
-        inputs_differ=part.number > 0,
     )
-    (found,) = parts_of(task.map, (), masks)
-    models = ("dense", dense), ("pruned", pruned)
-    dense_side, pruned_side = (
-        side_of(task, model.network, masks, work.split.batches, _States(work.output, name, work.blocks))
-        for name, model in models
-    )
-    both = both_of(task, dense_side, pruned_side, work.split.n_fit_batches)
-    pattern = None if options.pattern is None else pattern_of(options.pattern)
-    how = LayerTask("joint", LARGE_ERROR_FEEDBACK, (RIDGE,), pattern, keeps_rows=False)
-    return pruned, fit_parts(task, how, both, [replace(part, groups=found.groups)], masks)
+    return pruned, masks, {layer.name: (layer.error_before, layer.error_after) for layer in layers}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,18 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import AnyData, to_rows, unwrap
+from sipp.inputs import AnyData, find_prunable_layers, to_rows, unwrap
 from sipp.pruning import dead_rows
-from sipp.repairing import (
-    LEARNING_RATE,
-    MOST_STEPS,
-    RepairTask,
-    is_dense_under_masks,
-    masked_layers,
-    polished,
-    repair_network,
-    split_data,
-)
+from sipp.repairing import LEARNING_RATE, MOST_STEPS, polish, repair_network, split_data
 from sipp.results import (
     Pruned,
     PrunedLayer,
@@ -78,14 +70,23 @@ def repair(
     _check_same_tensors(dense, given, pruned.masks)
     split = split_data(dense, data)
     has_dead_rows = any(layer.dead_rows for layer in pruned.layers)  # otherwise none is to die
-    asked = RepairTask(
-        method="joint" if moves_mask else "refit",
-        floor=None if has_dead_rows else 0.0,
+    result = repair_network(
+        dense,
+        pruned.masks,
+        split,
+        "joint" if moves_mask else "refit",
         pattern=None if pruned.pattern is None else pattern_of(pruned.pattern),
+        keeps_rows=not has_dead_rows,
+        start=given,
+        progress=progress,
     )
-    has_own_values = not moves_mask or not is_dense_under_masks(dense, given, pruned.masks)
-    result = repair_network(dense, pruned.masks, split, asked, given if has_own_values else None, progress=progress)
-    result = polished(dense, result, split, steps=steps, learning_rate=learning_rate, progress=progress)
+    if steps and not result.record.undone:
+        done, error = polish(
+            dense, result.model, result.masks, split, steps=steps, learning_rate=learning_rate, progress=progress
+        )
+        at_the_end = split.test_error(dense, result.model)
+        record = replace(result.record, polish=done, output_after=at_the_end, output_validation=error)
+        result = replace(result, record=record)
     undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
     before = points_seen(pruned)
     return replace(
@@ -103,7 +104,8 @@ def repair(
 
 def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[str, Tensor]) -> tuple[PrunedLayer, ...]:
     """The layers with kept weights and dead rows counted again for new masks."""
-    weights = {weight.name: weight for module in masked_layers(dense, masks) for weight in module.weights.values()}
+    modules = find_prunable_layers(dense, include=[glob.escape(name) for name in masks])
+    weights = {weight.name: weight for module in modules for weight in module.weights.values()}
     recounted = []
     for layer in layers:
         mask_FK, dense_FK = (

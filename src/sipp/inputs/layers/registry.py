@@ -67,9 +67,6 @@ class Adapter:
     recorded: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
 
 
-EXPERTS = "experts"  # part of the name of a module that only some tokens reach
-
-
 @dataclass(frozen=True)
 class PrunableLayer:
     """A module to hook: its adapter, and the weight behind each of its local parameter names."""
@@ -83,11 +80,6 @@ class PrunableLayer:
     @property
     def label(self) -> str:
         return _where(self.module_name, self.module)
-
-    @property
-    def is_expert(self) -> bool:
-        """Whether it is part of an expert, which only some tokens reach."""
-        return EXPERTS in self.module_name.split(".") or self.known_as == EXPERTS
 
     @property
     def is_plain_torch(self) -> bool:

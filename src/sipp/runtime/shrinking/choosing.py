@@ -26,7 +26,6 @@ from sipp.repairing import (
     LEARNING_RATE,
     MOST_STEPS,
     DataSplit,
-    error_on_test_points,
     merged_batches,
     polish,
     split_data,
@@ -143,7 +142,7 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
         polish=polished,
         n_fit=sum(batch.n_points for batch in split.fit),
         n_test=sum(batch.n_points for batch in split.test),
-        output_error=error_on_test_points(dense, model, split),
+        output_error=split.test_error(dense, model),
     )
     return Smaller(model, call, chosen, split)
 

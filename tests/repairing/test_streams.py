@@ -1,4 +1,4 @@
-"""Which layers end in an addition to a residual stream, found by a pass under watch, whatever the model looks like."""
+"""Which layers end in an addition to a residual stream, found by the map, whatever the model looks like."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,15 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from repairing.fit_points import even_masks, split_of
 from torch import Tensor, nn
 
-import sipp
-from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.trace import trace
 from sipp.repairing import repair_network
-from sipp.repairing.data_split import split_batches
-from sipp.repairing.repair_task import RepairTask
 from sipp.repairing.streams import reading, streams_in
 
 
@@ -99,7 +96,7 @@ def test_streams_are_found(case: str) -> None:
     nn.init.uniform_(net.norm.weight, 0.5, 2.0)
     net.norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
     layers = tuple(find_prunable_layers(net))
-    found = streams_in(trace(net, x), layers, (), inputs_differ=False)
+    found = streams_in(trace(net, x), layers, inputs_differ=False)
     assert set(found) == wanted
     for name, stream in found.items():
         met, outputs = dict[str, Tensor](), list[Tensor]()
@@ -119,15 +116,8 @@ def test_streams_are_found(case: str) -> None:
 
 def corrected(net: nn.Module, data: Any) -> list[str]:
     """The weights that correct a stream, of a network that a search fits with half of its weights."""
-    parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None).batches())
-    masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
-    made = repair_network(net, masks, parts, RepairTask(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 16))
+    made = repair_network(net, even_masks(net), split_of(data))
     return [layer.name for layer in made.record.layers if layer.corrects]
-
-
-def prunable(net: nn.Module) -> dict[str, Tensor]:
-    names = [weight.name for layer in find_prunable_layers(net) for weight in layer.weights.values()]
-    return {name: net.get_parameter(name).detach() for name in names}
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -184,17 +174,10 @@ def test_padding_does_not_count() -> None:
     torch.manual_seed(0)
     net = Padded().eval()
     ids, real = torch.randint(30, (60, 7)), (torch.arange(7) < torch.randint(2, 8, (60, 1))).long()
-    masks = {
-        f"{name}.weight": (w := net.get_submodule(name).weight).abs() >= w.abs().median()  # type: ignore[union-attr, operator]
-        for name in ("up", "down", "head")
-    }
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        parts = split_batches(data_of(data, device=torch.device("cpu"), n_points=None).batches())
-        made.append(
-            repair_network(net, masks, parts, RepairTask(error_feedback=1.0, keeps_budgets=True, chunk_bytes=1 << 12))
-        )
+        made.append(repair_network(net, even_masks(net), split_of(data), chunk_bytes=1 << 12))
     assert [layer.name for layer in made[0].record.layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)
@@ -221,34 +204,6 @@ def test_an_input_that_is_written_to_before_the_addition_is_met_as_it_was() -> N
     x, made = torch.randn(60, 6), []
     for factor in (1.0, 3.0):
         net = Overwrites(factor).eval()
-        masks = {name: p.abs() >= p.abs().median() for name, p in prunable(net).items()}
-        parts = split_batches(data_of(x, device=torch.device("cpu"), n_points=None).batches())
-        made.append(repair_network(net, masks, parts, RepairTask(error_feedback=1.0, keeps_budgets=True)))
+        made.append(repair_network(net, even_masks(net), split_of(x)))
     assert [layer.corrects for layer in made[1].record.layers] == [False, False, True]
     assert all(map(torch.equal, made[0].model.parameters(), made[1].model.parameters()))
-
-
-@pytest.mark.parametrize(("n_steps", "n_points"), [(4, 160), (16, 16), (5, 160)])
-def test_every_layer_of_a_time_first_network_is_refitted(n_steps: int, n_points: int) -> None:
-    """Two points of a state steps x points are no two points of dimension 0, even where the numbers would fit."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.up, self.down = nn.LayerNorm(10), nn.Linear(10, 20), nn.Linear(20, 10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.down(torch.relu(self.up(self.norm(x))))
-
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.blocks, self.head = nn.Linear(10, 10), nn.Sequential(Block(), Block()), nn.Linear(10, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.blocks(self.stem(x.transpose(0, 1)))).transpose(0, 1)
-
-    torch.manual_seed(0)
-    net, x = TimeFirst().eval(), torch.randn(n_points, n_steps, 10)
-    made = sipp.prune(net, [x, x + 1], keep=0.4, method="magnitude", repair="refit", statements=False).repair
-    assert made is not None and [layer.name for layer in made.layers if "routed" in layer.left_alone] == []

@@ -59,7 +59,6 @@ class MaskRule:
     may_FK: Tensor | None  # the weights that may be kept; None: all
     lives_F: Tensor | None  # rows that must keep a weight; None: any row may die
     pattern: Pattern | None = None  # instead of n_kept
-    all_live: bool = False  # lives_F holds for every row
 
     def largest(self, size_FK: Tensor) -> Tensor:
         """The mask of the largest allowed sizes; `size_FK` is overwritten."""
@@ -69,11 +68,8 @@ class MaskRule:
             return _largest_in_groups(size_FK, self.pattern)
         if self.lives_F is not None:
             best_F1 = size_FK.argmax(1, keepdim=True)
-            if self.all_live:
-                size_FK.scatter_(1, best_F1, torch.inf)
-            else:
-                lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
-                size_FK.scatter_(1, best_F1, lifted_F1)
+            lifted_F1 = torch.where(self.lives_F[:, None], torch.inf, size_FK.gather(1, best_F1))
+            size_FK.scatter_(1, best_F1, lifted_F1)
         kept_N = size_FK.reshape(-1).topk(self.n_kept, sorted=False).indices
         mask_N = torch.zeros(size_FK.numel(), dtype=torch.bool, device=size_FK.device)
         return mask_N.index_fill_(0, kept_N, True).view_as(size_FK)
