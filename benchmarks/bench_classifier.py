@@ -50,9 +50,15 @@ def main() -> None:
                     torch.manual_seed(seed)
                     net = build("resnet20", n_classes=10, init=init)
                     options = {} if reduce is None else {"reduce": reduce}
-                    scoring = sipp.Scoring(norm_stats="batch")  # an untrained network has none of its own
                     pruned = sipp.prune(
-                        net, points, keep=keep, method=method, seed=seed, scoring=scoring, progress=False, **options
+                        net,
+                        points,
+                        keep=keep,
+                        method=method,
+                        seed=seed,
+                        norm_stats="batch",  # an untrained network has none of its own
+                        progress=False,
+                        **options,
                     )
                     left.append(pruned.layers[-1].kept)
                     dead.append(sum(layer.dead_rows for layer in pruned.layers))

@@ -141,17 +141,17 @@ def network_line(name: str) -> dict[str, float]:
     images = torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1
     batches = list(images.split(BATCH))
     start = time.perf_counter()
-    sipp.sensitivity(model, batches[:2], scoring=sipp.Scoring(chunk_bytes=CHUNK_BYTES))
+    sipp.sensitivity(model, batches[:2], chunk_bytes=CHUNK_BYTES)
     torch.cuda.synchronize()
     warm = time.perf_counter() - start
     best, mean, forward = float("inf"), float("inf"), float("inf")
     for _ in range(4):
         start = time.perf_counter()
-        sipp.sensitivity(model, batches, scoring=sipp.Scoring(chunk_bytes=CHUNK_BYTES))
+        sipp.sensitivity(model, batches, chunk_bytes=CHUNK_BYTES)
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)
         start = time.perf_counter()
-        sipp.sensitivity(model, batches, reduce="mean", scoring=sipp.Scoring(chunk_bytes=CHUNK_BYTES))
+        sipp.sensitivity(model, batches, reduce="mean", chunk_bytes=CHUNK_BYTES)
         torch.cuda.synchronize()
         mean = min(mean, time.perf_counter() - start)
         start = time.perf_counter()
@@ -178,12 +178,12 @@ def kernel_shares(name: str) -> None:
     model = build(name).cuda().eval()
     batches = list((torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1).split(BATCH))
     for n_batches in (1, len(batches)):
-        some, scoring = batches[:n_batches], sipp.Scoring(chunk_bytes=CHUNK_BYTES)
-        sipp.sensitivity(model, some, scoring=scoring)
+        some = batches[:n_batches]
+        sipp.sensitivity(model, some, chunk_bytes=CHUNK_BYTES)
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             start = time.perf_counter()
-            sipp.sensitivity(model, some, scoring=scoring)
+            sipp.sensitivity(model, some, chunk_bytes=CHUNK_BYTES)
             torch.cuda.synchronize()
             wall = time.perf_counter() - start
         rows = sorted(
@@ -202,7 +202,7 @@ def network_agreement() -> None:
     model = build("resnet20").cuda().eval()
     images = torch.rand(8, 3, 32, 32, device="cuda") * 2 - 1
     fast = sipp.sensitivity(model, [images])
-    slow = sipp.sensitivity(model, [images], scoring=sipp.Scoring(kernel="reference"))
+    slow = sipp.sensitivity(model, [images], kernel="reference")
     error = max(float((fast[n] - slow[n]).abs().max()) for n in fast)
     print(f"\nresnet20 scores, largest difference from the reference kernel: {error:.1e}", flush=True)
     if not error <= AGREEMENT:

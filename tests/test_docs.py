@@ -250,7 +250,7 @@ def signature_of(name: str) -> str:
         parameters=[one.replace(annotation=inspect.Parameter.empty) for one in found.parameters.values()],
         return_annotation=inspect.Signature.empty,
     )
-    text = re.sub(r"=Scoring\([^)]*\)", "=Scoring()", f"{name}{plain}")
+    text = f"{name}{plain}"
     return "\n".join(textwrap.wrap(text, 110, subsequent_indent=" " * (len(name) + 1), break_on_hyphens=False))
 
 

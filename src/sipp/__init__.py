@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sipp.inputs.text import text as text
     from sipp.pruning.masking import hold as hold, release as release
     from sipp.report.page import page as page
-    from sipp.results.options import Scoring as Scoring
     from sipp.results.pruned import Pruned as Pruned
     from sipp.runtime.exporting import export as export
     from sipp.runtime.sparse_network import sparse as sparse

@@ -13,7 +13,6 @@ from oracles.sensitivity import f64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-import sipp
 from sipp.bounds.assumption import check_assumption
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.results.assumption import Assumption
@@ -184,10 +183,7 @@ def test_chunks_and_batches_change_nothing(case: str) -> None:
     model, x, y, _ = CASES[case]()
     whole = check_assumption(model, [x], [y], c_constant=1.0)
     assert whole.total.es_failures
-    assert (
-        check_assumption(model, list(x.split(1)), list(y.split(3)), c_constant=1.0, scoring=sipp.Scoring(chunk_bytes=1))
-        == whole
-    )
+    assert check_assumption(model, list(x.split(1)), list(y.split(3)), c_constant=1.0) == whole
 
 
 # --- By hand ---------------------------------------------------------------------------------------------------------
@@ -314,7 +310,7 @@ def test_model_and_data_are_left_as_they_were() -> None:
 def test_batch_statistics_make_it_speak_of_batches(norm_stats: str) -> None:
     model = seeded(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)))
     x = randn(6, 3)
-    seen = check_assumption(model, [x[:4], x[4:]], [x[:4]], scoring=sipp.Scoring(norm_stats=norm_stats), c_constant=1.0)
+    seen = check_assumption(model, [x[:4], x[4:]], [x[:4]], norm_stats=norm_stats, c_constant=1.0)
     expected = ("inputs", 6, 4) if norm_stats == "running" else ("batches", 2, 1)
     assert (seen.unit, seen.n_calibration, seen.n_holdout) == expected
     assert seen.total.es_failures == 0

@@ -174,7 +174,7 @@ def test_a_baseline_has_no_bound(method: str) -> None:
 def test_batch_statistics_speak_of_batches() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     data = [torch.randn(16, 4) for _ in range(5)]
-    pruned = sipp.prune(model, data, keep=0.5, scoring=sipp.Scoring(norm_stats="batch"), method="sipp-det")
+    pruned = sipp.prune(model, data, keep=0.5, norm_stats="batch", method="sipp-det")
     assert (pruned.guarantee.unit, pruned.guarantee.n) == ("batches", 5)
     running = sipp.prune(model, data, keep=0.5, method="sipp-det")
     assert (running.guarantee.unit, running.guarantee.n) == ("inputs", 80)

@@ -183,10 +183,7 @@ def test_one_point_repeated_is_one_point() -> None:
     assert pruned.guarantee.layers.share == pytest.approx(0.95)
     batches = [points(8)] * 50
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    assert (
-        sipp.prune(model, batches, keep=0.9, scoring=sipp.Scoring(norm_stats="batch"), method="sipp-det").guarantee.n
-        == 1
-    )
+    assert sipp.prune(model, batches, keep=0.9, norm_stats="batch", method="sipp-det").guarantee.n == 1
     sound = sipp.prune(mlp(), x, keep=0.9, bound="sound")
     assert sound.bound.coverage.n == 0 and not sound.bound.met
     lstm, sequence = nn.LSTM(5, 3, batch_first=True), torch.rand(3, 4, 5)
@@ -295,7 +292,7 @@ def test_where_nothing_is_measured_the_reason_is_said() -> None:
     normed = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     assert "mean" in reason(mlp(), points(80), points(40, seed=1), reduce="mean")
     batches = [points(8, seed=i) for i in range(9)]
-    assert "batch statistics" in reason(normed, batches[:6], batches[6:], scoring=sipp.Scoring(norm_stats="batch"))
+    assert "batch statistics" in reason(normed, batches[:6], batches[6:], norm_stats="batch")
     assert "too few inputs: 4 of the holdout are new" in reason(mlp(), points(16), points(4, seed=1))
     assert "too few inputs: 0 of the holdout are new" in reason(mlp(), points(80), points(80))
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from commandline import files_in, refused, run
 from safetensors.torch import load_file
 
 import sipp
+from sipp.results import NormStats
 from sipp_lab.data.digits import load_digits
 from sipp_lab.nets import build
 
@@ -51,10 +53,9 @@ def test_an_untrained_network_is_scored_with_the_statistics_of_each_batch(tmp_pa
         assert ("statistics of each batch" in done.stdout) == (not chosen)  # it says what nobody asked for
         found[chosen] = load_file(out)["3.weight"]
     torch.manual_seed(0)
-    for stats in ("running", "batch"):
-        scoring = sipp.Scoring(norm_stats=stats)  # type: ignore[arg-type]
+    for stats in get_args(NormStats):
         torch.manual_seed(0)
-        expected = sipp.sensitivity(build("digits-cnn"), torch.from_numpy(images), scoring=scoring, progress=False)
+        expected = sipp.sensitivity(build("digits-cnn"), torch.from_numpy(images), norm_stats=stats, progress=False)
         assert torch.equal(found["--batchnorm", stats], expected["3.weight"])
     assert torch.equal(found[()], found["--batchnorm", "batch"])
     assert not torch.equal(found[()], found["--batchnorm", "running"])

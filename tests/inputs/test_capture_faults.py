@@ -216,7 +216,7 @@ def test_a_value_that_overflows_inside_the_model_is_refused(middle: nn.Module, k
     model = nn.Sequential(nn.Linear(3, 3, bias=False), middle, nn.Linear(3, 2)).half()
     model[0].weight.data.fill_(1e3)
     with pytest.raises((DataError, ModelError), match=r"2\.weight"):
-        sipp.sensitivity(model, [torch.full((2, 3), 1e3, dtype=torch.half)], scoring=sipp.Scoring(kernel=kernel))
+        sipp.sensitivity(model, [torch.full((2, 3), 1e3, dtype=torch.half)], kernel=kernel)
 
 
 # --- n_points --------------------------------------------------------------------------------------------------------
@@ -295,24 +295,20 @@ def test_nothing_left_to_prune() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *[("reduce", "median"), ("reduce", None), ("include", 3), ("scoring", None), ("scoring", {"kernel": "cpu"})],
+        *[
+            ("reduce", "median"),
+            ("reduce", None),
+            ("include", 3),
+            ("norm_stats", "moving"),
+            ("kernel", "abacus"),
+            ("chunk_bytes", 0),
+            ("chunk_bytes", "all"),
+        ],
     ],
 )
 def test_options_out_of_range(option: str, value: object) -> None:
     with pytest.raises(OptionError, match=option):
         sipp.sensitivity(Net(), IMAGES, **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *[("norm_stats", "moving"), ("kernel", "abacus"), ("chunk_bytes", 0)],
-        *[("chunk_bytes", "all"), ("chunk_bytes", -2), ("chunk_bytes", 1.5)],
-    ],
-)
-def test_scoring_out_of_range(option: str, value: object) -> None:
-    with pytest.raises(OptionError, match=option):
-        sipp.Scoring(**{option: value})
 
 
 # --- State -----------------------------------------------------------------------------------------------------------
@@ -345,7 +341,7 @@ def mixed_state(model: nn.Module) -> nn.Module:
 def test_state_is_restored_and_batch_norm_reads_what_it_was_told(norm_stats: str) -> None:
     model = mixed_state(Net())
     before, batches = snapshot(model), [IMAGES[:4], IMAGES[4:] * 3 + 1]
-    got = sipp.sensitivity(model, batches, scoring=sipp.Scoring(norm_stats=norm_stats))
+    got = sipp.sensitivity(model, batches, norm_stats=norm_stats)
     assert snapshot(model) == before
     agree(got, net_oracle(model, batches, norm_stats))
     other = {"running": "batch", "batch": "running"}[norm_stats]
@@ -368,7 +364,7 @@ def test_state_is_restored_after_an_exception_in_forward(raised: BaseException, 
     with (
         pytest.raises(expected[0], match=expected[1]) if isinstance(raised, Exception) else pytest.raises(type(raised))
     ):
-        sipp.sensitivity(model, list(IMAGES.split(2)), scoring=sipp.Scoring(norm_stats=norm_stats))
+        sipp.sensitivity(model, list(IMAGES.split(2)), norm_stats=norm_stats)
     assert snapshot(model) == before
 
 

@@ -299,7 +299,7 @@ def test_the_same_text_padded_to_32_and_to_128_gives_the_same_masks_and_certific
             calibration,
             keep=0.5,
             method="snip",
-            scoring=sipp.Scoring(loss=lambda out, labels: F.cross_entropy(out.logits, labels)),
+            loss=lambda out, labels: F.cross_entropy(out.logits, labels),
         )
         output = sipp.certify(model, pruned.model, holdout, output="logits", calibration=calibration)
         accuracy = sipp.certify_accuracy(model, pruned.model, holdout, output="logits")

@@ -51,9 +51,7 @@ def scored(weight: Tensor, data: object, reduce: str = "max", kernel: str = "aut
     """Scores of one Linear, as the package gives them."""
     model = nn.Linear(weight.shape[1], weight.shape[0], bias=False).to(weight.dtype)
     model.weight = nn.Parameter(weight.clone())
-    return sipp.sensitivity(model, data, reduce=reduce, scoring=sipp.Scoring(kernel=kernel, chunk_bytes=chunk_bytes))[
-        "weight"
-    ]
+    return sipp.sensitivity(model, data, reduce=reduce, kernel=kernel, chunk_bytes=chunk_bytes)["weight"]
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> None:
@@ -292,9 +290,7 @@ def test_convolutions_in_small_chunks(case: tuple[nn.Module, Tensor], chunk_byte
     conv, x = case
     for reduce in ("max", "mean"):
         whole = sipp.sensitivity(conv, [x], reduce=reduce)["weight"]
-        small = sipp.sensitivity(
-            conv, [x], reduce=reduce, scoring=sipp.Scoring(chunk_bytes=chunk_bytes, kernel=kernel)
-        )["weight"]
+        small = sipp.sensitivity(conv, [x], reduce=reduce, chunk_bytes=chunk_bytes, kernel=kernel)["weight"]
         close(small, whole, LOOSE)
 
 

@@ -11,7 +11,7 @@ from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import only_alive, rank
 from sipp.results.blend import BlendChoice, BlendTrial
-from sipp.results.options import DEFAULT_METHOD, PruneOptions, Scoring
+from sipp.results.options import DEFAULT_METHOD, PruneOptions
 from sipp.scoring.task import task_of
 
 BY_ROWS = (0.0, "mean")  # how the one that is no blend is noted: magnitude times the length of its input, within rows
@@ -212,7 +212,7 @@ def test_an_untrained_network_is_cut_by_shares_of_its_layers_whatever_is_left(bu
     model, x = net(), points()
     with torch.no_grad():
         model[4].weight.mul_(1e-3)  # magnitude and sensitivity would leave it nothing
-    task = task_of(model, [x], scoring=Scoring(norm_stats="batch"))
+    task = task_of(model, [x], norm_stats="batch")
     pruned = cut(rank(task, PruneOptions(method="sipp-blend", floor=0)), budget, seed=0)
     assert pruned.choice.tried == (pruned.choice.taken,) and pruned.choice.taken.is_shared
     assert "shares" in str(pruned.choice)

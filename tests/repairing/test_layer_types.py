@@ -247,15 +247,3 @@ def test_many_windows_are_thinned_out_and_the_fit_is_as_good() -> None:
         least = np.square(gap[:, row] - x @ best - shift).mean()
         moved = float(fixed.model[0].bias[row] - net[0].bias[row])
         assert np.square(gap[:, row] - x @ (new - old)[row] - moved).mean() <= 1.1 * least + 1e-9
-
-
-def test_chunks_change_nothing_but_rounding() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3))
-    points = alike(60, 2, 6, 6)
-    whole, cut = (
-        sipp.prune(net, points, keep=0.5, method="magnitude", repair="refit", statements=False, scoring=scoring)
-        for scoring in (sipp.Scoring(), sipp.Scoring(chunk_bytes=1))
-    )
-    for name, parameter in whole.model.named_parameters():
-        assert torch.allclose(cut.model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)

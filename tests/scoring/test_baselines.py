@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import sipp
 from sipp.errors import DataError
 from sipp.scoring import baselines, wanda as wanda_score
 from sipp.scoring.task import task_of
@@ -76,7 +75,7 @@ def test_snip_leaves_gradients_flags_and_buffers_alone() -> None:
     model[4].weight.grad = torch.ones_like(model[4].weight)
     before = copy.deepcopy(model.state_dict())
     for norm_stats in ("running", "batch"):
-        baselines.snip(task_of(model, data(), scoring=sipp.Scoring(norm_stats=norm_stats)))
+        baselines.snip(task_of(model, data(), norm_stats=norm_stats))
     assert model.training and not model[0].weight.requires_grad
     assert torch.equal(model[4].weight.grad, torch.ones_like(model[4].weight))
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -84,14 +83,9 @@ def test_snip_leaves_gradients_flags_and_buffers_alone() -> None:
 
 def test_snip_with_batch_statistics_differs_and_with_another_loss_too() -> None:
     model = net()
-    running, batch = (
-        baselines.snip(task_of(model, data(), scoring=sipp.Scoring(norm_stats=s)))["4.weight"]
-        for s in ("running", "batch")
-    )
+    running, batch = (baselines.snip(task_of(model, data(), norm_stats=s))["4.weight"] for s in ("running", "batch"))
     assert not torch.allclose(running, batch)
-    other = baselines.snip(
-        task_of(model, data(), scoring=sipp.Scoring(loss=lambda output, labels: output.square().mean()))
-    )["4.weight"]
+    other = baselines.snip(task_of(model, data(), loss=lambda output, labels: output.square().mean()))["4.weight"]
     assert not torch.allclose(running, other)
 
 

@@ -10,7 +10,6 @@ from oracles import scores as oracle
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import sipp
 from sipp.errors import DataError, ModelError
 from sipp.scoring.grasp import grasp
 from sipp.scoring.ordinals import ordinals
@@ -113,9 +112,9 @@ def test_ordinals_are_exact_where_a_shift_is_not() -> None:
 
 def test_a_loss_that_is_linear_in_the_weights_has_no_curvature() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
-    scoring = sipp.Scoring(loss=lambda output, labels: output.sum())
+    loss = lambda output, labels: output.sum()  # noqa: E731
     data = [(torch.ones(2, 3), torch.zeros(2))]
-    assert not bool(grasp(task_of(model, data, scoring=scoring))["0.weight"].any())
+    assert not bool(grasp(task_of(model, data, loss=loss))["0.weight"].any())
 
 
 def test_it_reads_an_iterator_once_leaves_the_model_alone_and_refuses_nan() -> None:
@@ -128,6 +127,6 @@ def test_it_reads_an_iterator_once_leaves_the_model_alone_and_refuses_nan() -> N
     assert not model[0].weight.requires_grad and model[2].weight.grad is None
     with pytest.raises(DataError, match="labels, which grasp needs"):
         grasp(task_of(model, [data[0][0]]))
-    scoring = sipp.Scoring(loss=lambda output, labels: output.square().sum() * float("nan"))
+    nan = float("nan")
     with pytest.raises(ModelError, match=r"0\.weight.*NaN"):
-        grasp(task_of(model, data, scoring=scoring))
+        grasp(task_of(model, data, loss=lambda output, labels: output.square().sum() * nan))

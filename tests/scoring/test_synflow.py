@@ -66,7 +66,7 @@ def test_the_data_is_looked_at_for_its_shape_alone_and_the_model_is_left_alone()
     assert all(torch.equal(first[name], score) for name, score in other.items())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert model.training and not model[0].weight.requires_grad and model[5].weight.grad is None
-    batch_stats = synflow(task_of(model, x, scoring=sipp.Scoring(norm_stats="batch")))
+    batch_stats = synflow(task_of(model, x, norm_stats="batch"))
     assert all(torch.equal(first[name], score) for name, score in batch_stats.items())
 
 

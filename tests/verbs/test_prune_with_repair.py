@@ -174,19 +174,6 @@ def test_unknown_repairs_are_refused(repair: object) -> None:
         sipp.prune(net(), points(), keep=0.3, repair=repair, progress=False)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("repair", [True, "refit"])
-def test_the_memory_asked_for_reaches_the_repair_in_every_verb(repair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    met = []
-    own = walk.repair_network
-    monkeypatch.setattr(
-        walk, "repair_network", lambda *given, **how: (met.append(how["chunk_bytes"]), own(*given, **how))[1]
-    )
-    options = {"repair": repair, "scoring": sipp.Scoring(chunk_bytes=12_345), "progress": False}
-    sipp.prune(net(), points(), keep=0.5, method="magnitude", **options)
-    sipp.prune_to(net(), points(), points(100, 5), epsilon=0.9, method="magnitude", levels=(0.9,), **options)
-    assert len(met) >= 2 and set(met) == {12_345}
-
-
 @pytest.mark.parametrize("statements", [False, True])
 def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.MonkeyPatch, statements: bool) -> None:
     """The others would each cost passes of the whole network. Nothing is scored where no statement is asked for."""

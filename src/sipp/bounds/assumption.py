@@ -34,7 +34,7 @@ from sipp.results import (
     DrawUnit,
     LayerAssumption,
     Measured,
-    Scoring,
+    NormStats,
     Selector,
     check,
     coverage,
@@ -55,7 +55,7 @@ def check_assumption(
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    scoring: Scoring = Scoring(),
+    norm_stats: NormStats = "running",
     c_constant: float = C_CONSTANT,
     k_constant: float = K_CONSTANT,
     progress: bool = True,
@@ -77,8 +77,8 @@ def check_assumption(
     check.flag("progress", progress)
     c_constant = check.number("c_constant", c_constant, above=0)
     check.number("k_constant", k_constant, above=0)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
-    unit: DrawUnit = "batches" if depends_on_batch(task.model, task.scoring.norm_stats) else "inputs"
+    task = task_of(model, data, include=include, exclude=exclude, norm_stats=norm_stats)
+    unit: DrawUnit = "batches" if depends_on_batch(task.model, task.norm_stats) else "inputs"
     held = None if holdout is None else data_of(holdout, role="holdout", device=numerics.device_of(task.model))
     counts = [task.points.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)

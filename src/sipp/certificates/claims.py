@@ -216,4 +216,6 @@ def tolerance_of(epsilon: float | None, max_drop: float | None, share: float | N
             fix="leave share out, or give epsilon instead of max_accuracy_drop",
             option="share",
         )
-    return AccuracyTolerance(check.drop("max_accuracy_drop", max_drop), confidence)
+    return AccuracyTolerance(
+        check.share("max_accuracy_drop", max_drop, fix="max_accuracy_drop=0.02 is two percentage points"), confidence
+    )

@@ -58,7 +58,7 @@ def text(
     check.whole("length", length, least=2, most=MOST_BYTES)
     if n_sequences is not None:
         check.whole("n_sequences", n_sequences, least=1)
-    generator = torch.Generator("cpu").manual_seed(check.seed(seed))
+    generator = torch.Generator("cpu").manual_seed(check.seed("seed", seed))
     if not callable(tokenizer):
         raise OptionError(
             f"the tokenizer is a {type(tokenizer).__name__}", fix="give AutoTokenizer.from_pretrained(folder)"

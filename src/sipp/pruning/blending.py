@@ -42,7 +42,7 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_ba
         if len(means) == len(sensitivities.layers):
             by_reduce["mean"] = tuple(means)
     wanda_scores: tuple[Tensor, ...] | None = None
-    if task.scoring.norm_stats != "batch":
+    if task.norm_stats != "batch":
         by_name = score_of(method_of("wanda"))(task)
         wanda_scores = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
         if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
@@ -52,7 +52,7 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_ba
     has_held_back = held_back is not None and not held_back.is_empty
     chosen = held_back if has_held_back else task.data
     assert chosen is not None
-    return BlendInputs(by_reduce, chosen, has_held_back, task.scoring.norm_stats, wanda_scores)
+    return BlendInputs(by_reduce, chosen, has_held_back, task.norm_stats, wanda_scores)
 
 
 def choose_blend(

@@ -88,7 +88,6 @@ def apply_repairs(
             pattern=ranking.pattern,
             keeps_rows=ranking.floor is not None,
             start=start,
-            chunk_bytes=ranking.options.scoring.chunk_bytes,
             progress=progress,
         )
         start, masks = repaired.model, repaired.masks

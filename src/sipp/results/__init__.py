@@ -106,7 +106,6 @@ if TYPE_CHECKING:
         RepairChoice as RepairChoice,
         RepairMethod as RepairMethod,
         Score as Score,
-        Scoring as Scoring,
         Selector as Selector,
         method_name as method_name,
         pattern_of as pattern_of,

@@ -8,11 +8,12 @@ import inspect
 import math
 import numbers
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sipp.errors import OptionError, UnknownOption
 
@@ -25,10 +26,13 @@ _UNITS = (
 )
 
 
-def number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> float:
-    """The value as a finite float of at least `least` and greater than `above`."""
-    wanted = f"greater than {above:g}" if above > -math.inf else f"of at least {least:g}" if least > -math.inf else ""
-    if not _is(value, numbers.Real) or not math.isfinite(value) or value < least or value <= above:
+def number(
+    name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+) -> float:
+    """The value as a finite float of at least `least`, greater than `above` and smaller than `below`."""
+    limits = ((least, "of at least"), (above, "greater than"), (below, "below"))
+    wanted = " and ".join(f"{words} {limit:g}" for limit, words in limits if math.isfinite(limit))
+    if not (_is(value, numbers.Real) and math.isfinite(value) and least <= value and above < value < below):
         raise OptionError(f"{name}={value!r:.60} must be a finite number {wanted}".rstrip(), option=name)
     return float(value)
 
@@ -44,19 +48,15 @@ def share(name: str, value: Any, fix: str = "") -> float:
     return float(value)
 
 
-def drop(name: str, value: Any) -> float:
-    """A drop in accuracy as a float, if it lies strictly between 0 and 1."""
-    return share(name, value, fix=f"{name}=0.02 is two percentage points")
-
-
-def keep(value: Any) -> None:
-    """Raises unless it is in (0, 1], as the option `keep` must be."""
+def keep(name: str, value: Any) -> float:
+    """The value as a float, if it is a share of weights to keep, in (0, 1]."""
     if not _is(value, numbers.Real) or not 0.0 < value <= 1.0:
         raise OptionError(
-            f"keep={value!r:.60} is not in (0, 1]",
+            f"{name}={value!r:.60} is not in (0, 1]",
             fix="give the share of prunable weights to keep: 0.15 keeps 15 %",
-            option="keep",
+            option=name,
         )
+    return float(value)
 
 
 def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
@@ -67,9 +67,9 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     return int(value)
 
 
-def seed(value: Any) -> int:
+def seed(name: str, value: Any) -> int:
     """The seed as an int that every random generator takes."""
-    return whole("seed", value, least=0, most=MOST_SEED)
+    return whole(name, value, least=0, most=MOST_SEED)
 
 
 def flag(name: str, value: Any) -> bool:
@@ -87,28 +87,45 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
-def repair(value: Any) -> bool | Literal["joint", "refit"]:
+def repair(name: str, value: Any) -> bool | Literal["joint", "refit"]:
     """The repair option, if it is True, False, "joint" or "refit"."""
     if isinstance(value, str):
-        choice("repair", value, ("joint", "refit"))
+        choice(name, value, ("joint", "refit"))
     else:
-        flag("repair", value)
+        flag(name, value)
     checked: bool | Literal["joint", "refit"] = value
     return checked
+
+
+def fields_of(record: Any) -> None:
+    """Checks the fields of a frozen dataclass by their annotations: literals, flags, and functions of (name, value).
+
+    What a function returns is the field's value from then on.
+    """
+    for name, hint in _hints_of(record.__class__).items():
+        value = getattr(record, name)
+        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        if value is None and NoneType in kinds:
+            continue
+        if get_origin(kinds[0]) is Literal:
+            choice(name, value, get_args(kinds[0]))
+        elif kind is bool:
+            flag(name, value)
+        for note in notes:
+            if callable(note):
+                object.__setattr__(record, name, note(name, value))
+
+
+@functools.cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """' (did you mean x?)' for an unknown name; empty if no known name is close."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1) if isinstance(name, str) else []
     return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def record(name: str, value: Any, kind: type) -> None:
-    """Raises unless the value is of this class."""
-    if not isinstance(value, kind):
-        raise OptionError(
-            f"{name}={value!r:.60} is not a sipp.{kind.__name__}", fix=f"give sipp.{kind.__name__}(...)", option=name
-        )
 
 
 def path(name: str, value: Any, example: str) -> Path:
@@ -127,65 +144,9 @@ def size(name: str, value: Any) -> int:
     return int(n_bytes)
 
 
-def refuse_constant(name: str) -> None:
-    """Rejects NaN and infinity, as the `parse_constant` of Python's JSON reader, which would accept them."""
-    raise ValueError(f"{name} is not a JSON number")
-
-
 def _is(value: Any, kind: type) -> bool:
     """Whether the value is a number of this kind; bools and tensors are not."""
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-# --- pydantic's errors, in our words ----------------------------------------------------------------------------------
-
-_WANTED = {
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "dataclass_type": "must be an object",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "string_pattern_mismatch": "does not have the form {pattern}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "greater_than": "must be greater than {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be less than {lt:g}",
-    "literal_error": "must be one of {expected}",
-    "too_short": "must hold at least {min_length}",
-    "extra_forbidden": "is not known here",
-}
-
-
-def problem_words(problem: Mapping[str, Any]) -> str:
-    """One entry of a ValidationError's `errors()` as a plain sentence: which key, what it must be, what it is."""
-    kind, context = problem["type"], problem.get("ctx", {})
-    key = _key_words(problem["loc"])
-    if kind == "missing":
-        return f"{key} is missing"
-    if kind == "value_error":  # a check of our own, which has its own words
-        return f"{key}: {context['error']}" if problem["loc"] else str(context["error"])
-    wanted = _WANTED[kind].format(**context) if kind in _WANTED else problem["msg"]
-    value = problem["input"]
-    return f"{key} {wanted}" + ("" if isinstance(value, dict) else f", found {value!r:.60}")
-
-
-def first_problem(error: Any) -> str:
-    """The first problem of a ValidationError, as a plain sentence."""
-    return problem_words(dict(error.errors(include_url=False)[0]))
-
-
-def _key_words(path: tuple[int | str, ...]) -> str:
-    """'kept' in layers.0, for the path ("layers", 0, "kept"); places in a list go with their list."""
-    n_last = next((n for n, part in enumerate(reversed(path), start=1) if isinstance(part, str)), len(path))
-    outer, last = (".".join(map(str, part)) for part in (path[: len(path) - n_last], path[len(path) - n_last :]))
-    return f"{last!r} in {outer}" if outer else f"{last!r}" if last else "the whole"
 
 
 # --- Options and methods by the names that other libraries have for them ----------------------------------------------
@@ -196,7 +157,6 @@ Result = TypeVar("Result")
 REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
 KEPT = ("density", "keep_ratio")
 SHARES = (*REMOVED, *KEPT)
-SCORING = ("loss", "norm_stats", "kernel", "chunk_bytes")
 TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
     **dict.fromkeys(("l1", "global_magnitude", "threshold"), "magnitude"),
@@ -266,8 +226,6 @@ def _how_to_write(name: str, value: Any, known: Any) -> str:
             return f"give {keep}=, {what}"
         share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
         return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
-    if name in SCORING and "scoring" in known:
-        return f"write scoring=sipp.Scoring({name}=...)"
     if name in ELSEWHERE and "include" in known:
         return ELSEWHERE[name]
     if name in TOLERANCES and "method" in known:

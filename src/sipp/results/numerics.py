@@ -55,7 +55,7 @@ def inverse_or_zero(denominator: Tensor) -> Tensor:
 
 def budget_of(keep: float, n_weights: int) -> int:
     """The number of weights that the share `keep` means, rounded; raises if it is 0."""
-    check.keep(keep)
+    check.keep("keep", keep)
     budget = math.floor(keep * n_weights + 0.5)
     if budget == 0:
         raise OptionError(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from sipp.errors import OptionError
 from sipp.results import check
@@ -53,148 +53,6 @@ def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
     return ["joint" if isinstance(repair, bool) else repair]
 
 
-def check_floor(floor: Any) -> None:
-    """Raises unless the floor is None or a share from 0 to below 1."""
-    if floor is not None and check.number("floor", floor, least=0) >= 1:
-        raise OptionError(
-            f"floor={floor!r:.60} must be below 1: it is a share of what an even cut would leave a layer",
-            option="floor",
-        )
-
-
-Group = Literal["Model and data", "What to prune", "Guarantee", "Repair", "Output", "Machine"]  # in the order of --help
-
-
-@dataclass(frozen=True)
-class Option:
-    """Annotates what may be chosen elsewhere than in Python: an option of the command line, a key of a recipe."""
-
-    words: str  # its line in --help and `sipp run NAME --show`; {methods} is replaced by their names
-    group: Group | None = None  # its group in --help; None: it is not on the command line
-    names: tuple[str, ...] = ()  # if they are not --NAME
-    repeated: bool = False  # may be given several times
-    parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
-    least: int | None = None
-    most: int | None = None
-    metavar: str | None = None  # what --help writes for its value
-
-
-_goal = partial(Option, group="What to prune")
-_guarantee = partial(Option, group="Guarantee")
-_repair = partial(Option, group="Repair")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """Rarely used options for scoring: how inputs are run, and how scores are computed.
-
-    Example:
-        >>> import sipp
-        >>> sipp.Scoring(norm_stats="batch").kernel
-        'auto'
-    """
-
-    norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
-    loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
-    kernel: Kernel = "auto"
-    chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
-
-    def __post_init__(self) -> None:
-        check.choice("norm_stats", self.norm_stats, get_args(NormStats))
-        check.choice("kernel", self.kernel, get_args(Kernel))
-        if self.loss is not None and not callable(self.loss):
-            raise OptionError(
-                f"loss={self.loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy"
-            )
-        if not (isinstance(self.chunk_bytes, str) and self.chunk_bytes == "auto"):
-            check.whole("chunk_bytes (a number of bytes, or 'auto')", self.chunk_bytes, least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneOptions:
-    """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
-
-    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). The arguments of
-    `sipp.prune` have these names and defaults; the options of `sipp prune` and of recipes are made from the fields that
-    have an `Option`, their help text.
-
-    Example:
-        >>> from sipp.results.options import PruneOptions
-        >>> PruneOptions(keep=0.15).method
-        'sipp-blend'
-    """
-
-    keep: Annotated[float | None, _goal("Share of the prunable weights to keep, in (0, 1].")] = None
-    budget: int | None = None
-    pattern: Annotated[str | None, _goal("Instead of --keep: n of every m weights of a row, such as 2:4.")] = None
-    method: Annotated[Method, _goal("How weights are chosen: {methods}, or one that --code registers.", parse=str)] = (
-        DEFAULT_METHOD
-    )
-    include: Annotated[
-        Selector | None,
-        _goal("Only layers with this name or glob; may be repeated.", repeated=True),
-    ] = None
-    exclude: Annotated[
-        Selector | None,
-        _goal("All layers except this name or glob; may be repeated.", repeated=True),
-    ] = None
-    floor: Annotated[
-        Floor,
-        _goal(
-            "Every row keeps a weight, and every layer this share of an even cut; 0: no floor. Default: 0.1 for "
-            "sipp-blend, 0 for other methods.",
-        ),
-    ] = None
-    reduce: Annotated[
-        Reduce | None, Option("How positions are combined, for methods that do not say: max (with bounds) or mean.")
-    ] = None
-    draws: Annotated[Draws, Option("How often a sampled row is drawn: until the budget is met, or a fixed number.")] = (
-        "until"
-    )
-    allocation: Annotated[
-        Allocation, Option("How sampled rows share the budget: every layer counts alike, or every row (paper).")
-    ] = "layers"
-    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds.")] = CONFIDENCE
-    delta: Annotated[float, Option("Failure probability of the theory.")] = DELTA
-    bound: Mode = "paper"
-    statements: Annotated[
-        bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
-    ] = True
-    c_constant: Annotated[float, _guarantee("Theory: C of its assumption, a factor of every bound.")] = C_CONSTANT
-    k_constant: Annotated[float, _guarantee("Theory: K of its assumption; the inputs it asks for grow with it.")] = (
-        K_CONSTANT
-    )
-    repair: Annotated[RepairChoice, _repair("Find the mask and the weights together, without labels or training.")] = (
-        False
-    )
-    seed: Annotated[int, Option("Seed for everything random.", "Machine", least=0, most=check.MOST_SEED)] = 0
-    scoring: Scoring = Scoring()
-
-    def __post_init__(self) -> None:
-        if self.keep is not None:
-            check.keep(self.keep)
-        check.share("delta", self.delta)
-        check.share("confidence", self.confidence)
-        for name in ("c_constant", "k_constant"):  # as a float: torch multiplies by no int of 10**30
-            object.__setattr__(self, name, check.number(name, getattr(self, name), above=0))
-        check.seed(self.seed)
-        check.choice("draws", self.draws, get_args(Draws))
-        check.choice("allocation", self.allocation, get_args(Allocation))
-        check.choice("bound", self.bound, get_args(Mode))
-        check_floor(self.floor)
-        check.record("scoring", self.scoring, Scoring)
-        if self.reduce is not None:
-            check.choice("reduce", self.reduce, get_args(Reduce))
-        if self.pattern is not None:
-            pattern_of(self.pattern)
-        check.flag("statements", self.statements)
-        check.repair(self.repair)
-        if not self.statements and self.bound != "paper":
-            raise OptionError(
-                "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"
-            )
-
-
 MOST_GROUP = 2**20
 _FORM = re.compile(r"([0-9]{1,7}):([0-9]{1,7})", re.ASCII)
 
@@ -225,3 +83,115 @@ def pattern_of(text: Any) -> Pattern:
             option="pattern",
         )
     return Pattern(n, m)
+
+
+def _is_pattern(name: str, text: Any) -> str:
+    """The text, if it is a pattern."""
+    return str(pattern_of(text))
+
+
+Group = Literal["Model and data", "What to prune", "Guarantee", "Repair", "Output", "Machine"]  # in the order of --help
+
+
+@dataclass(frozen=True)
+class Option:
+    """Annotates what may be chosen elsewhere than in Python: an option of the command line, a key of a recipe.
+
+    A function of (name, value) behind it in the annotation checks the value.
+    """
+
+    words: str  # its line in --help and `sipp run NAME --show`; {methods} is replaced by their names
+    group: Group | None = None  # its group in --help; None: it is not on the command line
+    names: tuple[str, ...] = ()  # if they are not --NAME
+    repeated: bool = False  # may be given several times
+    parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
+    least: int | None = None
+    most: int | None = None
+    metavar: str | None = None  # what --help writes for its value
+
+
+_goal = partial(Option, group="What to prune")
+_guarantee = partial(Option, group="Guarantee")
+_repair = partial(Option, group="Repair")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Everything a caller may choose about a pruning; `prune`, `prune_to`, recipes and the command line fill it alike.
+
+    Exactly one of `keep`, `budget` and `pattern` says how much to keep (`budget_for` checks that). The arguments of
+    `sipp.prune` have these names and defaults; the options of `sipp prune` and of recipes are made from the fields that
+    have an `Option`, their help text.
+
+    Example:
+        >>> from sipp.results.options import PruneOptions
+        >>> PruneOptions(keep=0.15).method
+        'sipp-blend'
+    """
+
+    keep: Annotated[float | None, _goal("Share of the prunable weights to keep, in (0, 1]."), check.keep] = None
+    budget: int | None = None
+    pattern: Annotated[
+        str | None,
+        _goal("Instead of --keep: n of every m weights of a row, such as 2:4."),
+        _is_pattern,
+    ] = None
+    method: Annotated[Method, _goal("How weights are chosen: {methods}, or one that --code registers.", parse=str)] = (
+        DEFAULT_METHOD
+    )
+    include: Annotated[
+        Selector | None,
+        _goal("Only layers with this name or glob; may be repeated.", repeated=True),
+    ] = None
+    exclude: Annotated[
+        Selector | None,
+        _goal("All layers except this name or glob; may be repeated.", repeated=True),
+    ] = None
+    floor: Annotated[
+        Floor,
+        _goal(
+            "Every row keeps a weight, and every layer this share of an even cut; 0: no floor. Default: 0.1 for "
+            "sipp-blend, 0 for other methods.",
+        ),
+        partial(check.number, least=0, below=1),
+    ] = None
+    reduce: Annotated[
+        Reduce | None, Option("How positions are combined, for methods that do not say: max (with bounds) or mean.")
+    ] = None
+    draws: Annotated[Draws, Option("How often a sampled row is drawn: until the budget is met, or a fixed number.")] = (
+        "until"
+    )
+    allocation: Annotated[
+        Allocation, Option("How sampled rows share the budget: every layer counts alike, or every row (paper).")
+    ] = "layers"
+    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds."), check.share] = (
+        CONFIDENCE
+    )
+    delta: Annotated[float, Option("Failure probability of the theory."), check.share] = DELTA
+    bound: Mode = "paper"
+    statements: Annotated[
+        bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
+    ] = True
+    c_constant: Annotated[
+        float, _guarantee("Theory: C of its assumption, a factor of every bound."), partial(check.number, above=0)
+    ] = C_CONSTANT
+    k_constant: Annotated[
+        float,
+        _guarantee("Theory: K of its assumption; the inputs it asks for grow with it."),
+        partial(check.number, above=0),
+    ] = K_CONSTANT
+    repair: Annotated[
+        RepairChoice, _repair("Find the mask and the weights together, without labels or training."), check.repair
+    ] = False
+    norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
+    loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
+    seed: Annotated[
+        int, Option("Seed for everything random.", "Machine", least=0, most=check.MOST_SEED), check.seed
+    ] = 0
+
+    def __post_init__(self) -> None:
+        check.fields_of(self)
+        if not self.statements and self.bound != "paper":
+            raise OptionError(
+                "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"
+            )

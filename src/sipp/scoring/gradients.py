@@ -20,7 +20,7 @@ from sipp.scoring.task import ScoringTask
 def with_gradients(task: ScoringTask, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """A context in eval mode in which these parameters get gradients, recurrent layers too; see `scoring_mode`."""
     check_can_be_written(task.model)
-    with scoring_mode(task.model, task.scoring.norm_stats):
+    with scoring_mode(task.model, task.norm_stats):
         required = [parameter.requires_grad for parameter in parameters]
         try:
             for parameter in parameters:
@@ -44,7 +44,7 @@ def batch_loss(task: ScoringTask, batch: Batch, method: str) -> Tensor:
     if batch.labels is None:
         raise DataError(f"batch {batch.index} has no labels, which {method} needs", fix="give (inputs, labels)")
     copied = fresh(batch)  # autograd rejects tensors made under inference_mode
-    loss = task.scoring.loss or cross_entropy
+    loss = task.loss or cross_entropy
     return _loss_of(loss, run_batch(task.model, copied), copied, method) * batch.n_points
 
 
@@ -59,5 +59,5 @@ def _loss_of(loss: Loss, output: Any, batch: Batch, method: str) -> Tensor:
             f"{method}'s loss cannot be computed from the output ({what}) and the labels ({labels}): "
             f"{type(error).__name__}, {error}",
             where=batch.where,
-            fix="give labels from 0 to classes - 1, or a loss of your own: scoring=sipp.Scoring(loss=...)",
+            fix="give labels from 0 to classes - 1, or a loss of your own: loss=...",
         ) from error

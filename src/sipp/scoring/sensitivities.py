@@ -46,7 +46,7 @@ from sipp.inputs import (
     why_dependent,
 )
 from sipp.progress import progress_bar
-from sipp.results import ChunkBytes, NormStats, Reduce, Scoring, Selector, check, numerics
+from sipp.results import ChunkBytes, Kernel, NormStats, Reduce, Selector, check, numerics
 from sipp.scoring import kernels
 from sipp.scoring.found import LayerSensitivities, Sensitivities
 from sipp.scoring.running_norms import finish_norms
@@ -67,10 +67,16 @@ def sensitivity(
     reduce: Reduce = "max",
     include: Selector | None = None,
     exclude: Selector | None = None,
-    scoring: Scoring = Scoring(),
+    norm_stats: NormStats = "running",
+    kernel: Kernel = "auto",
+    chunk_bytes: ChunkBytes = "auto",
     progress: bool = True,
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
+
+    `norm_stats="batch"` runs BatchNorm with the statistics of each batch, for networks that are not trained. `kernel`
+    and `chunk_bytes` (memory for scoring, beside the model) change the time and not the scores; `kernel="reference"` is
+    the definition.
 
     Example:
         >>> import sipp, torch
@@ -80,7 +86,9 @@ def sensitivity(
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
     check.flag("progress", progress)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=scoring)
+    task = task_of(
+        model, data, include=include, exclude=exclude, norm_stats=norm_stats, kernel=kernel, chunk_bytes=chunk_bytes
+    )
     with progress_bar("scoring", task.points.n_points_known, shown=progress) as advance:
         scores = measure_sensitivities(task, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
@@ -104,7 +112,7 @@ def measure_sensitivities(
     the means over patches, from the same pass (T20), unless patches cannot be assigned to points.
     """
     check.choice("reduce", reduce, get_args(Reduce))
-    model, norm_stats = task.model, task.scoring.norm_stats
+    model, norm_stats = task.model, task.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     checks_dependence = maps is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
@@ -217,7 +225,7 @@ def _is_async(windows: Tensor) -> bool:
 def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivities]:
     """The running state of every weight, empty."""
     device = numerics.device_of(task.model)
-    kernel, n_bytes = kernels.pick(task.scoring.kernel, device), chunk_bytes_on(task.scoring.chunk_bytes, device)
+    kernel, n_bytes = kernels.pick(task.kernel, device), chunk_bytes_on(task.chunk_bytes, device)
     parameters = task.parameters()
     found = {
         weight.name: RunningSensitivities(weight, parameters[weight.name], kernel, reduce, n_bytes)
@@ -230,11 +238,11 @@ def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivitie
 
 def ratios_of(task: ScoringTask, draw: Batch, maps: Maps) -> list[tuple[Weight, Tensor]]:
     """g_j(x) of T2 (F x K) for every weight that these points reach: the largest ratios of one batch alone."""
-    found = map_for(task.model, task.layers, draw, maps, task.scoring.norm_stats)
+    found = map_for(task.model, task.layers, draw, maps, task.norm_stats)
     scoring_pass = _ScoringPass(_running(task, "max"), {})
     with numerics.current_device(task.model):
         on_use = scoring_pass.use_scorer(found.n_uses)
-        read_uses(task.model, task.layers, draw, on_use, found, task.scoring.norm_stats)
+        read_uses(task.model, task.layers, draw, on_use, found, task.norm_stats)
         scoring_pass.add_waiting()
     return [(one.weight, one.sensitivities()) for one in scoring_pass.running.values() if one.order is not None]
 
@@ -246,7 +254,7 @@ def _batches(task: ScoringTask, maps: Maps, *, waits: bool) -> Iterator[tuple[Ba
     all points of a batch are held in memory, so batches are made small if we may choose their size.
     """
     for batch in task.batches():
-        found = map_for(task.model, task.layers, batch, maps, task.scoring.norm_stats)
+        found = map_for(task.model, task.layers, batch, maps, task.norm_stats)
         is_ours = task.points.is_in_tensors
         if not (waits and is_ours and max(found.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
             yield batch, found

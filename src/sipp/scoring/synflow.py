@@ -31,8 +31,7 @@ def synflow(task: ScoringTask) -> dict[str, Tensor]:
     The data is used only for the shape of one point: floating-point inputs become ones, tokens and masks stay. Norms
     use their running statistics, whatever `norm_stats` says, because one point of ones has none of its own.
     """
-    scoring = replace(task.scoring, norm_stats="running")
-    positive = replace(task, model=copy_of(task.model).to(numerics.BOUND_DTYPE), scoring=scoring)
+    positive = replace(task, model=copy_of(task.model).to(numerics.BOUND_DTYPE), norm_stats="running")
     with torch.no_grad():
         for parameter in positive.model.parameters():
             parameter.abs_()

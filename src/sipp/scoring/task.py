@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
-from sipp.errors import DataError
+from sipp.errors import DataError, OptionError
 from sipp.inputs import (
     AnyData,
     Batch,
@@ -27,7 +27,18 @@ from sipp.inputs import (
     read_uses,
     unwrap,
 )
-from sipp.results import DEFAULT_METHOD, DELTA, K_CONSTANT, Scoring, Selector, check, numerics
+from sipp.results import (
+    DEFAULT_METHOD,
+    DELTA,
+    K_CONSTANT,
+    ChunkBytes,
+    Kernel,
+    Loss,
+    NormStats,
+    Selector,
+    check,
+    numerics,
+)
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 
@@ -39,8 +50,11 @@ class ScoringTask:
     model: nn.Module  # without wrappers
     layers: tuple[PrunableLayer, ...]  # the modules that hold the chosen weights
     data: Data | None
-    scoring: Scoring = Scoring()
     seed: int = 0
+    norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
+    loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
+    kernel: Kernel = "auto"
+    chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -80,7 +94,7 @@ def each_use(task: ScoringTask, on_use: OnUse) -> None:
     for batch in task.batches():
         if spares_logits:  # they are not needed, and may be larger than everything else
             batch = replace(batch, kwargs={LOGITS: 1} | batch.kwargs)
-        read_uses(task.model, task.layers, batch, on_use, norm_stats=task.scoring.norm_stats)
+        read_uses(task.model, task.layers, batch, on_use, norm_stats=task.norm_stats)
 
 
 def _spares_logits(task: ScoringTask) -> bool:
@@ -96,14 +110,21 @@ def task_of(
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    scoring: Scoring = Scoring(),
     seed: int = 0,
+    norm_stats: NormStats = "running",
+    loss: Loss | None = None,
+    kernel: Kernel = "auto",
+    chunk_bytes: ChunkBytes = "auto",
 ) -> ScoringTask:
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
-    check.record("scoring", scoring, Scoring)
+    check.choice("norm_stats", norm_stats, get_args(NormStats))
+    if loss is not None and not callable(loss):
+        raise OptionError(f"loss={loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy")
+    if chunk_bytes != "auto":
+        check.whole("chunk_bytes", chunk_bytes, least=1)
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
-    return ScoringTask(model, layers, _data_for(model, data), scoring, seed)
+    return ScoringTask(model, layers, _data_for(model, data), seed, norm_stats, loss, kernel, chunk_bytes)
 
 
 def _data_for(model: nn.Module, data: AnyData | None) -> Data | None:

@@ -28,7 +28,7 @@ from sipp.inputs import (
 from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, cut_as_given, dead_rows, hold_back_points, needs_first_mask_only, rank
 from sipp.repairing import apply_repairs, split_data
-from sipp.results import Compared, Comparison, Method, PruneOptions, RepairChoice, Scoring, Selector, check, numerics
+from sipp.results import Compared, Comparison, Method, PruneOptions, Loss, RepairChoice, Selector, check, numerics
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
 
 KEEPS = (0.5, 0.3, 0.1)
@@ -67,9 +67,9 @@ def compare(
         >>> comparison.best(0.8).method, comparison.n_test, len(comparison.rows)
         ('magnitude', 50, 4)
     """
-    check.repair(repair)
+    check.repair("repair", repair)
     check.flag("progress", progress)
-    task = task_of(model, data, include=include, exclude=exclude, scoring=_with_loss_of(output), seed=check.seed(seed))
+    task = task_of(model, data, include=include, exclude=exclude, loss=_loss_of(output), seed=check.seed("seed", seed))
     n_weights = sum(weight.n_weights for weight in task.weights)
     n_kept = [
         numerics.budget_of(keep, n_weights) for keep in _checked_list("keeps", keeps)
@@ -200,12 +200,12 @@ def _usual(data: Data) -> tuple[str, ...]:
     return USUAL + (LABELLED if labelled else ())
 
 
-def _with_loss_of(output: Output) -> Scoring:
-    """Options with the cross-entropy of the compared output as loss."""
+def _loss_of(output: Output) -> Loss | None:
+    """The cross-entropy of the compared output; None where that is the usual loss."""
     if output is None:
-        return Scoring()
+        return None
     pick = output if callable(output) else itemgetter(output)
-    return Scoring(loss=lambda outputs, labels: cross_entropy(pick(outputs), labels))
+    return lambda outputs, labels: cross_entropy(pick(outputs), labels)
 
 
 def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_repaired: bool) -> Compared:

@@ -36,8 +36,10 @@ from sipp.results import (
     Allocation,
     Draws,
     Floor,
+    Loss,
     Method,
     Mode,
+    NormStats,
     OutputChange,
     Pruned,
     PruneOptions,
@@ -45,7 +47,6 @@ from sipp.results import (
     RepairChoice,
     Repaired,
     RepairMethod,
-    Scoring,
     Selector,
     check,
     hashing,
@@ -79,12 +80,16 @@ def prune(
     holdout: AnyData | None = None,
     statements: bool = True,
     repair: RepairChoice = False,
-    scoring: Scoring = Scoring(),
+    norm_stats: NormStats = "running",
+    loss: Loss | None = None,
     c_constant: float = C_CONSTANT,
     k_constant: float = K_CONSTANT,
     progress: bool = True,
 ) -> Pruned:
     """Returns a pruned copy of `model` with `keep` of its prunable weights (or `budget` of them), and its bounds.
+
+    `norm_stats="batch"` runs BatchNorm with the statistics of each batch, and `loss` of (outputs, labels) replaces
+    cross-entropy for methods that take gradients.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
     and the weights together, starting from the method's mask; `"refit"` keeps that mask. `allocation` and `draws` are
@@ -110,11 +115,17 @@ def prune(
         keep=keep, budget=budget, pattern=pattern, method=method, delta=delta, confidence=confidence, seed=seed,
         draws=draws, allocation=allocation, reduce=reduce, floor=floor, include=include, exclude=exclude, bound=bound,
         statements=statements, c_constant=c_constant, k_constant=k_constant, repair=repair,
-        scoring=scoring,
+        norm_stats=norm_stats, loss=loss,
     )  # fmt: skip
     info = checked_method(options)
     task = task_of(
-        model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
+        model,
+        data,
+        include=options.include,
+        exclude=options.exclude,
+        seed=options.seed,
+        norm_stats=options.norm_stats,
+        loss=options.loss,
     )
     repairs = repairs_of(info, options.repair)
     _refuse_contradictions(options, task.data, repairs, has_holdout=holdout is not None)

@@ -249,7 +249,7 @@ def _cut_and_repaired(
         network_cut.masks,
         work.split,
         pattern=ranking.pattern,
-        chunk_bytes=chunk_bytes_on(options.scoring.chunk_bytes, work.network.device),
+        chunk_bytes=chunk_bytes_on("auto", work.network.device),
     )
     return pruned, masks, {layer.name: (layer.error_before, layer.error_after) for layer in layers}
 

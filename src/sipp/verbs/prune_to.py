@@ -45,13 +45,14 @@ from sipp.results import (
     DEFAULT_METHOD,
     BlendChoice,
     Level,
+    Loss,
     Method,
+    NormStats,
     Pruned,
     PrunedTo,
     PruneOptions,
     RepairChoice,
     Repaired,
-    Scoring,
     Selector,
     check,
     numerics,
@@ -91,7 +92,8 @@ def prune_to(
     exclude: Selector | None = None,
     output: Output = None,
     repair: RepairChoice = False,
-    scoring: Scoring = Scoring(),
+    norm_stats: NormStats = "running",
+    loss: Loss | None = None,
     progress: bool = True,
 ) -> PrunedTo:
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
@@ -110,7 +112,7 @@ def prune_to(
     """
     options = PruneOptions(
         method=method, confidence=confidence, seed=seed, include=include, exclude=exclude,
-        repair=repair, scoring=scoring,
+        repair=repair, norm_stats=norm_stats, loss=loss,
     )  # fmt: skip
     checked_method(options)
     refuse_fitted(options.method, "prune_to would have to fit every level again")
@@ -119,7 +121,13 @@ def prune_to(
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
     task = task_of(
-        model, data, include=options.include, exclude=options.exclude, scoring=options.scoring, seed=options.seed
+        model,
+        data,
+        include=options.include,
+        exclude=options.exclude,
+        seed=options.seed,
+        norm_stats=options.norm_stats,
+        loss=options.loss,
     )
     if tolerance.n_needed > n_holdout:  # known before anything is scored
         why = f"refused: needs n >= {tolerance.n_needed}, the holdout has {n_holdout:,} different inputs"

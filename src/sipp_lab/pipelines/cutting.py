@@ -70,7 +70,7 @@ def _cut(context: RunContext, stage: Stage, network: Network, budget: int, norm_
             seed=prune_seed(stage.seed, stage.method, stage.level),
             within=network.masks or None,
             statements=False,  # for other methods, they take longer than the pruning
-            scoring=sipp.Scoring(norm_stats=norm_stats),
+            norm_stats=norm_stats,
             progress=False,  # a run has its own display
             **{**spec.of_prune, "reduce": arm.reduce or spec.reduce},
         )

@@ -24,6 +24,7 @@ from sipp.results import PruneOptions, check
 from sipp_lab.arms import arm_of
 from sipp_lab.nets import INPUT_SHAPES, net_spec
 from sipp_lab.recipes.merging import merge
+from sipp_lab.recipes.problems import problem_words
 
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
@@ -306,7 +307,7 @@ class Recipe(_Section):
         try:
             assert self.retraining.epochs
         except ValidationError as error:
-            words = check.problem_words(dict(error.errors(include_url=False)[0]))
+            words = problem_words(dict(error.errors(include_url=False)[0]))
             raise ValueError(words.replace("@", "retrain.")) from error
         return self
 
@@ -400,4 +401,4 @@ def _describe_problem(error: dict[str, Any]) -> str:
     hint = ""
     if isinstance(error["input"], str) and error["type"] in ("float_type", "int_type"):
         hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
-    return check.problem_words({**error, "loc": (key,)}).replace("@", f"{key}." if path else "") + hint
+    return problem_words({**error, "loc": (key,)}).replace("@", f"{key}." if path else "") + hint

@@ -114,12 +114,11 @@ def test_fan_out_initialisation(name: str) -> None:
 def test_magnitude_leaves_the_classifier_of_resnet20_nothing_at_fan_out_initialisation_and_sipp_does_not() -> None:
     """Why magnitude falls to chance in the paper's figure; `sipp-det` as the authors ran it, with the mean."""
     images = F.interpolate(load_digits().images[:32], size=32, mode="bilinear").repeat(1, 3, 1, 1)
-    scoring = sipp.Scoring(norm_stats="batch")
 
     def left_in_classifier(init: Any, method: str, reduce: Any = None) -> int:
         torch.manual_seed(0)
         net = build("resnet20", init=init)
-        pruned = sipp.prune(net, images, keep=0.05, method=method, reduce=reduce, scoring=scoring, progress=False)
+        pruned = sipp.prune(net, images, keep=0.05, method=method, reduce=reduce, norm_stats="batch", progress=False)
         return int(pruned.masks["linear.weight"].sum())
 
     assert left_in_classifier("fan-out", "magnitude") == 0

@@ -249,7 +249,7 @@ class Net(nn.Module):
 
 def scores(reduce: str, batches: list[Tensor], chunk_bytes: int) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    return sipp.sensitivity(Net(), batches, reduce=reduce, scoring=sipp.Scoring(chunk_bytes=chunk_bytes))
+    return sipp.sensitivity(Net(), batches, reduce=reduce, chunk_bytes=chunk_bytes)
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
@@ -420,8 +420,8 @@ def test_runs_of_patches_of_every_length(stride: int) -> None:
     layer = nn.Conv1d(2, 3, 3, stride=stride)
     for n_patches in (*range(1, 20), 23, 24, 25, 31, 32, 33, 63, 64, 65):
         x = torch.randn(2, 2, (n_patches - 1) * stride + 3)
-        fast = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="cpu"))["weight"]
-        slow = sipp.sensitivity(layer, [x], scoring=sipp.Scoring(kernel="reference"))["weight"]
+        fast = sipp.sensitivity(layer, [x], kernel="cpu")["weight"]
+        slow = sipp.sensitivity(layer, [x], kernel="reference")["weight"]
         torch.testing.assert_close(fast, slow, rtol=1e-5, atol=0)
 
 
@@ -432,7 +432,7 @@ def test_columns_that_lie_in_another_order(kernel: tuple[int, int], reduce: str)
     torch.manual_seed(0)
     layer, x = nn.Conv2d(6, 5, kernel), torch.randn(4, 6, 5, 21)
     fast, slow = (
-        sipp.sensitivity(layer, given, reduce=reduce, scoring=sipp.Scoring(kernel=way))["weight"]  # type: ignore[arg-type]
+        sipp.sensitivity(layer, given, reduce=reduce, kernel=way)["weight"]  # type: ignore[arg-type]
         for given, way in ((x.contiguous(memory_format=torch.channels_last), "cpu"), (x, "reference"))
     )
     torch.testing.assert_close(fast, slow, rtol=1e-5, atol=0)

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.results.options import Reduce, Scoring
+from sipp.results.options import Reduce
 from sipp.scoring.found import LayerSensitivities
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu
@@ -128,4 +128,4 @@ def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused(monkeypatch: pytest
     assert chunk_bytes_on(123, torch.device("cuda")) == 123
     for wrong in (0, -1, 1.5, "much"):
         with pytest.raises(OptionError, match="chunk_bytes"):
-            Scoring(chunk_bytes=wrong)  # type: ignore[arg-type]
+            task_of(nn.Linear(2, 2), chunk_bytes=wrong)  # type: ignore[arg-type]

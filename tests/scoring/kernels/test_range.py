@@ -38,7 +38,7 @@ def values(exponents: Tensor, seed: int, share_of_zeros: float) -> Tensor:
 
 
 def agree(layer: nn.Linear, x: Tensor, reduce: str, kernel: str) -> None:
-    got = sipp.sensitivity(layer, [x], reduce=reduce, scoring=sipp.Scoring(kernel=kernel))["weight"]
+    got = sipp.sensitivity(layer, [x], reduce=reduce, kernel=kernel)["weight"]
     torch.testing.assert_close(got.double(), expected(layer.weight, x, reduce), rtol=1e-5, atol=1e-30)
 
 

@@ -80,5 +80,5 @@ def _parse_keeps(keeps: str) -> list[float]:
         raise CommandError(f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix=fix) from error
     with naming_option(f"--keeps {keeps:.60}", fix):
         for share in shares:
-            check.keep(share)
+            check.keep("keep", share)
     return shares

@@ -88,7 +88,7 @@ class PruneRequest:
         if self.epsilon is not None:
             check.number("epsilon", self.epsilon, least=0)
         if self.max_accuracy_drop is not None:
-            check.drop("max_accuracy_drop", self.max_accuracy_drop)
+            check.share("max_accuracy_drop", self.max_accuracy_drop)
         if self.share is not None:
             check.share("share", self.share)
 
@@ -189,12 +189,12 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
 
     from sipp.cli.data_option import Reader, summary
     from sipp.cli.model_option import load_model, norm_stats_of
-    from sipp.results import Scoring, hashing, report_values
+    from sipp.results import hashing, report_values
 
     model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
     reader = Reader(model, request.model, request.inputs, request.options.seed)
     calibration, holdout = _read_inputs(request, reader)
-    scoring = Scoring(norm_stats=norm_stats_of(model, request.batchnorm))
+    norm_stats = norm_stats_of(model, request.batchnorm)
     where = f"--model {request.model}" + (f", {calibration.source.where}" if calibration is not None else "")
     walk: PrunedTo | None = None
     certificate: AnyCertificate | None = None
@@ -203,12 +203,12 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
         if request.has_tolerance:
             assert calibration is not None and holdout is not None
             arguments = _arguments(request, sipp.prune_to, "")
-            walk = sipp.prune_to(model, calibration.batches, holdout.batches, **arguments, scoring=scoring)
+            walk = sipp.prune_to(model, calibration.batches, holdout.batches, **arguments, norm_stats=norm_stats)
             pruned, certificate = walk.pruned, walk.certificate
         else:
             arguments = _arguments(request, sipp.prune, "", "share", "output")
             pruned = sipp.prune(
-                model, None if calibration is None else calibration.batches, **arguments, scoring=scoring
+                model, None if calibration is None else calibration.batches, **arguments, norm_stats=norm_stats
             )
             if holdout is not None:
                 certificate = _certificate(request, model, pruned, holdout)
@@ -218,7 +218,7 @@ def _prune_in_memory(request: PruneRequest) -> Answer:
         "model": request.model,
         "weights": None if request.weights is None else str(request.weights),
         "dense_hash": hashing.of_model(model),
-        "norm_stats": scoring.norm_stats,
+        "norm_stats": norm_stats,
         "data": summary(calibration),
         "holdout": summary(holdout),
         "verdict": None if walk is None else walk.verdict,

@@ -9,7 +9,7 @@ import sipp
 from sipp.cli import options as shared
 from sipp.cli.errors import naming_option
 from sipp.cli.output import Answer
-from sipp.results import C_CONSTANT, K_CONSTANT, Option, Scoring, words
+from sipp.results import C_CONSTANT, K_CONSTANT, Option, words
 
 
 def sensitivity(
@@ -44,22 +44,22 @@ def sensitivity(
 
     check_out(out, force=force, reads={"--weights": weights, "--data": data, "--holdout": holdout})
     network = load_model(model, weights, seed=seed, device=device)
-    scoring = Scoring(norm_stats=norm_stats_of(network, batchnorm))
+    norm_stats = norm_stats_of(network, batchnorm)
     reader = Reader(network, model, inputs, seed)
     test = None if holdout is None else reader.holdout(holdout, None)
     chosen = reader.calibration(data, points, include=include, exclude=exclude, k_constant=k_constant)
     with naming_option(f"--model {model}, --data {data}", "see sipp sensitivity --help"):
-        scores = sipp.sensitivity(network, chosen.batches, include=include, exclude=exclude, scoring=scoring)
+        scores = sipp.sensitivity(network, chosen.batches, include=include, exclude=exclude, norm_stats=norm_stats)
         assumption = sipp.check_assumption(
             network, chosen.batches, None if test is None else test.batches, include=include, exclude=exclude,
-            scoring=scoring, c_constant=c_constant, k_constant=k_constant,
+            norm_stats=norm_stats, c_constant=c_constant, k_constant=k_constant,
         )  # fmt: skip
     write_out(out, save({name: score.contiguous() for name, score in scores.items()}))
     shown = [words.labelled_line("network", model), words.labelled_line("data", chosen.words)]
     shown += [] if test is None else [words.labelled_line("holdout", test.words)]
-    shown += [*normalisation_lines(chosen, test), *norm_stats_lines(scoring.norm_stats, batchnorm), str(assumption)]
+    shown += [*normalisation_lines(chosen, test), *norm_stats_lines(norm_stats, batchnorm), str(assumption)]
     n_scores = sum(score.numel() for score in scores.values())
     shown.append(words.labelled_line("written", f"{out}: {n_scores:,} scores of {len(scores)} weights"))
     about = {"kind": "sensitivities", "sipp": sipp.__version__, "model": model, "seed": seed}
-    points_read = {"norm_stats": scoring.norm_stats, "data": summary(chosen), "holdout": summary(test)}
+    points_read = {"norm_stats": norm_stats, "data": summary(chosen), "holdout": summary(test)}
     return Answer(shown, about | points_read | {"assumption": assumption, "written": str(out), "n_scores": n_scores})

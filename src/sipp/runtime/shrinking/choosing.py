@@ -91,7 +91,7 @@ def channel_options(
         repair=check.flag("repair", repair),
         steps=check.whole("steps", steps, least=0, most=MOST_STEPS),
         exclude=exclude,
-        seed=check.seed(seed),
+        seed=check.seed("seed", seed),
         progress=check.flag("progress", progress),
     )
     if share is not None:
