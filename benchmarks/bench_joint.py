@@ -25,9 +25,8 @@ from repair_split import splitting
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.repairing import repair_network, split_batches
+from sipp.repairing import Repaired, repair_network, split_batches
 from sipp.repairing.fit import PEERS
-from sipp.results.pruned import Repaired
 
 
 def line(name: str, keep: float, found: Repaired, score: float, took: str) -> list[str]:

@@ -17,11 +17,10 @@ import sipp
 from sipp.inputs.outputs import output_error
 from sipp.pruning import ranked as weights_module
 from sipp.pruning.largest_scores import even_layers, obeys_pattern
-from sipp.repairing import data_split, fit, repair_network
+from sipp.repairing import Repaired, data_split, fit, repair_network
 from sipp.repairing.parts import Side, StatesInMemory
 from sipp.repairing.search import MaskRule
 from sipp.results.options import Pattern
-from sipp.results.pruned import Repaired
 
 
 def found(net: nn.Module, points: Any, *, keep: float = 0.4, **options: Any) -> tuple[dict[str, Tensor], Repaired]:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sipp.files import seal, write_json
-from sipp.results.accuracy import Accuracy
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
-from sipp.results.evaluation import Evaluation
+from sipp.results.evaluation import Accuracy, Evaluation
 from sipp.results.jsonio import to_json
-from sipp.results.pruned import PrunedFacts, PrunedLayer
+from sipp.results.pruned import Pruned, PrunedLayer
 from sipp_lab.runs.records import NetworkRecord
 
 METHODS = ("sipp-hybrid", "sipp-det", "magnitude", "snip", "random")
@@ -83,14 +82,12 @@ def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int)
     )  # fmt: skip
 
 
-def facts(layers: Sequence[PrunedLayer], *, method: str, epsilon: float | None, **changes: Any) -> PrunedFacts:
+def facts(layers: Sequence[PrunedLayer], *, method: str, epsilon: float | None, **changes: Any) -> Pruned:
     """What is known about a network with these layers, whose bound does not hold."""
     kept = sum(one.kept for one in layers)
     reason = "a heuristic" if epsilon is None else "too few calibration points (n=256, needs 400)"
     bound = NetworkBound("paper", epsilon, 1e-16, None, reason, {})
-    known = PrunedFacts(
-        layers=tuple(layers), guarantee=None, bound=bound, method=method, budget=kept, kept=kept, seed=0
-    )
+    known = Pruned(layers=tuple(layers), guarantee=None, bound=bound, method=method, budget=kept, kept=kept, seed=0)
     return replace(known, **changes)
 
 

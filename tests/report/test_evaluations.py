@@ -18,10 +18,9 @@ from sipp.report.results import PrunedModel, read_pruned_result
 from sipp.report.summary import next_steps, tiles_of
 from sipp.results import words
 from sipp.results.certificate import AccuracyCertificate
-from sipp.results.evaluation import AnyEvaluation, Evaluation
+from sipp.results.evaluation import AnyEvaluation, Evaluation, TextScores
 from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
-from sipp.results.text_scores import TextScores
 from sipp_lab.page import read_results, render
 
 REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")

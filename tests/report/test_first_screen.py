@@ -20,7 +20,7 @@ from sipp_lab.runs.folder import read_run
 
 SCREEN = 900  # pixels high, of a window that is 1440 wide
 RUN = {"n_inputs": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 1.26e-07}
-RUN |= {"faster": {"ratio": 3.1201, "low": 2.9, "high": 3.31}, "runs_dense": False}
+RUN |= {"faster": {"ratio": 3.1201, "low": 2.9, "high": 3.31, "runs_dense": False}}
 BENCH = {
     "kind": "file bench", "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
     "pruned_hash": "0" * 64, "step_inputs": 64, "line": "",

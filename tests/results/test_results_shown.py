@@ -15,14 +15,11 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.results.accuracy import Accuracy
-from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep
-from sipp.results.evaluation import AnyEvaluation, Evaluation
+from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep, Speed
+from sipp.results.evaluation import Accuracy, AnyEvaluation, Evaluation, TextScores
 from sipp.results.jsonio import from_json, to_json
-from sipp.results.pruned import PrunedFacts
+from sipp.results.pruned import Pruned
 from sipp.results.sheet import Sheet, Table, sheet_html, sheet_text, table_html
-from sipp.results.speed import Speed
-from sipp.results.text_scores import TextScores
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:
@@ -64,7 +61,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 "net",
                 "0" * 64,
                 BenchBytes(1000, 8000, 900.5, 1500, 8000),
-                (BenchRun(64, 4.0, 2.0, Speed(2.0, 1.9, 2.1), False, 1e-6),),
+                (BenchRun(64, 4.0, 2.0, Speed(2.0, 1.9, 2.1), 1e-6),),
                 (BenchStep("0", "strips", 0.1, 300, 3000, 1.0, 0.5),),
                 64,
             ),
@@ -140,7 +137,7 @@ def test_every_result_goes_to_json_and_back(name: str, records: dict[str, Any]) 
     assert values.keys() >= set(getattr(record, "ALSO_IN_JSON", ()))
     if name in NOT_READ:
         return
-    kind = PrunedFacts if name == "Pruned" else type(record)
+    kind = Pruned if name == "Pruned" else type(record)
     again = from_json(kind, values, name)
     assert to_json(again) == values and (name == "Pruned" or again == record or "nan" in str(values))
     assert str(again) == str(record)

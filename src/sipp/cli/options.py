@@ -81,7 +81,7 @@ def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Paramete
             missing = field.default is MISSING
             yield from _parameters(field.name, hints[field.name], inspect.Parameter.empty if missing else field.default)
         return
-    kind, declared = get_args(hint) if get_origin(hint) is Annotated else (hint, Option(""))
+    kind, declared, *_ = get_args(hint) if get_origin(hint) is Annotated else (hint, Option(""))
     if isinstance(declared, Option):
         if declared.group is None:
             return

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         polish as polish,
     )
     from sipp.repairing.walk import (
+        Repaired as Repaired,
         apply_repairs as apply_repairs,
         repair_network as repair_network,
         repair_part as repair_part,

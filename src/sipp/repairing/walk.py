@@ -56,13 +56,33 @@ from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitt
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, groups_in, parts_in
 from sipp.repairing.streams import Stream, reading, stream_as_use, streams_in
 from sipp.repairing.sums import InputSums, UsePair, WeightSums, thinned
-from sipp.results import ChunkBytes, FittedLayer, Pattern, Repair, Repaired, RepairMethod, numerics
+from sipp.results import ChunkBytes, FittedLayer, OutputChange, Pattern, Repair, RepairMethod, numerics
 from sipp.scoring import chunk_bytes_on
 
 Masks = Mapping[str, Tensor]
 UNDONE = "the output was no closer to the dense one on inputs that were not fitted"
 NOT_ALIGNED = "the pruned network sends it other inputs (tokens routed differently?)"
 SAME_BUDGET = 0.01  # relative: closer budgets count as the same, and the first masks stay
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """A repaired copy of a network, the record of the repair, and the keys of the points it used."""
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    record: Repair
+    keys: frozenset[str]
+
+    @property
+    def moved(self) -> OutputChange | None:
+        """How far its output is from the dense one, on test points, or else on validation points."""
+        record = self.record
+        if record.output_after is not None:
+            return OutputChange(record.output_after, record.n_test, is_held_back=True)
+        if record.output_validation is not None:
+            return OutputChange(record.output_validation, record.n_validation, is_held_back=False)
+        return None
 
 
 def apply_repairs(

@@ -12,7 +12,7 @@ from typing import Any
 from sipp.report.contents import Plot
 from sipp.report.numbers import Unit, number, rounded_up
 from sipp.report.series import Curve, LayerRow
-from sipp.results import USELESS, AnyCertificate, Certificate, PrunedFacts
+from sipp.results import USELESS, AnyCertificate, Certificate, Pruned
 
 DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
 LAYER_DIGITS = 5
@@ -80,7 +80,7 @@ def rounded(value: float | None, digits: int = DIGITS) -> float | None:
 
 
 def statement_cards(
-    pruned: PrunedFacts, certificate: AnyCertificate | None, why_no_certificate: str = ""
+    pruned: Pruned, certificate: AnyCertificate | None, why_no_certificate: str = ""
 ) -> list[dict[str, Any]]:
     """Cards for the certificate and the theory's bounds: a sentence each, and rows of values."""
     bound, guarantee = pruned.bound, pruned.guarantee

@@ -25,7 +25,7 @@ from sipp.results import (
     Certificate,
     Evaluation,
     Identity,
-    PrunedFacts,
+    Pruned,
     TextScores,
     claims_on_one_holdout,
     from_json,
@@ -46,7 +46,7 @@ class PrunedModel:
     """A pruned network, from a folder or from Python, and what was measured and certified about it."""
 
     name: str
-    pruned: PrunedFacts
+    pruned: Pruned
     identity: Identity
     rest: Mapping[str, Any] = field(default_factory=dict)  # what else its report says
     notes: tuple[str, ...] = ()  # warnings: what could not be checked

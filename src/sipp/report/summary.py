@@ -73,8 +73,8 @@ def tiles_of(pruned: PrunedModel) -> list[SummaryTile]:
         )
         run = bench.runs[-1]
         place = f"{words.counted(run.n_inputs, 'input')} per call on {words.counted(bench.n_threads, 'CPU thread')}"
-        than = " than PyTorch, with" if run.headline.endswith(("faster", "slower")) else ": with"
-        speed = SummaryTile("speed", run.headline, f"{run.words}{than} sipp.sparse, {place}")
+        than = " than PyTorch, with" if run.faster.headline.endswith(("faster", "slower")) else ": with"
+        speed = SummaryTile("speed", run.faster.headline, f"{run.faster.words}{than} sipp.sparse, {place}")
     change = shown_output_change(pruned)
     moved = SummaryTile("output moves by", UNKNOWN, "sipp eval measures it")
     if change is not None:

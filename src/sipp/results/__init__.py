@@ -11,9 +11,6 @@ if TYPE_CHECKING:
         numerics as numerics,  # dtypes, devices, exact products
         words as words,  # numbers, names and tables as text
     )
-    from sipp.results.accuracy import (
-        Accuracy as Accuracy,
-    )
     from sipp.results.assumption import (
         Assumption as Assumption,
         LayerAssumption as LayerAssumption,
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
         BenchBytes as BenchBytes,
         BenchRun as BenchRun,
         BenchStep as BenchStep,
+        speed_of as speed_of,
     )
     from sipp.results.binomial import (
         drop_limit as drop_limit,
@@ -68,8 +66,10 @@ if TYPE_CHECKING:
     )
     from sipp.results.evaluation import (
         EVALUATION_KIND as EVALUATION_KIND,
+        Accuracy as Accuracy,
         AnyEvaluation as AnyEvaluation,
         Evaluation as Evaluation,
+        TextScores as TextScores,
     )
     from sipp.results.gradual import (
         Gradual as Gradual,
@@ -114,9 +114,7 @@ if TYPE_CHECKING:
     from sipp.results.pruned import (
         OutputChange as OutputChange,
         Pruned as Pruned,
-        PrunedFacts as PrunedFacts,
         PrunedLayer as PrunedLayer,
-        Repaired as Repaired,
         cost_of as cost_of,
         headline as headline,
         pruned_sheet as pruned_sheet,
@@ -152,8 +150,8 @@ if TYPE_CHECKING:
         PositionKind as PositionKind,
         Rounding as Rounding,
         SavedFile as SavedFile,
-        StoredStatements as StoredStatements,
         StoredTensor as StoredTensor,
+        stored_statements as stored_statements,
     )
     from sipp.results.sheet import (
         Sheet as Sheet,
@@ -169,18 +167,11 @@ if TYPE_CHECKING:
         Shrunk as Shrunk,
         ShrunkLayer as ShrunkLayer,
     )
-    from sipp.results.speed import (
-        speed_of as speed_of,
-        speed_words as speed_words,
-    )
     from sipp.results.stored import (
         Identity as Identity,
         Report as Report,
         read_report as read_report,
         report_values as report_values,
-    )
-    from sipp.results.text_scores import (
-        TextScores as TextScores,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

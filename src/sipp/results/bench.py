@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sipp.results import words
 from sipp.results.sheet import Sheet, Table, shown
-from sipp.results.speed import Speed, speed_headline, speed_words
 
 BENCH_KIND = "file bench"
+TAIL = 0.1  # share of pairs left out on either side of the spread
+LEAST_GAIN = 1.05  # a smaller speed-up counts as equal
+TICK = 1e-9  # seconds: no call takes less
+STEADY = 1.2  # a spread with a smaller ratio of its ends counts as one speed
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times faster: the median over pairs of alternating calls, and the range of the middle 80 %."""
+
+    ratio: float
+    low: float
+    high: float
+    runs_dense: bool = False  # torch runs all of it on both sides
+
+    ALSO_IN_JSON = ("words",)
+
+    @property
+    def headline(self) -> str:
+        """The speed in three words; without a number if the pairs of calls disagree on which is faster."""
+        if self.runs_dense:
+            return "run by torch"
+        if self.low > 1 and self.ratio >= LEAST_GAIN:
+            return f"{_two_digits(self.ratio)} x faster"
+        if self.high < 1 and self.ratio * LEAST_GAIN <= 1:
+            return f"{_two_digits(1 / self.ratio)} x slower"
+        return "as fast as torch" if self.high <= STEADY * self.low else "not clear"
+
+    @property
+    def words(self) -> str:
+        """The speed with its spread, or why none is given."""
+        if self.runs_dense:
+            return f"{self.headline}: nothing gained"
+        if self.headline == "not clear":
+            return "timings vary too much here to tell; is the machine busy?"
+        ends = (self.low, self.high) if self.ratio >= 1 else (1 / self.high, 1 / self.low)
+        return f"{self.headline} ({_two_digits(ends[0])} to {_two_digits(ends[1])})"
+
+
+def speed_of(sparse: Sequence[float], dense: Sequence[float], *, runs_dense: bool) -> Speed:
+    """The speed-up over pairs of alternating calls, which ran under the same load."""
+    ratios = sorted(dense_time / max(sparse_time, TICK) for dense_time, sparse_time in zip(dense, sparse, strict=True))
+    left_out = int(TAIL * len(ratios))
+    return Speed(statistics.median(ratios), ratios[left_out], ratios[-1 - left_out], runs_dense)
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.2g}'):,.0f}"
 
 
 @dataclass(frozen=True)
@@ -30,20 +79,7 @@ class BenchRun:
     dense_ms: float
     sparse_ms: float
     faster: Speed  # than dense, over pairs of calls
-    runs_dense: bool  # torch runs all of it on both sides
     off_by: float  # of the outputs, relative to the largest
-
-    ALSO_IN_JSON = ("words",)
-
-    @property
-    def headline(self) -> str:
-        """The speed in three words."""
-        return speed_headline(self.faster, runs_dense=self.runs_dense)
-
-    @property
-    def words(self) -> str:
-        """The speed with its spread, or why there is none."""
-        return speed_words(self.faster, runs_dense=self.runs_dense)
 
 
 @dataclass(frozen=True)
@@ -91,7 +127,7 @@ class Bench:
         return (
             f"{words.size(self.bytes.file, self.bytes.dense)} as a small file ({self.bytes.file:,} bytes, before "
             f"pruning {self.bytes.dense:,}); {words.counted(run.n_inputs, 'input')} per call, "
-            f"{words.counted(self.n_threads, 'thread')}: {run.words}"
+            f"{words.counted(self.n_threads, 'thread')}: {run.faster.words}"
         )
 
     @property
@@ -145,7 +181,7 @@ def _calls_table(bench: Bench) -> Table:
             *(f"{ms:.3f}" for ms in (run.dense_ms, run.sparse_ms)),
             *(f"{1e3 * run.n_inputs / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms)),
             f"{run.off_by:.0e}",
-            run.words,
+            run.faster.words,
         )
         for run in bench.runs
     )

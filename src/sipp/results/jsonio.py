@@ -1,7 +1,7 @@
 """A frozen dataclass as JSON values, and back: the one way for files, runs, `--json` and the page.
 
     to_json(pruned)                               # {"method": ..., "layers": [{...}], ...}
-    from_json(PrunedFacts, values, "report.json") # the same facts; a DataError names the file and the key
+    from_json(Pruned, values, "report.json") # the same facts; a DataError names the file and the key
 
 JSON has no infinity and no NaN, so these are the texts "inf", "-inf" and "nan". A field with `metadata=NOT_JSON` is
 left out. What is computed from the fields, and useful to somebody who reads the file, is named in the class attribute

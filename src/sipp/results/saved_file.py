@@ -15,7 +15,8 @@ from sipp.results import words
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Precision
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.pruned import Pruned, headline, up_to_date
+from sipp.results.sheet import Sheet, Table, shown, without_empty
 
 PositionKind = Literal["all", "bitmask", "kept gaps", "zero gaps"]
 Rounding = Literal["exact", "fp16", "bf16", "int8"]
@@ -23,22 +24,6 @@ About = Literal["stored values", "values before rounding"]
 WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
 SCALE_BYTES = 4  # of int8's scales, one a row, as float32
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
-
-
-@dataclass(frozen=True)
-class StoredStatements:
-    """How the network was pruned, and its statements as sentences."""
-
-    method: str
-    draws: str
-    budget: int
-    kept: int
-    n_weights: int
-    seed: int
-    pattern: str | None
-    network: str
-    rows_and_layers: str | None
-    measured: str | None
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,7 @@ class SavedFile:
     precision: Precision  # `values` as asked for
     tensors: tuple[StoredTensor, ...]
     masks: dict[str, Tensor] = field(metadata=NOT_JSON)  # {parameter name: bool tensor}, True = kept
-    statements: StoredStatements | None
+    statements: dict[str, str]  # how it was pruned and what is guaranteed: labels and sentences
     certificate: AnyCertificate | None
     certificate_about: About | None
     buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
@@ -139,7 +124,7 @@ class SavedFile:
 
     @property
     def sheet(self) -> Sheet:
-        return Sheet(_headline(self), tuple(_words(self)), (_contents_table(self),))
+        return Sheet(_headline(self), tuple(_facts(self)), (_table(self),))
 
 
 def entropy_bytes(n_weights: int, kept: int) -> float:
@@ -148,29 +133,66 @@ def entropy_bytes(n_weights: int, kept: int) -> float:
     return -n_weights * sum(share * math.log2(share) for share in shares) / 8
 
 
-# --- as a table -----------------------------------------------------------------------------------------------------
-
-COLUMNS = {  # each with an explanation, if it needs one
-    "weights": "",
-    "kept": "",
-    "positions": "how the positions of kept values are stored",
-    "values": "their format",
-    "largest change": "of a single weight by rounding, as a share of it",
-    "norm change": "of the whole tensor, as a share of its norm",
-    "bytes": "",
-    "bytes by entropy": "the values, and the least that their positions need on average",
-    "bytes dense": "all values, zeros included",
-}
+def stored_statements(pruned: Pruned) -> dict[str, str]:
+    """What a file says of a pruned network: labels and sentences."""
+    now = up_to_date(pruned)
+    found = {
+        "pruned": headline(now),
+        "measured": "" if now.measured is None else now.measured.sentence,
+        "network": now.bound.sentence,
+        "rows": "" if now.guarantee is None else now.guarantee.sentence,
+    }
+    return {label: text for label, text in found.items() if text}
 
 
-def _contents_table(contents: SavedFile) -> Table:
-    """The table of tensors; dense and exact ones share a line."""
-    columns = [column for column in COLUMNS if contents.rounding_words or not column.endswith("change")]
+def _facts(contents: SavedFile) -> list[tuple[str, str]]:
+    """How it was pruned, and its statements, marked if they are about unrounded values."""
+    is_marked = contents.statements and contents.statements_about != "stored values"
+    facts = [
+        ("rounding", contents.rounding_words),
+        ("statements", ROUNDED_NOTE if is_marked else ""),
+        *contents.statements.items(),
+    ]
+    if contents.certificate is not None:
+        note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
+        facts.append(("certificate", note + contents.certificate.sentence))
+    facts.append(("SHA-256", contents.sha256))
+    facts.append(("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())))
+    return [(label, text) for label, text in facts if text]
+
+
+COLUMN_WORDS = (
+    "positions: how the positions of kept values are stored; values: their format; bytes by entropy: the values, and "
+    "the least that their positions need on average; bytes dense: all values, zeros included"
+)
+CHANGE_WORDS = (
+    "; largest change: of a single weight by rounding, as a share of it; norm change: of the whole tensor, as a share "
+    "of its norm"
+)
+
+
+def _table(contents: SavedFile) -> Table:
+    """One line a tensor; dense and exact ones share a line."""
     rows: list[tuple[str, ...]] = []
 
     def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
-        cells = _cells(group) | {"positions": positions, "values": values}
-        rows.append((name, *(cells[column] for column in columns)))
+        kept, n_weights = sum(tensor.kept for tensor in group), sum(tensor.n_weights for tensor in group)
+        largest = max((tensor.largest_change for tensor in group), default=0.0)
+        norm = max((tensor.norm_change for tensor in group), default=0.0)
+        rows.append(
+            (
+                name,
+                f"{n_weights:,}",
+                f"{kept / max(n_weights, 1):.2%}",
+                positions,
+                values,
+                words.number(largest) if largest else "",
+                words.number(norm) if norm else "",
+                f"{sum(tensor.n_bytes for tensor in group):,}",
+                f"{sum(tensor.bound_bytes for tensor in group):,.0f}",
+                f"{sum(tensor.dense_bytes for tensor in group):,}",
+            )
+        )
 
     def is_whole(tensor: StoredTensor) -> bool:
         return (tensor.mask, tensor.positions, tensor.values, len(tensor.names)) == (None, "all", "exact", 1)
@@ -181,23 +203,10 @@ def _contents_table(contents: SavedFile) -> Table:
     if whole := [tensor for tensor in contents.tensors if is_whole(tensor)]:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     add("all tensors", contents.tensors, "", contents.precision)
-    words = "; ".join(f"{column}: {COLUMNS[column]}" for column in columns if COLUMNS[column])
-    return Table(("tensor", *columns), tuple(rows), bars=("bytes", "bytes dense"), words=words)
-
-
-def _cells(group: Sequence[StoredTensor]) -> dict[str, str]:
-    kept, n_weights = sum(tensor.kept for tensor in group), sum(tensor.n_weights for tensor in group)
-    largest = max((tensor.largest_change for tensor in group), default=0.0)
-    norm = max((tensor.norm_change for tensor in group), default=0.0)
-    return {
-        "weights": f"{n_weights:,}",
-        "kept": f"{kept / max(n_weights, 1):.2%}",
-        "largest change": words.number(largest) if largest else "",
-        "norm change": words.number(norm) if norm else "",
-        "bytes": f"{sum(tensor.n_bytes for tensor in group):,}",
-        "bytes by entropy": f"{sum(tensor.bound_bytes for tensor in group):,.0f}",
-        "bytes dense": f"{sum(tensor.dense_bytes for tensor in group):,}",
-    }
+    changes = ("largest change", "norm change") if contents.rounding_words else ("", "")
+    columns = ("tensor", "weights", "kept", "positions", "values", *changes, "bytes", "bytes by entropy", "bytes dense")
+    text = COLUMN_WORDS + (CHANGE_WORDS if contents.rounding_words else "")
+    return without_empty(Table(columns, tuple(rows), bars=("bytes", "bytes dense"), words=text))
 
 
 def _headline(contents: SavedFile) -> str:
@@ -206,21 +215,3 @@ def _headline(contents: SavedFile) -> str:
         f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
         f"the kept values and the entropy of their positions come to {contents.bound_bytes:,.0f}"
     )
-
-
-def _words(contents: SavedFile) -> list[tuple[str, str]]:
-    """Labels and texts: how it was pruned, and its statements, marked if they are about unrounded values."""
-    statements = contents.statements
-    lines: list[tuple[str, str | None]] = [("rounding", contents.rounding_words)]
-    if statements is not None:
-        lines.append(("pruned", f"{statements.method}, {statements.kept:,} of {statements.n_weights:,} weights kept"))
-        lines.append(("pattern", statements.pattern))
-        lines.append(("statements", "" if contents.statements_about == "stored values" else ROUNDED_NOTE))
-        lines.append(("measured", statements.measured))
-        lines += [("network", statements.network), ("rows", statements.rows_and_layers)]
-    if contents.certificate is not None:
-        note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
-        lines.append(("certificate", note + contents.certificate.sentence))
-    lines.append(("SHA-256", contents.sha256))
-    lines.append(("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())))
-    return [(label, text) for label, text in lines if text]

@@ -1,6 +1,6 @@
 """What is written about a pruned network, as report.json and `--json`: its facts, its hashes, what is certified.
 
-All of it lies in one JSON object; the keys are those of `PrunedFacts` and of `Identity`, and what a command adds.
+All of it lies in one JSON object; the keys are those of `Pruned` and of `Identity`, and what a command adds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.results import hashing
 from sipp.results.certificate import AnyCertificate, check_certificate
 from sipp.results.jsonio import from_json, to_json
-from sipp.results.pruned import Pruned, PrunedFacts, regrown_weight, up_to_date
+from sipp.results.pruned import Pruned, regrown_weight, up_to_date
 from sipp.results.sheet import Sheet, shown
 
 KIND = "pruned"
@@ -41,7 +41,7 @@ class Identity:
 class Report:
     """The report in the folder of a pruned network. `print` it."""
 
-    pruned: PrunedFacts
+    pruned: Pruned
     identity: Identity
     rest: Mapping[str, Any]  # what else the command wrote
     note: str = ""  # what could not be checked
@@ -85,6 +85,6 @@ def read_report(values: Mapping[str, Any], where: object) -> Report:
     """The inverse of `report_values`; a DataError says which key is wrong."""
     if values.get("kind") != KIND:
         raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
-    pruned, identity = from_json(PrunedFacts, values, where), from_json(Identity, values, where)
+    pruned, identity = from_json(Pruned, values, where), from_json(Identity, values, where)
     known = {"kind", *to_json(pruned), *to_json(identity)}
     return Report(pruned, identity, {key: value for key, value in values.items() if key not in known})

@@ -14,7 +14,7 @@ from torch import nn
 
 from sipp.errors import DataError, ModelError, warn_caller
 from sipp.native import pytree
-from sipp.results import speed_of, speed_words
+from sipp.results import speed_of
 from sipp.runtime import steps
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
 from sipp.runtime.cpu_plan import CpuPlan, flat_inputs, make_plan
@@ -181,7 +181,7 @@ class CpuNetwork:
         """The record of what runs: the plan, or torch if there is a reason why."""
         plan, chunk = attempt.plan, attempt.chunk
         medians = median(times[0]), median(times[1])
-        speed = speed_words(speed_of(*times), runs_dense=bool(why_dense))
+        speed = speed_of(*times, runs_dense=bool(why_dense)).words
         if why_dense or plan is None:
             how, run = f"torch runs all of it{why_dense}", partial(self._run_in, strides)
             return Compiled(without_weights(attempt.steps), run, True, how, *medians, speed, chunk=chunk)

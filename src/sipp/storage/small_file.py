@@ -33,7 +33,6 @@ from sipp.results import (
     Precision,
     Rounding,
     SavedFile,
-    StoredStatements,
     StoredTensor,
     from_json,
     hashing,
@@ -69,7 +68,7 @@ Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
 def file_content(contents: SavedFile, data: bytes) -> tuple[bytes, SavedFile]:
     """The bytes of the file with these contents and this data, and the contents with their size and SHA-256."""
     values = {name: getattr(contents, name) for name in INDEXED} | {
-        "statements": to_json(contents.statements),
+        "statements": contents.statements,
         "certificate": to_json(contents.certificate),
         "tensors": [asdict(tensor) for tensor in contents.tensors],
     }
@@ -104,7 +103,7 @@ def read_contents(path: Path) -> tuple[SavedFile, memoryview]:
         n_bytes=path.stat().st_size,
         tensors=tuple(_entry(entry) for entry in values["tensors"]),
         masks={},
-        statements=from_json(StoredStatements | None, values["statements"], path),
+        statements=values["statements"],
         certificate=from_json(AnyCertificate | None, values["certificate"], path),
         certificate_about=None,
         **{name: values[name] for name in INDEXED},

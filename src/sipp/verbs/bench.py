@@ -106,8 +106,8 @@ def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_inputs: int) -> Be
         taken = alternate(lambda: [fast(*args, **kwargs) for _ in range(n_calls)], dense, repeats=REPEATS)
     sparse_ms, dense_ms = (MS * statistics.median(times) / n_calls for times in taken)
     return BenchRun(
-        n_inputs=n_inputs, dense_ms=dense_ms, sparse_ms=sparse_ms, faster=speed_of(*taken),
-        runs_dense=fast.latest.is_dense, off_by=gap,
+        n_inputs=n_inputs, dense_ms=dense_ms, sparse_ms=sparse_ms, off_by=gap,
+        faster=speed_of(*taken, runs_dense=fast.latest.is_dense),
     )  # fmt: skip
 
 

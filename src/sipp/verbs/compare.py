@@ -28,7 +28,7 @@ from sipp.inputs import (
 from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, cut_as_given, dead_rows, hold_back_points, needs_first_mask_only, rank
 from sipp.repairing import apply_repairs, split_data
-from sipp.results import Compared, Comparison, Method, PruneOptions, Loss, RepairChoice, Selector, check, numerics
+from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, RepairChoice, Selector, check, numerics
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
 
 KEEPS = (0.5, 0.3, 0.1)

@@ -26,7 +26,7 @@ from sipp.pruning import (
     output_change,
     rank,
 )
-from sipp.repairing import apply_repairs, split_data
+from sipp.repairing import Repaired, apply_repairs, split_data
 from sipp.results import (
     C_CONSTANT,
     CONFIDENCE,
@@ -45,7 +45,6 @@ from sipp.results import (
     PruneOptions,
     Reduce,
     RepairChoice,
-    Repaired,
     RepairMethod,
     Selector,
     check,

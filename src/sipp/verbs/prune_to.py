@@ -39,7 +39,7 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import OUTPUT_BYTES, AnyData, Batch, Data, copy_of, data_of, point_hashes, scoring_mode
 from sipp.progress import estimate_line, progress_bar
 from sipp.pruning import Ranking, cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
-from sipp.repairing import DataSplit, apply_repairs, split_data
+from sipp.repairing import DataSplit, Repaired, apply_repairs, split_data
 from sipp.results import (
     CONFIDENCE,
     DEFAULT_METHOD,
@@ -52,7 +52,6 @@ from sipp.results import (
     PrunedTo,
     PruneOptions,
     RepairChoice,
-    Repaired,
     Selector,
     check,
     numerics,

@@ -19,13 +19,12 @@ from sipp.results import (
     Precision,
     Pruned,
     SavedFile,
-    StoredStatements,
     certificate_of,
     check,
     check_certificate,
     hashing,
     pruned_or_module,
-    up_to_date,
+    stored_statements,
     words,
 )
 from sipp.storage import cannot_take, decode, encode, file_content
@@ -96,7 +95,7 @@ def content_of(
         precision=values,
         tensors=entries,
         masks={},
-        statements=_statements(network) if isinstance(network, Pruned) else None,
+        statements=stored_statements(network) if isinstance(network, Pruned) else {},
         certificate=certificate,
         certificate_about=None,
         buffers_hash=hashing.of_buffers(model),
@@ -125,20 +124,3 @@ def _warn_of_negative_zeros(model: nn.Module) -> None:
             "space as a weight that was kept. Call p.data.add_(0.0) for every p in model.parameters() before you "
             "certify and save; or call sipp.release(model) instead of remove"
         )
-
-
-def _statements(pruned: Pruned) -> StoredStatements:
-    """How the network was pruned and what is guaranteed, as sentences for the file."""
-    now = up_to_date(pruned)
-    return StoredStatements(
-        method=now.method,
-        draws=now.draws,
-        budget=now.budget,
-        kept=now.kept,
-        n_weights=now.n_weights,
-        seed=now.seed,
-        pattern=now.pattern,
-        network=now.bound.sentence,
-        rows_and_layers=None if now.guarantee is None else now.guarantee.sentence,
-        measured=None if now.measured is None else now.measured.sentence,
-    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sipp.results import Accuracy, AnyCertificate, BlendTrial, PrunedFacts
+from sipp.results import Accuracy, AnyCertificate, BlendTrial, Pruned
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class NetworkRecord:
     seconds: float
     part_seconds: Mapping[str, float] = field(default_factory=dict)  # by part of the stage
     multiply_adds: int | None = None  # of one input with the weights that are left; None: not counted
-    pruned: PrunedFacts | None = None  # before retraining, against the network it was pruned from; None if dense
+    pruned: Pruned | None = None  # before retraining, against the network it was pruned from; None if dense
     before: Accuracy | None = None  # right after pruning
     certificate: AnyCertificate | None = None  # of that network
     why_no_certificate: str = ""  # why it was refused; empty if it was not, or if there is no holdout

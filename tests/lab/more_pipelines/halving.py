@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sipp.results.bounds import no_bound
 from sipp.results.jsonio import to_json
-from sipp.results.pruned import PrunedFacts, PrunedLayer
+from sipp.results.pruned import Pruned, PrunedLayer
 from sipp_lab.pipelines import Pipeline
 from sipp_lab.runs.context import Network, Prepared, RunContext
 from sipp_lab.runs.plan import Stage
@@ -52,7 +52,7 @@ def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, A
             )
         )
     kept = sum(layer.kept for layer in layers)
-    facts = PrunedFacts(
+    facts = Pruned(
         layers=tuple(layers), guarantee=None, bound=no_bound("a method of the tests", None), method="magnitude",
         budget=kept, kept=kept, seed=0,
     )  # fmt: skip
