@@ -120,7 +120,7 @@ def task_of(
     check.choice("norm_stats", norm_stats, get_args(NormStats))
     if loss is not None and not callable(loss):
         raise OptionError(f"loss={loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy")
-    if chunk_bytes != "auto":
+    if not (isinstance(chunk_bytes, str) and chunk_bytes == "auto"):
         check.whole("chunk_bytes", chunk_bytes, least=1)
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
