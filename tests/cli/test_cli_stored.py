@@ -252,7 +252,9 @@ def test_bench_ends_with_three_numbers(folder: Path, tmp_path: Path) -> None:
     assert contents.n_bytes > contents.dense_bytes  # a tiny network: its certificate alone is larger
     grew = f"{contents.n_bytes / contents.dense_bytes:.2f} x larger: in a network this small, names and records take"
     assert found.sentence.startswith(grew) and grew in str(contents) and "smaller" not in found.sentence
-    assert found.sentence.endswith(f"; 20 inputs per call, {words.counted(threads, 'thread')}: {found.runs[-1].faster.words}")
+    assert found.sentence.endswith(
+        f"; 20 inputs per call, {words.counted(threads, 'thread')}: {found.runs[-1].faster.words}"
+    )
     assert "PyTorch running the same pruned network" in done.stdout
     assert "ms torch" in found.sheet.tables[0].columns  # dense: before pruning, and nothing else
     assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
