@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.runtime import steps
+from sipp.runtime import timing
+from sipp.runtime.kernel import PreparedKernel
 
 METHODS = (
     "sipp-blend",
@@ -87,9 +88,9 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
 def first_kernels() -> Iterator[None]:
     """A context in which `sparse` takes its first kernel of each layer, and no clock decides."""
     with (
-        mock.patch.object(steps, "dense_time", return_value=math.inf),
-        mock.patch.object(steps, "race", lambda fast, dense: (fast(), ([1e-3, 1e-3], [1.0, 1.0]))[1]),
-        mock.patch.object(steps.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), 1.0)[1]),
+        mock.patch.object(timing, "dense_time", return_value=math.inf),
+        mock.patch.object(timing, "race", lambda fast, dense: (fast(), ([1e-3, 1e-3], [1.0, 1.0]))[1]),
+        mock.patch.object(PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), 1.0)[1]),
     ):
         yield
 

@@ -16,7 +16,7 @@ from sipp.report.summary import claim_of
 from sipp.results import hashing, words
 from sipp.results.bench import Bench
 from sipp.results.jsonio import from_json
-from sipp.runtime import steps
+from sipp.runtime import timing
 from sipp.verbs.certify import certify_accuracy
 from sipp_lab.nets import build
 from sipp_lab.page import read_results, render
@@ -287,8 +287,8 @@ def test_where_torch_runs_all_of_it_nothing_is_faster(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If torch runs every layer, no speed-up is shown, whatever was timed."""
-    monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 1e3)  # every step by itself wins,
-    monkeypatch.setattr(steps, "race", lambda fast, dense: ([2.0], [1.0]))  # and all together lose
+    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 1e3)  # every step by itself wins,
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([2.0], [1.0]))  # and all together lose
     net = tmp_path / "net"
     assert prune(folder, "--out", net).returncode == 0
     words = ["bench", net, "--model", "cli_zoo:mlp", "--data", folder / "data.npy", "--batch-size", 4]

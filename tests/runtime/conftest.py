@@ -2,20 +2,20 @@ import math
 
 import pytest
 
-from sipp.runtime import cpu_network, steps
+from sipp.runtime import cpu_network, timing
 
 
 @pytest.fixture
 def never_dense(monkeypatch):
     """Makes torch's dense way lose every trial, so that what is tested does not depend on a clock; also where the plan
     gives something else, which a test is to see."""
-    monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: math.inf)
-    monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [math.inf]))
-    monkeypatch.setattr(steps, "TRIALS", 1)
+    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: math.inf)
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1e-3], [math.inf]))
+    monkeypatch.setattr(timing, "TRIALS", 1)
     monkeypatch.setattr(cpu_network, "rounding_tolerance", lambda expected: math.inf)
 
 
 @pytest.fixture
 def always_dense(monkeypatch):
-    monkeypatch.setattr(steps, "dense_time", lambda function, trials=1: 0.0)
-    monkeypatch.setattr(steps, "race", lambda fast, dense: ([1e-3], [0.0]))
+    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 0.0)
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1e-3], [0.0]))

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from runtime.random_networks import Trial, trial
 
 import sipp
-from sipp.runtime import chunks, cpu_network, products, steps, strip_kernel
+from sipp.runtime import chunks, cpu_network, kernel, products, strip_kernel, timing
 
 TOLERANCE = 1e-4
 OWN_LOSS = 10  # times what torch's own float32 loses
@@ -50,15 +50,17 @@ def forced(rng: random.Random, *, few_trials: bool = True) -> Iterator[str]:
         def put(module: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(module, name, value))
 
-        put(steps, "dense_time", lambda function, trials=1: lost())
-        put(steps, "race", lambda fast, dense: (fast(), dense(), ([1e-3], [0.0 if choice == "dense" else math.inf]))[2])
+        put(timing, "dense_time", lambda function, trials=1: lost())
+        put(
+            timing, "race", lambda fast, dense: (fast(), dense(), ([1e-3], [0.0 if choice == "dense" else math.inf]))[2]
+        )
         put(cpu_network, "rounding_tolerance", lambda expected: math.inf)  # a plan that is off is to be seen
         put(chunks, "NEAR_CACHE", rng.choice([500, 500, 1_300_000]))
-        put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.shape[1])}))
+        put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.weight.shape[1])}))
         put(strip_kernel, "MOST_VECTORS", rng.choice([16, 10, 8, 5]))
-        put(steps, "SHARED_SECONDS", rng.choice([0.0, 1.0]))
+        put(kernel, "SHARED_SECONDS", rng.choice([0.0, 1.0]))
         if few_trials:
-            put(steps.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), rng.random())[1])
+            put(kernel.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), rng.random())[1])
         yield choice
 
 

@@ -1,127 +1,268 @@
-"""Every generated loop against its slow definition, as a network runs it; of any size: `test_generated_loops.py`."""
+"""The generated loops by themselves, without tracing a network: any size, zeros, one sign, huge and tiny values."""
+
+import math
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from fresh_process import run_python
+from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import runtime as oracle
-from runtime.nets import is_close, kernels, thin
-from torch import nn
 
-import sipp
-from sipp.runtime import products, steps
+from sipp.native import machine_code, processor, vector
+from sipp.runtime.activations import BY_TORCH, activate
+from sipp.runtime.buffers import Arena, Work, token_buffer
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Op, Ref
+from sipp.runtime.images import AVERAGE, CAT, MAX, PAD
+from sipp.runtime.kernel import PreparedKernel
+from sipp.runtime.plan import MAKERS
 
-
-def close(fast, wanted):
-    return is_close(fast, torch.from_numpy(np.asarray(wanted, np.float32)))
-
-
-@pytest.mark.parametrize(("n", "groups", "keep"), [(1, 1, 0.6), (17, 2, 0.1)])
-def test_convolution_equals_the_definition(never_dense, n, groups, keep):
-    kernel, stride, padding, dilation, side = (2, 5), (1, 3), (2, 1), (2, 1), 6
-    torch.manual_seed(n)
-    conv = thin(nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups), keep)
-    x = torch.randn(n, 4, side, side + 1)
-    fast = sipp.sparse(conv, x)
-    assert kernels(fast)[0].startswith("sparse")
-    wanted = oracle.convolution(
-        x.numpy(), conv.weight.detach().numpy(), conv.bias.detach().numpy(), stride, padding, dilation, groups
-    )
-    assert close(fast(x), wanted)
+EACH = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+KINDS = st.sampled_from(["both signs", "zeros", "negative", "huge", "tiny", "mostly zero"])
+KEEPS = st.sampled_from([0.0, 0.05, 0.3, 1.0])
+X, WEIGHT, BIAS, ADDEND, OUT = range(5)  # numbers of values
 
 
-@pytest.mark.parametrize("n", [1, 9])
-def test_linear_equals_the_definition(never_dense, n):
-    layer = thin(nn.Linear(37, 21), 0.15)
-    x = torch.randn(n, 37)
-    fast = sipp.sparse(layer, x)
-    assert kernels(fast)[0].startswith("sparse")
-    assert close(fast(x), oracle.linear(x.numpy(), layer.weight.detach().numpy(), layer.bias.detach().numpy()))
+def draw(kind, *shape, seed):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    scale = {"zeros": 0.0, "huge": 1e15, "tiny": 1e-15}.get(kind, 1.0)
+    if kind == "negative":
+        return -values.abs()
+    return (values if kind != "mostly zero" else values * (values > 1)) * scale
 
 
-@pytest.mark.parametrize(("n", "kernel", "stride", "padding"), [(1, 3, 2, 1), (21, 2, 2, 0)])
-@pytest.mark.parametrize("is_max", [True, False])
-def test_pooling_equals_the_definition(never_dense, n, kernel, stride, padding, is_max):
-    pool = (nn.MaxPool2d if is_max else nn.AvgPool2d)(kernel, stride, padding)
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), pool)
-    x = torch.randn(n, 3, 7, 6)
-    fast = sipp.sparse(net, x)
-    assert kernels(fast)[1] == ("max of windows" if is_max else "mean of windows")
-    before = net[0](x).detach().numpy()
-    assert close(fast(x), oracle.pooling(before, kernel, stride, padding, is_max))
+def thinned(weight, keep, seed):
+    return weight * (torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) < keep)
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (2, 8, 24), (3, 2, 4, 9)])
-def test_layer_norm_equals_the_definition(never_dense, shape):
-    norm = thin(nn.LayerNorm(shape[-1], eps=1e-3), 1.0)
-    x = 3 * torch.randn(shape) + 1
-    fast = sipp.sparse(norm, x)
-    assert kernels(fast) == ["norm of tokens"]
-    assert close(fast(x), oracle.layer_norm(x.numpy(), norm.weight.detach().numpy(), norm.bias.detach().numpy(), 1e-3))
+def any_way(seed):
+    """Every way to cut an output is run; which one is taken follows from the seed, and not from a clock."""
+    order = np.random.default_rng(seed)
+
+    def time(self, limit=math.inf):
+        self.alone()
+        return float(order.random())
+
+    return mock.patch.object(PreparedKernel, "time", time)
 
 
-def test_lstm_equals_the_definition(never_dense):
-    net = thin(nn.LSTM(3, 11, batch_first=True), 0.3)
-    x = torch.randn(2, 6, 3)
-    fast = sipp.sparse(net, x)
-    assert any(kernel.startswith("sparse LSTM") for kernel in kernels(fast))
-    bias = (net.bias_ih_l0 + net.bias_hh_l0).detach().numpy()
-    weights = [weight.detach().numpy() for weight in (net.weight_ih_l0, net.weight_hh_l0)]
-    assert close(fast(x)[0], [oracle.lstm(line, *weights, bias) for line in x.numpy()])
+def made(op, values, arena, constants=(), border=(0, 0)):
+    """The step of an operation, once run; its result is among the values."""
+    step = MAKERS[op.target](op, Work({n: values[n] for n in constants}, values, arena, border))
+    step.run(values)
+    assert not arena.flag.is_raised
+    return step
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "n_tokens"),
-    [
-        ("relu", nn.ReLU(), 960), ("relu6", nn.ReLU6(), 960), ("sigmoid", nn.Sigmoid(), 960), ("tanh", nn.Tanh(), 960),
-        ("silu", nn.SiLU(), 960), ("gelu", nn.GELU(), 960), ("gelu_tanh", nn.GELU(approximate="tanh"), 960),
-        ("gelu", nn.GELU(), 1),
-    ],
+def agrees(found, wanted, size):
+    """To float32's rounding of sums whose terms have this size together; infinite values are none here."""
+    found, room = found.detach().double().numpy(), 1e-5 * np.asarray(size) + 1e-37
+    return found.shape == np.shape(wanted) and bool((np.abs(found - wanted) <= room).all())
+
+
+@EACH
+@given(
+    st.integers(1, 20), st.sampled_from([1, 2, 3]), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)), st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)), st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    st.tuples(st.integers(4, 9), st.integers(4, 11)), st.booleans(), KEEPS, KINDS, st.integers(0, 99),
 )  # fmt: skip
-def test_activations_become_tails(never_dense, name, module, n_tokens):
-    layer = nn.Linear(1, 1)
-    nn.init.ones_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    x = torch.linspace(-1.3 if n_tokens == 1 else -12, 12, n_tokens).reshape(n_tokens, 1)
-    fast = sipp.sparse(nn.Sequential(layer, module), x)
-    assert len(fast.steps) == 1
-    wanted = np.vectorize(oracle.ACTIVATIONS[name])(x.double().numpy())
-    assert np.allclose(fast(x).numpy(), wanted, atol=1e-6, rtol=1e-5)
+def test_convolutions(
+    never_dense,
+    n,
+    groups,
+    channels,
+    rows,
+    border,
+    kernel,
+    stride,
+    padding,
+    dilation,
+    size,
+    has_sum,
+    keep,
+    kind,
+    seed,
+):
+    if any((k - 1) * d >= side for k, d, side in zip(kernel, dilation, size)):
+        return
+    x = draw(kind, n, groups * channels, *size, seed=seed)
+    weight = thinned(draw(kind, groups * rows, channels, *kernel, seed=seed + 1), keep, seed)
+    bias = draw(kind, groups * rows, seed=seed + 2)
+    given = stride, padding, dilation, groups
+    wanted = oracle.convolution(x.numpy(), weight.numpy(), bias.numpy(), *given)
+    most = oracle.convolution(x.abs().numpy(), weight.abs().numpy(), bias.abs().numpy(), *given)
+    values = {X: x, WEIGHT: weight, BIAS: bias, ADDEND: draw(kind, *wanted.shape, seed=seed + 3)}
+    if has_sum:
+        wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
+    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), list(stride), list(padding), list(dilation), groups)
+    op = Op("conv", CONV, args, {}, OUT, addend=ADDEND if has_sum else None)
+    arena = Arena()
+    with any_way(seed):
+        step = made(op, values, arena, (WEIGHT, BIAS), (border, border))
+    assert step.kernel.startswith("sparse")
+    assert agrees(values[OUT], wanted, most)
+    assert float(arena.buffer_of(values[OUT]).data_CHWN[:, :border].abs().max()) == 0  # the next layer relies on it
 
 
-def test_a_convolution_with_a_weight_far_away(never_dense):
-    """Places that are more than 16 bits apart are bridged."""
-    conv = nn.Conv2d(3, 1, 1, bias=False)
-    conv.weight.data.copy_(torch.tensor([1.0, 0.0, -2.0]).reshape(1, 3, 1, 1))
-    x = torch.randn(1, 3, 300, 260)
-    assert torch.allclose(sipp.sparse(conv, x)(x), F.conv2d(x, conv.weight), atol=1e-6)
+@EACH
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3), st.integers(1, 70), st.integers(1, 40), st.booleans(), KEEPS,
+    KINDS, st.integers(0, 99),
+)  # fmt: skip
+def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows, has_addend, keep, kind, seed):
+    x = draw(kind, *lead, columns, seed=seed)
+    weight, bias = thinned(draw(kind, rows, columns, seed=seed + 1), keep, seed), draw(kind, rows, seed=seed + 2)
+    wanted = oracle.linear(x.numpy(), weight.numpy(), bias.numpy())
+    most = oracle.linear(x.abs().numpy(), weight.abs().numpy(), bias.abs().numpy())
+    values = {X: x, WEIGHT: weight, BIAS: bias, ADDEND: draw(kind, *lead, rows, seed=seed + 3)}
+    if has_addend:
+        wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
+    op = Op("linear", LINEAR, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, addend=ADDEND if has_addend else None)
+    with any_way(seed):
+        step = made(op, values, Arena(), (WEIGHT, BIAS))
+    assert step.kernel.startswith("sparse, one vector" if math.prod(lead) == 1 else "sparse")
+    assert agrees(values[OUT], wanted, most)
 
 
-@pytest.mark.parametrize("n", [1, 8, 16])
-@pytest.mark.parametrize("n_rounds", [2, 3])
-def test_rounds_over_the_channels(never_dense, monkeypatch, n, n_rounds):
-    monkeypatch.setattr(products, "_rounds", lambda *given: [n_rounds])
-    net = thin(nn.Sequential(nn.Conv2d(5, 6, 3, padding=1), nn.ReLU()), 0.4)
-    x = torch.randn(n, 5, 6, 8 if n == 1 else 7)  # whole strips: sums of rounds must not overlap
-    fast = sipp.sparse(net, x)
-    assert kernels(fast)[0].endswith(f"{n_rounds} rounds")
-    weight, bias = net[0].weight.detach().numpy(), net[0].bias.detach().numpy()
-    assert close(fast(x), oracle.convolution(x.numpy(), weight, bias, (1, 1), (1, 1), (1, 1), 1).clip(0))
+@EACH
+@given(
+    st.integers(1, 20), st.integers(1, 5), st.tuples(st.integers(3, 9), st.integers(3, 9)), st.integers(1, 3),
+    st.integers(1, 3), st.integers(0, 1), st.booleans(), KINDS, st.integers(0, 99),
+)  # fmt: skip
+def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed):
+    padding = min(padding, kernel // 2)
+    arena = Arena()
+    buffer = arena.image(n, channels, *size, (1, 2))
+    x = draw(kind, n, channels, *size, seed=seed)
+    buffer.inner.copy_(x)
+    values = {X: buffer.inner}
+    op = Op("pool", MAX if is_max else AVERAGE, (Ref(X), [kernel] * 2, [stride] * 2, [padding] * 2), {}, OUT)
+    assert made(op, values, arena).kernel.endswith("of windows")
+    wanted = oracle.pooling(x.numpy(), kernel, stride, padding, is_max)
+    assert agrees(values[OUT], wanted, oracle.pooling(x.abs().numpy(), kernel, stride, padding, False) * (not is_max))
 
 
-def test_two_threads_give_the_same(never_dense, monkeypatch):
-    monkeypatch.setattr(steps, "SHARED_SECONDS", 0.0)
-    net = thin(
-        nn.Sequential(nn.Conv2d(5, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(576, 9)), 0.3
-    )
-    n_threads = torch.get_num_threads()
-    for n in (1, 16):
-        x = torch.randn(n, 5, 12, 12)
-        fast = sipp.sparse(net, x)
-        try:
-            torch.set_num_threads(1)
-            alone = fast(x)
-            torch.set_num_threads(3)
-            assert torch.equal(fast(x), alone)
-        finally:
-            torch.set_num_threads(n_threads)
+@EACH
+@given(st.integers(2, 40), st.integers(1, 30), KINDS.filter(lambda kind: kind != "huge"), st.integers(0, 99))
+def test_layer_norms(n_tokens, features, kind, seed):
+    x, gain, shift = (draw(kind, *shape, seed=seed) for shape in ((n_tokens, features), (features,), (features,)))
+    values = {X: x, WEIGHT: gain, BIAS: shift}
+    op = Op("norm", ATEN.layer_norm.default, (Ref(X), [features], Ref(WEIGHT), Ref(BIAS), 1e-3), {}, OUT)
+    assert made(op, values, Arena(), (WEIGHT, BIAS)).kernel == "norm of tokens"
+    wanted = oracle.layer_norm(x.numpy(), gain.numpy(), shift.numpy(), 1e-3)
+    assert agrees(values[OUT], wanted, 20 * (1 + np.abs(wanted)))
+
+
+@EACH
+@given(
+    st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.booleans(),
+    st.sampled_from(["both signs", "zeros", "negative", "tiny", "mostly zero"]), st.integers(0, 99),
+)  # fmt: skip
+def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
+    n_queries, n_keys, size = 8 * eighths, 4 * fours, 4 * sizes
+    arena, values = Arena(), {}
+    for number, n_tokens in ((X, n_queries), (WEIGHT, n_keys), (BIAS, n_keys)):
+        data = arena.add(token_buffer(n * n_tokens, heads * size)).data_CHWN
+        columns = data.shape[3]
+        values[number] = data.as_strided((n, heads, n_tokens, size), (n_tokens, size * columns, 1, columns))
+        values[number].copy_(2 * draw(kind, n, heads, n_tokens, size, seed=seed + number))
+    mask = torch.zeros(n_queries, n_keys)
+    if has_mask:
+        mask[torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.3] = -math.inf
+        mask[:, 0] = 0.5
+    values[ADDEND] = mask
+    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), *([Ref(ADDEND)] if has_mask else []))
+    assert made(Op("attend", ATTENTION, args, {}, OUT), values, arena).kernel == "attention of tokens"
+    q, k, v = (values[number].numpy() for number in (X, WEIGHT, BIAS))
+    wanted = oracle.attention(q, k, v, 1 / math.sqrt(size), mask.numpy())
+    assert agrees(values[OUT], wanted, np.abs(v).max() + 0 * wanted)
+
+
+@EACH
+@given(st.integers(1, 20), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 2), st.integers(0, 99))
+def test_concatenations_and_padding(n, channels, more, seed):
+    arena, values = Arena(), {}
+    for i, own in enumerate(channels):
+        values[i] = arena.image(n, own, 3, 4, (1, 1)).inner
+        values[i].copy_(torch.randn(values[i].shape, generator=torch.Generator().manual_seed(seed + i)))
+    made(Op("cat", CAT, ([Ref(i) for i in range(len(channels))], 1), {}, OUT), values, arena, border=(1, 2))
+    assert torch.equal(values[OUT], torch.cat([values[i] for i in range(len(channels))], 1))
+    pads = [more, 1, 0, more, 1, more]
+    made(Op("pad", PAD, (Ref(0), pads), {}, OUT), values, arena)
+    assert torch.equal(values[OUT], torch.nn.functional.pad(values[0], pads))
+
+
+SMALL_STACK = """
+import math, threading, torch
+from runtime.test_kernels import *
+
+arena, values = Arena(), {}
+for number in (X, WEIGHT, BIAS):
+    data = arena.add(token_buffer(1024, 4)).data_CHWN
+    values[number] = data.as_strided((1, 1, 1024, 4), (1024, 4 * data.shape[3], 1, data.shape[3]))
+    values[number].copy_(torch.randn(1, 1, 1024, 4))
+step = made(Op("attend", ATTENTION, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT), values, arena)
+before = values[OUT].clone()
+values[OUT].zero_()
+threading.stack_size(64 * 1024)
+worker = threading.Thread(target=step.run, args=(values,))
+worker.start()
+worker.join()
+assert torch.equal(values[OUT], before)
+"""
+
+
+def test_attention_on_a_thread_with_a_small_stack():
+    """1,024 keys have 256 KB of scores; in a process of its own, as the stack's end is not always seen."""
+    done = run_python(SMALL_STACK)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@EACH
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 20), st.integers(1, 20), KEEPS, KINDS, st.integers(0, 99))
+def test_lstms(never_dense, n, n_times, n_inputs, hidden, keep, kind, seed):
+    x = draw(kind if kind != "huge" else "both signs", n, n_times, n_inputs, seed=seed)
+    shapes = [(4 * hidden, n_inputs), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
+    weights = [draw("both signs", *shape, seed=seed + i) * 0.5 for i, shape in enumerate(shapes)]
+    weights[:2] = [thinned(weight, keep, seed) for weight in weights[:2]]
+    state, cell = 100, 101
+    values = {X: x, state: torch.zeros(1, n, hidden), cell: torch.zeros(1, n, hidden)}
+    constants = {10 + i: weight for i, weight in enumerate(weights)}
+    refs = [Ref(number) for number in constants]
+    op = Op("lstm", LSTM, (Ref(X), [Ref(state), Ref(cell)], refs, True, 1, 0.0, False, False, True), {}, OUT)
+    values |= constants
+    assert made(op, values, Arena(), constants).kernel.startswith("sparse LSTM")
+    bias = (weights[2] + weights[3]).numpy()
+    wanted = [oracle.lstm(line, weights[0].numpy(), weights[1].numpy(), bias) for line in x.numpy()]
+    assert agrees(values[OUT][0], np.array(wanted), np.full(np.shape(wanted), 5.0))
+
+
+def by_code(name, lanes, values):
+    """The activation of each number, by generated code."""
+
+    def emit(b, args):
+        with vector.each(b, *args.share(args.number("n"))) as i:
+            place = b.mul(i, i.type(lanes))
+            value = vector.load(b, vector.address_of(b, args.number("x"), place), vector.of(lanes))
+            vector.store(b, activate(b, name, value, lanes), vector.address_of(b, args.number("out"), place))
+
+    x = np.array(values, np.float32)
+    out = np.empty_like(x)
+    numbers = {"n": len(x) // lanes, "x": x.ctypes.data, "out": out.ctypes.data}
+    code = machine_code.generate(("test", name, lanes), numbers, emit)
+    machine_code.run(code, machine_code.argument_list(code, numbers), 2, 2)
+    return out
+
+
+@pytest.mark.parametrize("lanes", sorted({1, 8, processor.LANES}))
+@pytest.mark.parametrize("name", list(oracle.ACTIVATIONS))
+def test_activations_at_their_ends(name, lanes):
+    ends = [0.0, -0.0, 1e-38, -1e-38, 1e-45, 5.99, 6.01, 88.0, -88.0, 89.5, -89.5, 1e4, -1e4, 3e38, -3e38]
+    ends += list(np.linspace(-9, 9, 17))
+    found = by_code(name, lanes, ends)
+    wanted = BY_TORCH[name](torch.tensor(ends, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=3e-6, atol=2e-6)
+    odd = [math.nan, math.inf] * 8
+    assert np.isnan(by_code(name, lanes, odd)[::2]).all()  # what is not finite is seen by whoever reads it

@@ -69,36 +69,6 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
         sipp.sparse(model, X)
 
 
-class Uncopied(nn.Linear):
-    """A layer whose deep copy is the layer itself."""
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Uncopied:
-        return self
-
-
-class Tied(nn.Linear):
-    """A layer whose deep copy has the same weight."""
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Tied:
-        made = Tied(self.in_features, self.out_features)
-        made.weight = self.weight
-        return made
-
-
-@pytest.mark.parametrize("verb", [sipp.sparse, sipp.shrink])
-@pytest.mark.parametrize("kind", [Uncopied, Tied])
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_a_model_that_is_not_copied_is_left_as_it_was(verb: object, kind: type[nn.Linear], is_whole: bool) -> None:
-    layer = kind(64, 8)
-    model = layer if is_whole else nn.Sequential(layer, nn.ReLU())
-    with torch.no_grad():
-        layer.weight[:, 3:] = 0
-    wanted = model(X).detach()
-    with pytest.raises(ModelError, match="shares this with it; a __deepcopy__ must copy its modules and tensors"):
-        verb(model, X)  # type: ignore[operator]
-    assert torch.equal(model(X), wanted) and layer.training
-
-
 def test_a_lazy_model_is_named_and_not_made_up() -> None:
     model = nn.Sequential(nn.LazyLinear(4))
     with pytest.raises(ModelError, match=r"0\.weight: has no values yet"):

@@ -105,27 +105,6 @@ def test_calls_of_one_network_run_one_at_a_time(never_dense):
     assert in_threads(*[lambda: fast(torch.randn(3, 8))] * 3) == [] and met == []
 
 
-def test_what_traces_in_one_thread_disturbs_no_network_in_another(never_dense):
-    other, x, done = net(3), torch.randn(3, 8), threading.Event()
-    wanted = other(x).detach()
-
-    def serve():
-        n_calls = 0
-        while not done.is_set() or n_calls == 0:
-            assert torch.equal(other(x), wanted)
-            n_calls += 1
-
-    def trace():
-        try:
-            for seed in range(20):
-                sipp.assess(net(seed), net(seed), torch.randn(2, 8), bound="sound", holdout=torch.randn(2, 8))
-            sipp.sparse(net(0), torch.randn(2, 8))
-        finally:
-            done.set()
-
-    assert in_threads(serve, trace) == []
-
-
 def test_bounds_exports_and_plans_at_once(never_dense, tmp_path):
     from sipp import export
 

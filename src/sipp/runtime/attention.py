@@ -17,11 +17,10 @@ from torch import Tensor
 
 from sipp.native import machine_code, memory, processor, vector
 from sipp.runtime.activations import exp
-from sipp.runtime.buffers import Arena, token_buffer
+from sipp.runtime.buffers import Arena, Fill, Work, filled_run, token_buffer
 from sipp.runtime.graph import Op
-from sipp.runtime.loop import Watch, raise_flag, tasks
-from sipp.runtime.operands import filled_run
-from sipp.runtime.steps import PreparedKernel, Step, Values
+from sipp.runtime.kernel import PreparedKernel, Watch, raise_flag, tasks
+from sipp.runtime.steps import Step, Values
 
 AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
 MOST_SCORES = 2**16  # floats per strip
@@ -49,12 +48,13 @@ class QueryTile:
     has_mask: bool
 
 
-def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> Step | None:
+def attention_step(op: Op, work: Work) -> Step | None:
     """The step for attention whose heads are in buffers; None to leave it to torch."""
     scale = op.kwargs.get("scale")
     if set(op.kwargs) - {"scale"} or any(op.args[4:]):
         return None
-    q, k, v = (values[ref.value] for ref in op.args[:3])
+    arena = work.arena
+    q, k, v = (work.values[ref.value] for ref in op.args[:3])
     if not all(_has_token_layout(x, arena) for x in (q, k, v)) or q.shape[:2] != k.shape[:2] or k.shape != v.shape:
         return None
     n_points, n_heads, n_queries, size = q.shape
@@ -65,7 +65,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
     n_vectors = next(n for n in (4, 2, 1) if n_queries // lanes % n == 0)
     if n_keys * n_vectors * lanes > MOST_SCORES:
         return None
-    mask = _Mask(op, values, constants, q, n_keys)
+    mask, fills = _mask(op, work, q, n_keys)
     out = arena.add(token_buffer(n_points * n_queries, n_heads * size))
     columns = out.data_CHWN.shape[3]
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
@@ -75,7 +75,7 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
         **_strided_arguments("k", k, (0, 1, 3)),
         **_strided_arguments("v", v, (0, 1, 3)),
         **_strided_arguments("out", result, (0, 1, 3)),
-        **_strided_arguments("mask", mask.data, (0, 1, 2)),
+        **_strided_arguments("mask", mask, (0, 1, 2)),
         "n_points": n_points,
         "n_heads": n_heads,
         "n_strips": n_strips,
@@ -83,38 +83,31 @@ def attention_step(op: Op, values: Values, arena: Arena, constants: Values) -> S
         "scale": 1 / math.sqrt(size) if scale is None else float(scale),
         "flag": arena.flag.cell,
     }
-    tile = QueryTile(lanes, n_vectors, n_keys, mask.data is not None)
+    tile = QueryTile(lanes, n_vectors, n_keys, mask is not None)
     kernel = PreparedKernel(
         ("attention", tile), arguments, n_points * n_heads * n_strips, lambda b, args: _emit(b, args, tile),
         also=(q, k, v, out, mask),
     )  # fmt: skip
-    run_step = filled_run([mask.fill], kernel, op.out, result)
-    run_step(values)
-    return Step(op.name, "attention of tokens", run_step, op.out)
+    return Step(op.name, "attention of tokens", filled_run(fills, kernel, op.out, result), op.out)
 
 
-class _Mask:
-    """The additive mask, keys x queries, copied in each call; none if a constant mask allows everything."""
+def _mask(op: Op, work: Work, q: Tensor, n_keys: int) -> tuple[Tensor | None, list[Fill]]:
+    """The additive mask, keys x queries, and the copy into it; none if a constant mask allows everything."""
+    if len(op.args) < 4 or op.args[3] is None:
+        return None, []
+    number, mask = op.args[3].value, work.input(op, 3)
+    if number in work.constants and mask.dtype == torch.bool and bool(mask.all()):
+        return None, []
+    lead = (1,) * (4 - mask.ndim) + tuple(mask.shape[:-2])
+    data = memory.zeros(*lead, n_keys, q.shape[2])
 
-    def __init__(self, op: Op, values: Values, constants: Values, q: Tensor, n_keys: int) -> None:
-        ref = op.args[3] if len(op.args) > 3 else None
-        self._number = None if ref is None else ref.value
-        self.data: Tensor | None = None
-        if self._number is None:
-            return
-        mask = values[self._number]
-        if self._number in constants and mask.dtype == torch.bool and bool(mask.all()):
-            return
-        lead = (1,) * (4 - mask.ndim) + tuple(mask.shape[:-2])
-        self._shape = (*lead, q.shape[2], n_keys)
-        self.data = memory.zeros(*lead, n_keys, q.shape[2])
+    def fill(values: Values) -> None:
+        given = values[number]
+        if given.dtype == torch.bool:
+            given = torch.where(given, 0.0, float("-inf")).float()
+        data.copy_(given.expand(*lead, q.shape[2], n_keys).transpose(2, 3))
 
-    def fill(self, values: Values) -> None:
-        if self.data is not None and self._number is not None:
-            mask = values[self._number]
-            if mask.dtype == torch.bool:
-                mask = torch.where(mask, 0.0, float("-inf")).float()
-            self.data.copy_(mask.expand(self._shape).transpose(2, 3))
+    return data, [fill]
 
 
 def _has_token_layout(x: Any, arena: Arena) -> bool:

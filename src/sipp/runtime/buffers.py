@@ -2,11 +2,13 @@
 
 A buffer belongs to a plan and is overwritten by every call. Each image has a border of zeros as wide as the padding of
 the convolutions that read it, so no loop needs bounds checks. The number of points is rounded up to whole vectors. To
-torch, a buffer is an ordinary tensor N x C x H x W (or tokens x features) with unusual strides.
+torch, a buffer is an ordinary tensor N x C x H x W (or tokens x features) with unusual strides. An operand is a buffer
+as a product reads or writes it; what lies elsewhere is copied into one in each call (`fill`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -15,10 +17,15 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
+from sipp.runtime.graph import Op, Ref
+from sipp.runtime.steps import Values
 
 VECTOR = 8  # the number of points is rounded up to a multiple of this
 SLACK = 16  # floats in the widest vector
 FEWEST_POINTS = 6  # with fewer points, vectors run along rows of pixels instead
+
+Fill = Callable[[Values], None]
+Pair = tuple[int, int]  # rows, columns
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Buffer:
     """An activation tensor data_CHWN with a border of zeros; initially all zero."""
 
     data_CHWN: Tensor
-    border: tuple[int, int]
+    border: Pair
     n: int
 
     @property
@@ -47,7 +54,7 @@ def rounded_up(n: int, fewest: int = FEWEST_POINTS) -> int:
     return n if n < fewest else -(-n // VECTOR) * VECTOR
 
 
-def image_buffer(n: int, channels: int, height: int, width: int, border: tuple[int, int] = (0, 0)) -> Buffer:
+def image_buffer(n: int, channels: int, height: int, width: int, border: Pair = (0, 0)) -> Buffer:
     return Buffer(_zeros(channels, height + 2 * border[0], width + 2 * border[1], rounded_up(n)), border, n)
 
 
@@ -64,22 +71,6 @@ def _zeros(*shape: int) -> Tensor:
     """Zeros with slack at the end, because the last vector is written as a whole."""
     room = memory.zeros(prod(shape) + SLACK)
     return room[: prod(shape)].view(shape)
-
-
-def token_strides(x: Tensor) -> tuple[int, ...] | None:
-    """The strides of the leading dimensions of x (*lead, features) if its tokens are contiguous, else None."""
-    dims = sorted((d for d in range(x.ndim - 1) if x.shape[d] > 1), key=lambda d: x.stride(d))
-    expected = 1
-    for d in dims:
-        if x.stride(d) != expected:
-            return None
-        expected *= x.shape[d]
-    return tuple(x.stride(d) if x.shape[d] > 1 else 0 for d in range(x.ndim - 1))
-
-
-def plain_strides(lead: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of tokens in row-major order."""
-    return tuple(prod(lead[d + 1 :]) if lead[d] > 1 else 0 for d in range(len(lead)))
 
 
 class Flag:
@@ -115,19 +106,16 @@ class Arena:
         self._free: dict[tuple[object, ...], list[Buffer]] = {}
         self._shared: set[int] = set()  # addresses of buffers that may be reused
 
-    def image(self, n: int, channels: int, height: int, width: int, border: tuple[int, int]) -> Buffer:
-        key = (n, channels, height, width, border)
-        free = self._free.get(key, [])
+    def image(self, n: int, channels: int, height: int, width: int, border: Pair) -> Buffer:
+        free = self._free.get((n, channels, height, width, border), [])
         if free:
             return free.pop()
-        buffer = self.add_image(n, channels, height, width, border)
+        buffer = self.add(image_buffer(n, channels, height, width, border))
         self._shared.add(buffer.data_CHWN.data_ptr())
         return buffer
 
-    def add_image(self, n: int, channels: int, height: int, width: int, border: tuple[int, int]) -> Buffer:
-        return self.add(image_buffer(n, channels, height, width, border))
-
     def add(self, buffer: Buffer) -> Buffer:
+        """Takes in a buffer that nothing else will use."""
         self._by_address[buffer.data_CHWN.data_ptr()] = buffer
         return buffer
 
@@ -161,3 +149,147 @@ class Arena:
     @property
     def n_bytes(self) -> int:
         return sum(buffer.data_CHWN.nbytes for buffer in self._by_address.values())
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step is made from: a graph's constants, the values so far, and the buffers of the plan."""
+
+    constants: dict[int, Tensor]
+    values: Values
+    arena: Arena
+    border: Pair = (0, 0)  # of the result, where that is an image
+
+    def input(self, op: Op, place: int = 0) -> Tensor:
+        """The value that is an argument of the operation."""
+        return self.values[op.args[place].value]
+
+    def are_constant(self, refs: list[Ref | None]) -> bool:
+        """Whether arguments are constants of the network, or left out."""
+        return all(ref is None or (isinstance(ref, Ref) and ref.value in self.constants) for ref in refs)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Memory that a product reads or writes: its layout in floats, and the function that fills it, if any."""
+
+    data: Tensor
+    origin: int
+    line: int  # from one output row to the next
+    pixel: int  # from one output pixel to the next
+    channel: int
+    row: int = 0  # from one row of the kernel window to the next
+    phase: int = 0  # from one phase of a strided input to the next; 0 if columns are in order
+    n: int = 1  # adjacent points
+    fill: Fill | None = None
+
+
+def fills_of(*operands: Operand | None) -> list[Fill]:
+    """The copies to make before a product can run."""
+    return [operand.fill for operand in operands if operand is not None and operand.fill is not None]
+
+
+def filled_run(fills: list[Fill], kernel: Callable[[], None], out: int, result: Tensor) -> Fill:
+    """A step that fills its operands, runs the kernel, and stores the result as value `out`."""
+
+    def run_step(current: Values) -> None:
+        for fill in fills:
+            fill(current)
+        kernel()
+        current[out] = result
+
+    return run_step
+
+
+def image_input(number: int, x: Tensor, stride: Pair, padding: Pair, arena: Arena) -> Operand:
+    """The input of a convolution, with a border at least as wide as its padding."""
+    if rounded_up(len(x)) % VECTOR and stride[1] > 1:
+        return _phases(number, x, stride, padding)
+    buffer = arena.image_of(x)
+    if buffer is not None and all(have >= need for have, need in zip(buffer.border, padding)):
+        return image_operand(buffer, stride, padding)
+    n, channels, height, width = x.shape
+    buffer = image_buffer(n, channels, height, width, padding)
+    return image_operand(buffer, stride, padding, _copy(number, buffer.inner))
+
+
+def image_addend(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
+    """A tensor that is added to images N x C x H x W."""
+    buffer = arena.image_of(x)
+    if buffer is not None and x.shape == like.inner.shape:
+        return image_operand(buffer)
+    buffer = image_buffer(*like.inner.shape)
+    return image_operand(buffer, fill=_copy(number, buffer.inner))
+
+
+def image_operand(buffer: Buffer, stride: Pair = (1, 1), padding: Pair = (0, 0), fill: Fill | None = None) -> Operand:
+    _, height, width, n = buffer.data_CHWN.shape
+    origin = ((buffer.border[0] - padding[0]) * width + buffer.border[1] - padding[1]) * n
+    a_row = width * n
+    return Operand(buffer.data_CHWN, origin, stride[0] * a_row, stride[1] * n, height * a_row, a_row, n=n, fill=fill)
+
+
+def _phases(number: int, x: Tensor, stride: Pair, padding: Pair) -> Operand:
+    """For few points and a stride s: stores columns 0, s, 2s .. first, then 1, s + 1 .., so pixels form vectors."""
+    n, channels, height, width = x.shape
+    (pad_rows, pad_columns), step = padding, stride[1]
+    n_columns = -(-(width + 2 * pad_columns) // step)
+    data = memory.zeros(channels, height + 2 * pad_rows, step, n_columns, n)
+
+    def fill(values: Values) -> None:
+        source_CHWN = values[number].permute(1, 2, 3, 0)
+        for phase in range(step):
+            first = (phase - pad_columns) % step
+            if first < width:
+                columns = source_CHWN[:, :, first::step]
+                start = (first + pad_columns) // step
+                data[:, pad_rows : pad_rows + height, phase, start : start + columns.shape[2]] = columns
+
+    row = step * n_columns * n
+    return Operand(data, 0, stride[0] * row, n, data.shape[1] * row, row, n_columns * n, n, fill)
+
+
+def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[int, ...]]:
+    """The input of a linear layer, and the strides of its leading dimensions."""
+    lead, n = tuple(x.shape[:-1]), prod(x.shape[:-1])
+    strides, buffer = _token_strides(x), arena.buffer_of(x)
+    if strides is not None and buffer is not None and buffer.data_CHWN.data_ptr() == x.data_ptr():
+        n_columns = buffer.data_CHWN.shape[3]  # for images this may not be a whole number of vectors
+        has_all = buffer.data_CHWN.numel() == n_columns * x.shape[-1] and buffer.n == n
+        if has_all and n_columns == token_columns(n) and (x.shape[-1] == 1 or x.stride(-1) == n_columns):
+            return token_operand(buffer), strides
+    strides = tuple(prod(lead[d + 1 :]) if lead[d] > 1 else 0 for d in range(len(lead)))  # row-major
+    buffer = token_buffer(n, x.shape[-1])
+    return token_operand(buffer, _copy(number, buffer.tokens(lead, strides))), strides
+
+
+def token_addend(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
+    """A tensor that is added to the output of a linear layer whose tokens have these strides."""
+    operand, have = token_input(number, x, arena)
+    if operand.fill is None and have == strides and x.shape[-1] == features:
+        return operand
+    buffer = token_buffer(prod(x.shape[:-1]), features)
+    return token_operand(buffer, _copy(number, buffer.tokens(tuple(x.shape[:-1]), strides)))
+
+
+def token_operand(buffer: Buffer, fill: Fill | None = None) -> Operand:
+    n = buffer.data_CHWN.shape[3]
+    return Operand(buffer.data_CHWN, 0, n, n, n, n=n, fill=fill)
+
+
+def _token_strides(x: Tensor) -> tuple[int, ...] | None:
+    """The strides of the leading dimensions of x (*lead, features) if its tokens are contiguous, else None."""
+    dims = sorted((d for d in range(x.ndim - 1) if x.shape[d] > 1), key=lambda d: x.stride(d))
+    expected = 1
+    for d in dims:
+        if x.stride(d) != expected:
+            return None
+        expected *= x.shape[d]
+    return tuple(x.stride(d) if x.shape[d] > 1 else 0 for d in range(x.ndim - 1))
+
+
+def _copy(number: int, target: Tensor) -> Fill:
+    def fill(values: Values) -> None:
+        target.copy_(values[number].expand(target.shape))
+
+    return fill

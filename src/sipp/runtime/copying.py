@@ -24,7 +24,6 @@ def plain_copy(model: nn.Module) -> nn.Module:
             where=type(model).__name__,
             fix="remove attributes that cannot be copied (locks, files), or give it a __deepcopy__",
         ) from error
-    _check_shares_nothing(copied, model)
     release(copied)
     for module in copied.modules():
         if isinstance(module, nn.TransformerEncoder):
@@ -44,20 +43,6 @@ def turn_off_fused_attention(model: nn.Module) -> None:
             module.activation_relu_or_gelu = 0  # as if it had an activation that the fused kernel does not know
         elif isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
             module.training, module.dropout = True, 0.0
-
-
-def _check_shares_nothing(copied: nn.Module, model: nn.Module) -> None:
-    """Raises if a __deepcopy__ left parts of the model in its copy, which is changed and whose weights are freed."""
-    if not isinstance(copied, nn.Module):
-        raise ModelError(f"its deep copy is a {type(copied).__name__}, not an nn.Module", where=type(model).__name__)
-    own = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    parts = (*copied.named_modules(), *copied.named_parameters(), *copied.named_buffers())
-    shared = next((name for name, part in parts if id(part) in own), None)
-    if shared is not None:
-        raise ModelError(
-            "a deep copy of the model shares this with it", where=shared or type(model).__name__,
-            fix="a __deepcopy__ must copy its modules and tensors",
-        )  # fmt: skip
 
 
 def _values_with_a_history(model: nn.Module) -> dict[int, object]:

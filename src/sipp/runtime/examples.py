@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, OptionError
 from sipp.inputs import Batch, run_batch, scoring_mode
 from sipp.native import pytree
 
@@ -101,47 +101,16 @@ def _leaf_signature(leaf: Any) -> Hashable:
 
 def try_example(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str = "the example", device: str = "cpu"
-) -> list[str]:
-    """Raises DataError if the model does not run on the example; restores the buffers that this pass changes.
-
-    Returns what the pass wrote to, in words: parameters, buffers and inputs.
-    """
+) -> None:
+    """Raises DataError if the model does not run on a copy of the example; restores the buffers that this changes."""
     _check_dense((args, kwargs), where)
     for value in pytree.tree_leaves((args, kwargs)):
         if isinstance(value, Tensor) and value.device.type != device:
             here = "the CPU" if device == "cpu" else "the GPU"
             raise DataError(f"{where} holds a tensor on {value.device}", fix=f"give it on {here}, where this runs")
-    call = cloned(args, kwargs)
-    given, own = _named_inputs((args, kwargs)), _named_inputs(call)
-    batch = Batch(index=0, where=where, args=call[0], kwargs=call[1], labels=None, n_points=1)
+    own_args, own_kwargs = cloned(args, kwargs)
     with scoring_mode(model, "running"):
-        before = _versions(model, own)
-        run_batch(model, batch)
-        after = _versions(model, own)
-    written = [name for name, version in before.items() if after.get(name, version) != version]
-    unseen = [name for name, x in given.items() if name not in written and output_difference([own[name]], [x]) > 0]
-    return written + unseen  # what is written to x.data is not counted by x
-
-
-def check_wrote_nothing(written: list[str], model: nn.Module) -> None:
-    """Raises if the model writes to its tensors, so that a copy would change with every call, or to its inputs."""
-    if written:
-        raise ModelError(
-            f"its forward pass changes {' and '.join(written[:3])}: a compiled copy would drift, or write to your data",
-            where=type(model).__name__,
-            fix="compute new tensors instead (x = x - 1, not x -= 1; inplace=False; no max_norm, no counters)",
-        )
-
-
-def _named_inputs(call: Call) -> dict[str, Tensor]:
-    leaves = enumerate(pytree.tree_leaves(call), 1)
-    return {f"input {i}": leaf for i, leaf in leaves if isinstance(leaf, Tensor)}
-
-
-def _versions(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Which tensors the model and the call hold, and how often each was written to, by name."""
-    held = {**inputs, **dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: (id(tensor), 0 if tensor.is_inference() else tensor._version) for name, tensor in held.items()}
+        run_batch(model, Batch(index=0, where=where, args=own_args, kwargs=own_kwargs, labels=None, n_points=1))
 
 
 def guess_call(model: nn.Module) -> Call:

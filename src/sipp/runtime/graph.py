@@ -21,11 +21,10 @@ from sipp.runtime.activations import NONE, activation_of
 
 ATEN = torch.ops.aten
 CONV, LINEAR, BATCH_NORM = ATEN.conv2d.default, ATEN.linear.default, ATEN._native_batch_norm_legit_no_training.default
-ADD = ATEN.add.Tensor
-_LAYOUT_OPS = (
+ADD, ATTENTION, LSTM = ATEN.add.Tensor, ATEN.scaled_dot_product_attention.default, ATEN.lstm.input
+_LAYOUT_OPS = (  # their results depend on the memory layout, or on the last bits
     ATEN.as_strided.default, ATEN.as_strided_copy.default, ATEN.as_strided_scatter.default, ATEN.view.dtype,
 )  # fmt: skip
-MOST_SHRUNK = 1e30  # by a norm that is folded in: larger sums before it are taken for an overflow
 LINE = 150  # characters of torch's errors that are shown
 
 
@@ -110,15 +109,16 @@ def _is_mutating(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def depends_on_layout(graph: Graph) -> bool:
-    """Whether an operation depends on the memory layout (as_strided) or on the exact bits (view as another dtype)."""
-    return any(op.target in _LAYOUT_OPS for op in graph.ops)
-
-
 def _graph_of(exported: Any) -> Graph:
     signature = exported.graph_signature
-    if any(spec.kind.name != "USER_OUTPUT" for spec in signature.output_specs):
-        raise ModelError("its forward pass changes a buffer or an input", fix="compute new tensors instead")
+    written = [spec.target for spec in signature.output_specs if spec.kind.name != "USER_OUTPUT"]
+    if written:
+        raise ModelError(
+            f"its forward pass changes {' and '.join(written[:3])}: a compiled copy would drift, or write to your data",
+            fix="compute new tensors instead (x = x - 1, not x -= 1; inplace=False; no max_norm, no counters)",
+        )
+    if any(node.target in _LAYOUT_OPS for node in exported.graph.nodes):
+        raise Untraceable("an operation depends on the memory layout")
     state = {**exported.state_dict, **exported.constants}
     sources = {spec.arg.name: spec for spec in signature.input_specs}
     numbers: dict[Any, int] = {}
@@ -229,9 +229,8 @@ def _fold_batch_norm(
     Only in float32 or wider: torch computes half-precision norms in float32, and their parameters may be float32.
     """
     taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Ref(norm.out)]
-    if len(taken) != 1 or taken[0].args[1] != 0 or readers[norm.out] != 1:
-        return
-    if not all(ref is None or ref.value in constants for ref in norm.args[1:5]):
+    is_used_once = len(taken) == 1 and taken[0].args[1] == 0 and readers[norm.out] == 1
+    if not is_used_once or not all(ref is None or ref.value in constants for ref in norm.args[1:5]):
         return
     gain, shift, mean, variance = (None if ref is None else constants[ref.value].double() for ref in norm.args[1:5])
     assert mean is not None and variance is not None
@@ -241,48 +240,34 @@ def _fold_batch_norm(
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
-    weight, bias = Ref(-2 * out - 1), Ref(-2 * out - 2)  # unused numbers
-    can_fold = source is not None and _can_fold(source, n_dims, scale, constants, readers)
-    if not can_fold and n_dims != 4:
-        return
-    del ops[norm.out]
-    if source is None or not can_fold:
-        constants[weight.value], constants[bias.value] = scale[:, None, None, None].to(dtype), offset.to(dtype)
-        args = (norm.args[0], weight, bias, [1, 1], [0, 0], [1, 1], len(scale))
+    weight, bias = -2 * out - 1, -2 * out - 2  # unused numbers
+    if source is not None and _can_fold(source, n_dims, constants, readers):
+        old = constants[source.args[1].value]
+        scaled = (old.double() * scale.reshape(-1, *[1] * (old.ndim - 1))).to(old.dtype)
+        if len(source.args) > 2 and source.args[2] is not None:
+            offset = offset + constants[source.args[2].value].double() * scale
+        constants[weight], constants[bias] = scaled, offset.to(old.dtype)
+        args = (source.args[0], Ref(weight), Ref(bias), *source.args[3:])
+        del ops[norm.out], ops[source.out]
+        ops[out] = replace(source, args=args, out=out, shrunk=_shrunk(scaled, scale))
+    elif n_dims == 4:
+        constants[weight], constants[bias] = scale[:, None, None, None].to(dtype), offset.to(dtype)
+        args = (norm.args[0], Ref(weight), Ref(bias), [1, 1], [0, 0], [1, 1], len(scale))
+        del ops[norm.out]
         ops[out] = Op(norm.name, CONV, args, {}, out, dtype)
-        return
-    bias_ref = source.args[2] if len(source.args) > 2 else None
-    if bias_ref is not None:
-        offset = offset + constants[bias_ref.value].double() * scale
-    constants[weight.value] = _scaled(constants[source.args[1].value], scale)
-    constants[bias.value] = offset.to(constants[source.args[1].value].dtype)
-    del ops[source.out]
-    args = (source.args[0], weight, bias, *source.args[3:])
-    shrunk = _shrunk(constants[weight.value], scale)
-    ops[out] = replace(source, args=args, out=out, shrunk=shrunk)
 
 
-def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
-    """The weight with each row scaled, in its own dtype."""
-    return (weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
+    refs = [ref for ref in source.args[1:3] if ref is not None]
+    is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
+    is_product = source.target is {4: CONV, 2: LINEAR}.get(n_dims)
+    return is_product and is_constant and source.addend is None and _can_fuse(source, readers)
 
 
 def _shrunk(scaled: Tensor, scale: Tensor) -> float:
     """How many times larger the rows with weights were, at most, before they were scaled."""
     factors = 1 / scale[(scaled != 0).flatten(1).any(1)].abs()
     return max(1.0, float(factors.max())) if len(factors) else 1.0
-
-
-def _can_fold(source: Op, n_dims: int, scale: Tensor, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
-    refs = [ref for ref in source.args[1:3] if ref is not None]
-    is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
-    is_product = n_dims == 4 if source.target is CONV else n_dims == 2 and source.target is LINEAR
-    if not (is_product and is_constant and _can_fuse(source, readers) and source.addend is None):
-        return False
-    old = constants[source.args[1].value]
-    scaled, is_kept = _scaled(old, scale), (old != 0) & (scale != 0).reshape(-1, *[1] * (old.ndim - 1))
-    is_lost = ~scaled.isfinite() | (is_kept & (scaled.abs() < torch.finfo(scaled.dtype).tiny))
-    return not bool(is_lost.any()) and _shrunk(scaled, scale) <= MOST_SHRUNK
 
 
 def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:

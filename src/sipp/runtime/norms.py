@@ -6,24 +6,21 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sipp.native import machine_code, processor, vector
-from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.loop import tasks
-from sipp.runtime.operands import filled_run, fills_of, token_input
-from sipp.runtime.steps import PreparedKernel, Step, Values
+from sipp.runtime.buffers import Work, filled_run, fills_of, token_buffer, token_input
+from sipp.runtime.graph import Op
+from sipp.runtime.kernel import Argument, PreparedKernel, tasks
+from sipp.runtime.steps import Step
 
-LAYER_NORM = ATEN.layer_norm.default
 MARGIN = 2.0**8  # torch handles squares this close to overflow: it sums them in another order
 
 
-def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
+def norm_step(op: Op, work: Work) -> Step | None:
     """The step for a layer norm over the last dimension; None to leave it to torch."""
-    x = values[op.args[0].value]
+    x, constants, arena = work.input(op), work.constants, work.arena
     refs = [*op.args[2:4], None, None][:2]
-    if not all(ref is None or (isinstance(ref, Ref) and ref.value in constants) for ref in refs):
+    if not work.are_constant(refs):
         return None
     n_tokens, features = prod(x.shape[:-1]), x.shape[-1]
     is_float = all(t.dtype == torch.float32 for t in (x, *(constants[ref.value] for ref in refs if ref is not None)))
@@ -41,7 +38,7 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
     n_strips = source.n // (lanes * n_vectors)
-    arguments = {
+    arguments: dict[str, Argument] = {
         "x": source.data,
         "out": out.data_CHWN,
         "gain": gain,
@@ -57,7 +54,6 @@ def norm_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]
         ("norm", lanes, n_vectors), arguments, n_strips, lambda b, args: _emit(b, args, lanes, n_vectors)
     )
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    run_step(values)
     return Step(op.name, "norm of tokens", run_step, op.out)
 
 

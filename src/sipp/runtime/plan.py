@@ -1,57 +1,172 @@
-"""A plan: the steps that run a traced network for inputs of certain shapes, on the CPU or a GPU."""
+"""Compiles a traced graph for the CPU: the step of each operation, from one table of what has a kernel of ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sipp.runtime.graph import CONV, LINEAR, Graph, Op, Ref
-from sipp.runtime.recurrent import LSTM, recurrent_reads
-from sipp.runtime.steps import Step, Values, torch_step
+from sipp.native import pytree
+from sipp.runtime.attention import attention_step
+from sipp.runtime.buffers import Arena, Pair, Work
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Graph, Op, Ref
+from sipp.runtime.images import ADAPTIVE, AVERAGE, CAT, MAX, PAD, POOLS, copies_step, pool_step
+from sipp.runtime.norms import norm_step
+from sipp.runtime.products import product_step
+from sipp.runtime.recurrent import recurrent_step
+from sipp.runtime.steps import Plan, Step, Values, fold_constants, plan_of, torch_step
+
+# how an operation becomes a step; the maker gives None for what it leaves to torch
+MAKERS: dict[Any, Callable[[Op, Work], Step | None]] = {
+    CONV: product_step,
+    LINEAR: product_step,
+    LSTM: recurrent_step,
+    ATTENTION: attention_step,
+    ATEN.layer_norm.default: norm_step,
+    MAX: pool_step,
+    AVERAGE: pool_step,
+    ADAPTIVE: pool_step,
+    CAT: copies_step,
+    PAD: copies_step,
+}
+# operations whose results are finite if their inputs are
+_SAFE = {
+    ATEN.view.default, ATEN.reshape.default, ATEN.transpose.int, ATEN.permute.default, ATEN.slice.Tensor,
+    ATEN.select.int, ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.default, ATEN.expand.default,
+    ATEN.flatten.using_ints, ATEN.relu.default, ATEN.max_pool2d.default, ATEN.cat.default, ATEN.dropout.default,
+    ATEN.sigmoid.default, ATEN.tanh.default,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The steps of a network, one for each operation, and the constants that they read from the values."""
+class CpuPlan:
+    """A plan with the buffers that its steps write to. All calls share them, so one runs at a time."""
 
-    graph: Graph  # without constants
-    steps: list[Step]
-    constants: Values
+    plan: Plan
+    arena: Arena
+    storages: frozenset[int]  # addresses of the constants
 
-    def run(self, inputs: list[Any]) -> list[Any]:
-        """The flat outputs, which may share memory with inputs, constants and buffers."""
-        values = self.constants | dict(zip(self.graph.inputs, inputs))
-        for step in self.steps:
+    def run(self, inputs: list[Any]) -> list[Any] | None:
+        """The flat outputs; None if a value on the way is not finite (0 times infinity is not 0, so torch must run)."""
+        flag = self.arena.flag
+        with torch.no_grad(), _without_autocast():
+            flag.clear()
+            for value in inputs:
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    flag.check(value)
+            if flag.is_raised:
+                return None
+            outputs = self.plan.run(inputs)
+            return None if flag.is_raised else self._owned(outputs, inputs)
+
+    def _owned(self, outputs: list[Any], inputs: list[Any]) -> list[Any]:
+        """The outputs, copied where they share memory with a buffer, an input, a constant or another output."""
+        shared, owned = {*self.storages, *_storages(inputs)}, []
+        for value in outputs:
+            if isinstance(value, Tensor):
+                is_shared = self.arena.buffer_of(value) or value.untyped_storage().data_ptr() in shared
+                value = value.clone(memory_format=torch.contiguous_format) if is_shared else value.contiguous()
+                shared.add(value.untyped_storage().data_ptr())
+            owned.append(value)
+        return owned
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Dense weights that it holds; other plans and the model may share them."""
+        constants = [value for value in self.plan.constants.values() if isinstance(value, Tensor)]
+        return [*constants, *(tensor for step in self.plan.steps for tensor in step.held)]
+
+    @property
+    def n_packed_bytes(self) -> int:
+        """Bytes of the packed weights, which belong to this plan alone."""
+        return sum(step.n_bytes for step in self.plan.steps if step.kernel not in ("dense", "torch"))
+
+
+def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
+    """The plan for inputs like these: runs every operation in order, trying its possible implementations."""
+    with torch.no_grad(), _without_autocast():
+        graph = fold_constants(graph)
+        arena = Arena()
+        values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
+        kept = {*graph.constants, *graph.inputs, *(ref.value for ref in graph.outputs if isinstance(ref, Ref))}
+        last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
+        borders = _borders(graph)
+        steps = []
+        for i, op in enumerate(graph.ops):
+            make = MAKERS.get(op.target)
+            step = make and make(op, Work(graph.constants, values, arena, borders.get(op.out, (0, 0))))
+            if step is None:
+                step = torch_step(op)
+                for value in (values[n] for n in op.reads()):
+                    if isinstance(value, Tensor):
+                        arena.pin(value)
             step.run(values)
-        return [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+            steps.append(step)
+            for n in set(op.reads()) - kept:
+                if last[n] == i and isinstance(values[n], Tensor):
+                    arena.release(values[n])
+        plan = plan_of(graph, _with_finite_checks(graph, steps, arena))
+        return CpuPlan(plan, arena, _storages(plan.constants.values()))
 
 
-def plan_of(graph: Graph, steps: list[Step]) -> Plan:
-    """The plan of these steps; weights that they hold themselves are not kept a second time."""
-    used = {n for op, step in zip(graph.ops, steps) for n in _still_read(op, step)}
-    used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
-    constants = {n: value for n, value in graph.constants.items() if n in used}
-    return Plan(replace(graph, constants={}), steps, constants)
+def _without_autocast() -> AbstractContextManager[object]:
+    """Turns autocast off: its casts are already operations of the graph."""
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
-def _still_read(op: Op, step: Step) -> list[int]:
-    """The values that a step reads in later calls."""
-    if step.holds_weights and op.target in (CONV, LINEAR):
-        return [op.args[0].value] if op.addend is None else [op.args[0].value, op.addend]
-    if step.holds_weights and op.target is LSTM:
-        return recurrent_reads(op)
-    return op.reads()
+def _storages(values: Iterable[Any]) -> frozenset[int]:
+    """The addresses of the tensors' storages."""
+    return frozenset(value.untyped_storage().data_ptr() for value in values if isinstance(value, Tensor))
 
 
-def fold_constants(graph: Graph) -> Graph:
-    """Evaluates operations on constants alone, except random ones, and makes their results constants."""
-    constants, ops = dict(graph.constants), []
+def _borders(graph: Graph) -> dict[int, Pair]:
+    """For each value, the widest padding of the convolutions that read it."""
+    borders: dict[int, Pair] = {}
     for op in graph.ops:
-        is_drawn = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
-        if not is_drawn and op.target not in (CONV, LINEAR) and all(n in constants for n in op.reads()):
-            torch_step(op).run(constants)
-        else:
-            ops.append(op)
-    return replace(graph, ops=ops, constants=constants)
+        if op.target is CONV and len(op.args) > 4:
+            rows, columns = (list(op.args[4]) * 2)[:2]
+            have = borders.get(op.args[0].value, (0, 0))
+            borders[op.args[0].value] = max(rows, have[0]), max(columns, have[1])
+    return borders
+
+
+def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
+    """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
+
+    Results that reach our kernels through views and the like count too. A mean may overflow. A dense layer with a
+    folded norm is always checked, because it may overflow before the norm.
+    """
+    ours: set[int] = set()
+    for op, step in reversed(list(zip(graph.ops, steps))):
+        if step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
+            ours |= set(op.reads())
+    unwatched = [step.kernel in ("torch", "dense") or op.target in POOLS for op, step in zip(graph.ops, steps)]
+    return [
+        _with_finite_check(step, arena, op.shrunk)
+        if is_blind and (step.out in ours or op.shrunk > 1) and op.target not in _SAFE
+        else step
+        for op, step, is_blind in zip(graph.ops, steps, unwatched)
+    ]
+
+
+def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
+    """The step, followed by a check that `limit` times its result is finite."""
+
+    def run(values: Values) -> None:
+        step.run(values)
+        result = values[step.out]
+        if isinstance(result, Tensor) and result.is_floating_point():
+            arena.flag.check(result, limit)
+
+    return replace(step, run=run)
+
+
+def flat_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The inputs as a flat list."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return [args[0]]
+    return pytree.tree_leaves((args, kwargs))

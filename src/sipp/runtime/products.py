@@ -1,130 +1,273 @@
 """Convolutions and linear layers as steps: a sparse product, or torch's dense one if that is faster.
 
 A strip is the part of the output whose sums stay in registers; rounds divide the input channels of a strip, so that
-what they read stays in the first-level cache (`strip_kernel.py`).
+what they read stays in the first-level cache (`strip_kernel.py`). A single token has a kernel of its own
+(`vector_kernel.py`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.native import memory, vector
-from sipp.runtime.buffers import Arena, Flag, token_buffer
-from sipp.runtime.graph import Op
-from sipp.runtime.layers import Layer, dense_step, faster_step
-from sipp.runtime.operands import (
+from sipp.native import memory, processor, vector
+from sipp.runtime import timing
+from sipp.runtime.buffers import (
+    Flag,
     Operand,
+    Pair,
+    Work,
     filled_run,
     fills_of,
     image_addend,
     image_input,
-    image_output,
+    image_operand,
     token_addend,
+    token_buffer,
     token_input,
     token_operand,
 )
-from sipp.runtime.steps import SHARES_PER_THREAD, PreparedKernel, Step, Values
+from sipp.runtime.graph import CONV, Op
+from sipp.runtime.kernel import SHARES_PER_THREAD, PreparedKernel
+from sipp.runtime.steps import Step, Values, apply_epilogue, constant_weights, kept_share
 from sipp.runtime.strip_kernel import Packed, Tiling, emit_strips, pack, tilings
+from sipp.runtime.vector_kernel import MOST_COLUMNS, emit_vector, pack_windows
 
 NEAREST_CACHE = 24_000  # bytes of x that fit into the first-level cache beside weights and sums
 HOPELESS = 2.0  # a kernel this many times slower than dense is timed only once
 FEWEST_A_ROUND = 4  # weights per row and round: with fewer, reading and writing partial sums costs more
 
 
-def image_step(layer: Layer, weight: Tensor, values: Values, arena: Arena, border: tuple[int, int]) -> Step:
-    """The step of a convolution, chosen by timing on these values; its result is added to them."""
-    op, x = layer.op, values[layer.op.args[0].value]
-    n_high, n_wide = output_size(layer, x)
-    out = arena.image(len(x), len(weight), n_high, n_wide, border)
-    source = image_input(layer, x, arena)
-    addend = None if op.addend is None else image_addend(op.addend, values[op.addend], out, arena)
-    return _choose(layer, weight, values, arena, source, image_output(out), addend, out.inner, (n_high, n_wide))
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or linear layer with defaults filled in."""
+
+    op: Op
+    weight: Tensor  # R x C x KH x KW, a linear layer's R x C
+    bias: Tensor | None
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    @property
+    def kernel(self) -> Pair:
+        height, width = (*self.weight.shape, 1, 1)[2:4]
+        return height, width
+
+    def reads(self) -> tuple[int, ...]:
+        """The values that it reads apart from its weights."""
+        own = self.op.args[0].value
+        return (own,) if self.op.addend is None else (own, self.op.addend)
 
 
-def token_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
-    """The step of a linear layer on several tokens."""
-    op, x = layer.op, values[layer.op.args[0].value]
-    lead = tuple(x.shape[:-1])
-    source, strides = token_input(op.args[0].value, x, arena)
-    out = arena.add(token_buffer(prod(lead), len(weight)))
-    addend = None
-    if op.addend is not None:
-        addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
-    result = out.tokens(lead, strides)
-    return _choose(layer, weight, values, arena, source, token_operand(out, None), addend, result, (1, 1))
+def product_step(op: Op, work: Work) -> Step | None:
+    """The fastest step of a float32 product with constant weights, by timing; None: torch runs it."""
+    weights, x = constant_weights(op, work.constants), work.input(op)
+    if weights is None or not x.numel() or x.ndim < 2 or (op.target is CONV and x.ndim != 4):
+        return None
+    tensors = [x, *weights, *([] if op.addend is None else [work.values[op.addend]])]
+    if not all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors):
+        return None
+    weight, bias = weights[0].contiguous(), weights[1].contiguous() if len(weights) > 1 else None
+    if op.target is CONV:
+        defaults: list[Any] = [1, 0, 1, 1]
+        stride, padding, dilation, groups = [*op.args[3:], *defaults[len(op.args[3:]) :]]
+        step = _image_step(Layer(op, weight, bias, pair(stride), pair(padding), pair(dilation), groups), work)
+    elif x.numel() == weight.shape[1] <= MOST_COLUMNS:
+        step = _vector_step(Layer(op, weight, bias), work)
+    else:
+        step = _token_step(Layer(op, weight, bias), work)
+    return step if bias is None else replace(step, held=(*step.held, bias))
 
 
-def output_size(layer: Layer, x: Tensor) -> tuple[int, int]:
-    """Rows and columns of a convolution's output."""
-    each = zip(x.shape[2:], layer.shape[2:], layer.stride, layer.padding, layer.dilation)
-    high, wide = ((size + 2 * pad - reach * (k - 1) - 1) // step + 1 for size, k, step, pad, reach in each)
-    return high, wide
+def pair(option: Any) -> Pair:
+    """(rows, columns) from one number for both or a pair."""
+    numbers = list(option) if isinstance(option, (list, tuple)) else [option]
+    return (numbers * 2)[0], (numbers * 2)[1]
 
 
-def _choose(
-    layer: Layer, weight: Tensor, values: Values, arena: Arena, source: Operand, out: Operand, addend: Operand | None,
-    result: Tensor, size: tuple[int, int],
-) -> Step:  # fmt: skip
-    """The fastest of the sparse tilings and torch's dense product."""
-    op, places = layer.op, _offsets(layer, source)
-    flat = weight.flatten(1).numpy()
-    bias = memory.zeros(len(weight)) if layer.bias is None else layer.bias
-    plane, rounds = None if addend is None else addend.plane, partial(_rounds, layer, source, flat)
-    ways = tilings(*size, source.n, source.plane, out.plane, plane, op.act, op.shrunk > 1, rounds)
-    packs = [_pack(layer, flat, places, source.n, way.n_rounds) for way in ways]
-    kernels = [_kernel(*each, op, bias, source, out, addend, arena.flag) for each in zip(packs, ways)]
+# --- torch's own ------------------------------------------------------------------------------------------------------
+
+
+def _dense_step(layer: Layer, values: Values) -> Step:
+    """The dense layer in the faster memory format, timed on inputs that already have this format."""
+    choices = [layer.weight]
+    if len(layer.weight.shape) == 4 and layer.groups == 1:
+        choices.append(layer.weight.contiguous(memory_format=torch.channels_last))
+    times = [_time_dense(layer, choice, values) for choice in choices]
+    best = choices[times.index(min(times))]
+
+    def run_step(current: Values) -> None:
+        current[layer.op.out] = _run_dense(layer, best, current)
+
+    return Step(
+        layer.op.name, "dense", run_step, layer.op.out, kept_share(best), best.nbytes, best.nbytes, None, min(times),
+        held=(best,), reads=layer.reads(),
+    )  # fmt: skip
+
+
+def _run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
+    """Runs the layer and its epilogue (sum, activation) with torch."""
+    x = values[layer.op.args[0].value].contiguous(memory_format=_format_of(weight))
+    if weight.ndim == 4:
+        result = F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+    else:
+        result = F.linear(x, weight, layer.bias)
+    return apply_epilogue(values, layer.op, result)
+
+
+def _time_dense(layer: Layer, weight: Tensor, values: Values) -> float:
+    form = _format_of(weight)
+    ready = values | {n: values[n].contiguous(memory_format=form) for n in layer.reads()}
+    return timing.dense_time(lambda: _run_dense(layer, weight, ready))
+
+
+def _format_of(weight: Tensor) -> Any:
+    is_last = not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def _faster(sparse: Step, dense: Step) -> Step:
+    """The sparse step if it is enough faster than the dense one."""
+    assert sparse.seconds is not None and dense.dense_seconds is not None
+    return sparse if timing.is_enough_faster(sparse.seconds, dense.dense_seconds) else dense
+
+
+# --- one token --------------------------------------------------------------------------------------------------------
+
+
+def _vector_step(layer: Layer, work: Work) -> Step:
+    """The step of a linear layer on one token."""
+    op, weight, x = layer.op, layer.weight, work.input(layer.op)
+    source, strides = token_input(op.args[0].value, x, work.arena)
+    out = work.arena.add(token_buffer(1, len(weight)))
+    addend = _token_addend(layer, strides, work)
+    packed = pack_windows(weight.numpy())
+    arguments = {
+        "x": source.data,
+        "out": out.data_CHWN,
+        "addend": None if addend is None else addend.data,
+        "bias": padded(layer.bias, len(weight)),
+        **packed.arguments,
+        "shrunk": op.shrunk,
+        "flag": work.arena.flag.cell,
+    }
+    form = (op.act, addend is not None, op.shrunk > 1)
+    kernel = PreparedKernel(
+        ("vector", *form), arguments, len(packed.ends) - 1, lambda b, args: emit_vector(b, args, *form)
+    )
     fills = fills_of(source, addend)
     for fill in fills:
-        fill(values)
-    dense = dense_step(layer, weight, values)
+        fill(work.values)
+    seconds, dense = kernel.time(), _dense_step(layer, work.values)
+    run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
+    sparse = Step(
+        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes, seconds,
+        dense.dense_seconds, reads=layer.reads(),
+    )  # fmt: skip
+    return _faster(sparse, dense)
+
+
+def padded(bias: Tensor | None, n_rows: int) -> Tensor:
+    """The bias (or zeros), padded to whole groups of rows."""
+    padded = memory.zeros(-(-n_rows // processor.LANES) * processor.LANES)
+    if bias is not None:
+        padded[:n_rows] = bias
+    return padded
+
+
+# --- images, and several tokens ---------------------------------------------------------------------------------------
+
+
+def _image_step(layer: Layer, work: Work) -> Step:
+    """The step of a convolution."""
+    op, x, arena = layer.op, work.input(layer.op), work.arena
+    axes = zip(x.shape[2:], layer.kernel, layer.stride, layer.padding, layer.dilation)
+    high, wide = ((size + 2 * pad - reach * (k - 1) - 1) // step + 1 for size, k, step, pad, reach in axes)
+    out = arena.image(len(x), len(layer.weight), high, wide, work.border)
+    source = image_input(op.args[0].value, x, layer.stride, layer.padding, arena)
+    addend = None if op.addend is None else image_addend(op.addend, work.values[op.addend], out, arena)
+    return _strip_step(layer, work, source, image_operand(out), addend, out.inner, (high, wide))
+
+
+def _token_step(layer: Layer, work: Work) -> Step:
+    """The step of a linear layer on several tokens."""
+    x = work.input(layer.op)
+    lead = tuple(x.shape[:-1])
+    source, strides = token_input(layer.op.args[0].value, x, work.arena)
+    out = work.arena.add(token_buffer(prod(lead), len(layer.weight)))
+    addend = _token_addend(layer, strides, work)
+    return _strip_step(layer, work, source, token_operand(out), addend, out.tokens(lead, strides), (1, 1))
+
+
+def _token_addend(layer: Layer, strides: tuple[int, ...], work: Work) -> Operand | None:
+    number = layer.op.addend
+    if number is None:
+        return None
+    return token_addend(number, work.values[number], strides, len(layer.weight), work.arena)
+
+
+def _strip_step(
+    layer: Layer, work: Work, source: Operand, out: Operand, addend: Operand | None, result: Tensor, size: Pair
+) -> Step:
+    """The fastest of the sparse tilings and torch's dense product."""
+    op, places = layer.op, _offsets(layer, source)
+    flat = layer.weight.flatten(1).numpy()
+    ways = tilings(*size, source, out, addend, op.act, op.shrunk > 1, partial(_rounds, layer, source, flat))
+    packs = [_pack(layer, flat, places, source.n, way.n_rounds) for way in ways]
+    kernels = [_kernel(*each, layer, source, out, addend, work.arena.flag) for each in zip(packs, ways)]
+    fills = fills_of(source, addend)
+    for fill in fills:
+        fill(work.values)
+    dense = _dense_step(layer, work.values)
     assert dense.dense_seconds is not None
     times = [kernel.time(HOPELESS * dense.dense_seconds) for kernel in kernels]
     best = times.index(min(times))
-    kernel, way, packed = kernels[best], ways[best], packs[best]
+    way = ways[best]
+    name = f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{f' in {way.n_rounds} rounds' if way.n_rounds > 1 else ''}"
     sparse = Step(
-        op.name, _kernel_name(way), filled_run(fills, kernel, op.out, result), op.out, dense.keep, packed.n_bytes,
-        weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
+        op.name, name, filled_run(fills, kernels[best], op.out, result), op.out, dense.keep, packs[best].n_bytes,
+        layer.weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
+        reads=layer.reads(),
     )  # fmt: skip
-    return faster_step(sparse, dense, values)
-
-
-def _kernel_name(way: Tiling) -> str:
-    rounds = f" in {way.n_rounds} rounds" if way.n_rounds > 1 else ""
-    return f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{rounds}"
+    return _faster(sparse, dense)
 
 
 def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floats: int) -> list[int]:
     """Numbers of rounds to try: 1, and enough that the input of a strip fits the first-level cache, if worthwhile."""
-    kernel = (*layer.shape, 1, 1)[2:4]
-    reach = [reach * (k - 1) for reach, k in zip(layer.dilation, kernel)]
+    channels = layer.weight.shape[1]
+    reach = [reach * (k - 1) for reach, k in zip(layer.dilation, layer.kernel)]
     lines = (n_rows - 1) * layer.stride[0] + 1 + reach[0]
-    n_bytes = vector.FLOAT_BYTES * layer.shape[1] * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
+    n_bytes = vector.FLOAT_BYTES * channels * lines * (n_floats * layer.stride[1] + reach[1] * source.n)
     most = int(np.count_nonzero(flat) / max(1, len(flat)) / FEWEST_A_ROUND)
-    n_rounds = min(-(-n_bytes // NEAREST_CACHE), most, layer.shape[1])
+    n_rounds = min(-(-n_bytes // NEAREST_CACHE), most, channels)
     return [1] if n_rounds < 2 else [1, n_rounds]
 
 
 def _pack(layer: Layer, flat: np.ndarray, places: np.ndarray, unit: int, n_rounds: int) -> Packed:
     """The weight packed for this many rounds, each over a part of the input channels."""
     rows, columns = flat.nonzero()
-    channels = columns // (flat.shape[1] // layer.shape[1])
-    nth_round = channels * n_rounds // layer.shape[1]
-    at = places[rows // (layer.shape[0] // layer.groups), columns]  # the row's group
-    return pack(nth_round * len(flat) + rows, at, flat[rows, columns], n_rounds * len(flat), unit)
+    n_rows, n_channels = layer.weight.shape[:2]
+    nth_round = columns // (flat.shape[1] // n_channels) * n_rounds // n_channels
+    at = places[rows // (n_rows // layer.groups), columns]  # the row's group
+    return pack(nth_round * n_rows + rows, at, flat[rows, columns], n_rounds * n_rows, unit)
 
 
 def _offsets(layer: Layer, source: Operand) -> np.ndarray:
     """For each group, the offset in x (floats) that column k of the weight reads: G x K."""
-    channels, *kernel = (*layer.shape, 1, 1)[1:4]
+    channels, (n_rows, n_columns) = layer.weight.shape[1], layer.kernel
     first = np.arange(layer.groups, dtype=np.int64)[:, None, None, None] * channels
     channel = (first + np.arange(channels)[None, :, None, None]) * source.channel
-    row = np.arange(kernel[0])[None, None, :, None] * layer.dilation[0] * source.row
-    column = np.arange(kernel[1])[None, None, None, :] * layer.dilation[1]
+    row = np.arange(n_rows)[None, None, :, None] * layer.dilation[0] * source.row
+    column = np.arange(n_columns)[None, None, None, :] * layer.dilation[1]
     if source.phase:
         step = layer.stride[1]
         return (channel + row + column % step * source.phase + column // step * source.n).reshape(layer.groups, -1)
@@ -132,17 +275,16 @@ def _offsets(layer: Layer, source: Operand) -> np.ndarray:
 
 
 def _kernel(
-    packed: Packed, way: Tiling, op: Op, bias: Tensor, source: Operand, out: Operand, addend: Operand | None,
-    flag: Flag,
-) -> PreparedKernel:  # fmt: skip
+    packed: Packed, way: Tiling, layer: Layer, source: Operand, out: Operand, addend: Operand | None, flag: Flag
+) -> PreparedKernel:
     """The loop over strips with its arguments for this layer."""
-    n_strips, n_threads, n_rows = len(way.strips), torch.get_num_threads(), len(bias)
+    n_strips, n_threads, n_rows = len(way.strips), torch.get_num_threads(), len(layer.weight)
     n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES_PER_THREAD * n_threads // n_strips)))
     arguments = {
         "x": source.data,
         "out": out.data,
         "addend": None if addend is None else addend.data,
-        "bias": bias,
+        "bias": memory.zeros(n_rows) if layer.bias is None else layer.bias,
         "rows": packed.rows[1:],
         "values": packed.values,
         "steps": packed.steps,
@@ -153,7 +295,7 @@ def _kernel(
         "n_rounds": way.n_rounds,
         "out_pitch": out.channel * vector.FLOAT_BYTES,
         "addend_pitch": 0 if addend is None else addend.channel * vector.FLOAT_BYTES,
-        "shrunk": op.shrunk,
+        "shrunk": layer.op.shrunk,
         "flag": flag.cell,
     }
     tile = way.tile

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from sipp.native import machine_code, memory, processor, vector
-from sipp.runtime import steps
+from sipp.runtime import timing
 from sipp.runtime.activations import sigmoid, tanh
-from sipp.runtime.buffers import Arena
-from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.loop import tasks
-from sipp.runtime.steps import PreparedKernel, Step, Values, arguments_of, best_time
-from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows, padded
+from sipp.runtime.buffers import Arena, Work
+from sipp.runtime.graph import LSTM, Op
+from sipp.runtime.kernel import PreparedKernel, tasks
+from sipp.runtime.products import padded
+from sipp.runtime.steps import Step, Values, arguments_of
+from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows
 
-LSTM = ATEN.lstm.input
-RECURRENT = (LSTM, ATEN.gru.input, ATEN.rnn_tanh.input, ATEN.rnn_relu.input)
 N_GATES = 4
 
 
@@ -36,75 +35,50 @@ class Cell:
     packed: Windows
 
 
-@dataclass(frozen=True)
-class Lstm:
-    """An LSTM of a traced graph: the weights of each cell (input, state, biases), directions and input layout."""
-
-    cells: list[list[Tensor]]  # by layer, then by direction
-    directions: int
-    batch_first: bool
-
-
-def read_lstm(op: Op, constants: dict[int, Tensor]) -> Lstm | None:
-    """The LSTM of an operation; None if it is in training mode, has projections, or its weights are not constants."""
-    refs, has_bias, n_layers, _, is_training, is_bidirectional, batch_first = op.args[2:]
-    if is_training or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
-        return None
-    weights = [constants[ref.value] for ref in refs]
-    directions, per_cell = 2 if is_bidirectional else 1, 4 if has_bias else 2
-    if len(weights) != n_layers * directions * per_cell:
-        return None
-    cells = [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
-    return Lstm(cells, directions, bool(batch_first))
-
-
-def recurrent_reads(op: Op) -> list[int]:
-    """The values that an LSTM reads apart from its weights: input, state and cell."""
-    return [op.args[0].value, *(ref.value for ref in op.args[1])]
-
-
-def recurrent_step(op: Op, values: Values, arena: Arena, constants: dict[int, Tensor]) -> Step | None:
+def recurrent_step(op: Op, work: Work) -> Step | None:
     """The step of a whole LSTM; None to leave it to torch (unsupported options, or dense is faster)."""
-    lstm, x = read_lstm(op, constants), values[op.args[0].value]
-    if lstm is None or x.ndim != 3 or not x.numel():
+    refs, has_bias, n_layers, _, is_training, is_bidirectional, batch_first = op.args[2:]
+    x, values = work.input(op), work.values
+    if is_training or x.ndim != 3 or not x.numel() or not work.are_constant(refs):
         return None
-    directions, batch_first = lstm.directions, lstm.batch_first
-    weights = [weight for own in lstm.cells for weight in own]
-    tensors = [x, *weights, *(values[ref.value] for ref in op.args[1])]
-    is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-    if not is_float or any(w.shape[1] > MOST_COLUMNS // 2 for w in weights if w.ndim == 2):
+    weights = [work.constants[ref.value] for ref in refs]
+    directions, per_cell = 2 if is_bidirectional else 1, 4 if has_bias else 2
+    reads = (op.args[0].value, *(ref.value for ref in op.args[1]))  # input, state and cell
+    is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (*weights, *(values[n] for n in reads)))
+    has_projections = len(weights) != n_layers * directions * per_cell
+    if not is_float or has_projections or any(w.shape[1] > MOST_COLUMNS // 2 for w in weights if w.ndim == 2):
         return None
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
     hidden = weights[1].shape[1]
-    number, h0, c0 = recurrent_reads(op)
     first = memory.zeros(n_points, n_times, x.shape[2])
     cells, source = [], first
-    for first_of_layer in range(0, len(lstm.cells), directions):
+    for layer in range(n_layers):
         out = memory.zeros(n_points, n_times, directions * hidden)
         for direction in range(directions):
-            cells.append(_cell(lstm.cells[first_of_layer + direction], source, out, direction, arena))
+            at = (layer * directions + direction) * per_cell
+            cells.append(_cell(weights[at : at + per_cell], source, out, direction, work.arena))
         source = out
     result = source if batch_first else source.transpose(0, 1)
 
     def run_step(current: Values) -> None:
-        first.copy_(current[number] if batch_first else current[number].transpose(0, 1))
-        for cell, h, c in zip(cells, current[h0], current[c0]):
+        given, h0, c0 = (current[n] for n in reads)
+        first.copy_(given if batch_first else given.transpose(0, 1))
+        for cell, h, c in zip(cells, h0, c0):
             cell.state.copy_(h)
             cell.cell.copy_(c)
             cell.kernel()
         states = (torch.stack([cell.state for cell in cells]), torch.stack([cell.cell for cell in cells]))
         current[op.out] = (result.clone(), *states)
 
-    seconds = best_time(lambda: run_step(values))
-    dense_seconds = steps.dense_time(lambda: LSTM(*arguments_of(values, op.args)))
-    if not steps.is_enough_faster(seconds, dense_seconds):
+    seconds = timing.best_time(lambda: run_step(values))
+    dense_seconds = timing.dense_time(lambda: LSTM(*arguments_of(values, op.args)))
+    if not timing.is_enough_faster(seconds, dense_seconds):
         return None
-    run_step(values)
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)
     n_kept = sum(int((w != 0).sum()) for w in weights if w.ndim == 2)
     return Step(
         op.name, f"sparse LSTM x {processor.LANES}", run_step, op.out, n_kept * vector.FLOAT_BYTES / n_dense,
-        sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds,
+        sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds, reads=reads,
     )  # fmt: skip
 
 

@@ -2,76 +2,60 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any, Protocol
+import warnings
+from collections.abc import Hashable
+from typing import Any
 
 import torch
-from torch import nn
 
 from sipp.errors import ModelError
 from sipp.inputs import ONE_AT_A_TIME, turn_off_caches
-from sipp.results import NetworkLike, Sheet, check, network_of, shown
+from sipp.results import NetworkLike, Sheet, Table, check, network_of, shown
 from sipp.runtime.copying import plain_copy, turn_off_fused_attention
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
 from sipp.runtime.gpu.network import GpuNetwork
-from sipp.runtime.plan_cache import Compiled, PlanCache
-from sipp.runtime.steps import Step
-from sipp.runtime.table import steps_table, summary_labels
+from sipp.runtime.steps import Compiled, Step
+from sipp.runtime.timing import MS
 
-
-class Device(Protocol):
-    """A model on the CPU or a GPU. One thread calls it at a time."""
-
-    kind: str  # torch's name of the device
-    processor: str  # "CPU" or "GPU"
-    timed: str  # how steps and networks are timed
-
-    @property
-    def n_packed_bytes(self) -> int:
-        """Bytes of the model's own weights that are packed."""
-
-    def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
-        """The fastest way to run inputs like these; `where` names them in errors."""
-
-    def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model with torch; results are the caller's own."""
-
-    def pack(self) -> None:
-        """Frees weights that no later call needs as they are; called after each compilation."""
+MB = 1e6
+MOST_PLANS = 8
+TOO_MANY = (
+    f"more than {MOST_PLANS} kinds of input (shapes, or numbers among the arguments): torch runs the others, dense; "
+    "pad inputs to fewer shapes, and pass numbers that change as tensors"
+)
 
 
 @shown
 class Sparse:
     """A compiled network: call it like the model. `print` shows what runs where, and how fast.
 
-    It is compiled for the shapes of the example, and again for other shapes, up to eight (`plan_cache.py`); for further
-    shapes torch runs the dense network. Calls are thread-safe but serialised; on a GPU they are launched one at a time,
-    on the caller's stream.
+    It is compiled for the shapes of the example, and again for other shapes, up to eight; for further shapes torch runs
+    the dense network. Calls are thread-safe but serialised; on a GPU they are launched one at a time, on the caller's
+    stream.
     """
 
-    def __init__(
-        self, make: Callable[[nn.Module, PlanCache], Device], model: nn.Module, args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:  # fmt: skip
-        with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
-            self._model = plain_copy(model)
-        turn_off_caches(self._model.modules())
-        turn_off_fused_attention(self._model)
-        self._plans = PlanCache()
-        self._device = make(self._model, self._plans)
-        self.n_dense_bytes = sum(t.nbytes for t in (*self._model.parameters(), *self._model.buffers()))
+    def __init__(self, device: CpuNetwork | GpuNetwork, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._device, self._lock = device, threading.RLock()
+        self._plans: dict[Hashable, Compiled] = {}  # by kind of input
+        self._has_overflowed = False
+        self.n_dense_bytes = sum(t.nbytes for t in (*device.model.parameters(), *device.model.buffers()))
         self.seconds = 0.0  # spent compiling
-        kwargs = in_signature_order(self._model, kwargs)
-        self.latest = self._compile(input_signature(args, kwargs, self._device.kind), args, kwargs)  # compiled last
+        kwargs = in_signature_order(device.model, kwargs)
+        self.latest = self._compile(input_signature(args, kwargs, device.kind), args, kwargs)  # compiled last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = in_signature_order(self._model, kwargs)
+        kwargs = in_signature_order(self._device.model, kwargs)
         signature = input_signature(args, kwargs, self._device.kind)
-        compiled = self._plans.plan_for(signature, lambda: self._compile(signature, args, kwargs))
-        with self._plans.lock:  # another thread that compiles would move the weights
+        compiled = self._plans.get(signature)
+        if compiled is None and len(self._plans) < MOST_PLANS:
+            compiled = self._compile(signature, args, kwargs)
+        with self._lock:  # another thread that compiles would move the weights
+            if compiled is None and not self._has_overflowed:
+                self._has_overflowed = True
+                warnings.warn(TOO_MANY, stacklevel=2)
             return (self._device.run_dense if compiled is None else compiled.run)(args, kwargs)
 
     def __reduce__(self) -> Any:
@@ -83,18 +67,14 @@ class Sparse:
     @torch.inference_mode(False)
     def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives."""
-        with ONE_AT_A_TIME, self._plans.lock:  # always in this order; torch.export is not thread-safe
-            if (known := self._plans.used(signature)) is not None:  # another thread was faster
-                return known
-            start = time.perf_counter()
-            args, kwargs = without_aliases(args, kwargs)
-            try:
-                self.latest = self._device.compile(args, kwargs, "the input" if len(self._plans) else "the example")
-                self._plans.put(signature, self.latest)
-            finally:  # also if the model rejects the input
-                self._device.pack()
-            self.seconds = time.perf_counter() - start
-            return self.latest
+        with ONE_AT_A_TIME, self._lock:  # always in this order; torch.export is not thread-safe
+            if signature not in self._plans:  # another thread may have been faster
+                start = time.perf_counter()
+                where = "the input" if self._plans else "the example"
+                self.latest = self._device.compile(*without_aliases(args, kwargs), where)
+                self._plans[signature] = self.latest
+                self.seconds = time.perf_counter() - start
+            return self._plans[signature]
 
     @property
     def steps(self) -> list[Step]:
@@ -104,20 +84,52 @@ class Sparse:
     @property
     def n_bytes(self) -> int:
         """Bytes of all weights in memory: those of every plan, and those kept for other input shapes."""
-        with self._plans.lock:
-            plans = self._plans.all()
-            whole = [*self._model.parameters(), *self._model.buffers(), *(t for plan in plans for t in plan.tensors)]
+        with self._lock:
+            plans, model = self._plans.values(), self._device.model
+            whole = [*model.parameters(), *model.buffers(), *(tensor for plan in plans for tensor in plan.tensors)]
             once = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in whole}
             return sum(once.values()) + self._device.n_packed_bytes + sum(plan.n_packed_bytes for plan in plans)
 
     def __repr__(self) -> str:
-        return f"<Sparse {type(self._model).__name__}: {self.latest.speed}; print() shows what runs where>"
+        return f"<Sparse {type(self._device.model).__name__}: {self.latest.speed}; print() shows what runs where>"
 
     @property
     def sheet(self) -> Sheet:
-        title = f"{type(self._model).__name__}, compiled for this {self._device.processor}"
-        facts = summary_labels(self.latest, self.n_bytes, self.n_dense_bytes, self.seconds, self._device.timed)
-        return Sheet(title, facts, (steps_table(self.steps, with_notes=self._device.processor == "GPU"),))
+        """The steps, what runs and how fast, and how much memory the weights take."""
+        compiled, processor = self.latest, self._device.processor
+        times = f"{compiled.seconds * MS:.3f} ms per call, torch {compiled.dense_seconds * MS:.3f} ms"
+        if compiled.one_thread_seconds is not None:
+            times += f" (one thread {compiled.one_thread_seconds * MS:.3f} ms)"
+        memory = f"{self.n_bytes / MB:.2f} MB, dense {self.n_dense_bytes / MB:.2f} MB"
+        if compiled.n_buffer_bytes:
+            memory += f"; activations {compiled.n_buffer_bytes / MB:.2f} MB"
+        kinds = sorted({step.name.rstrip("_0123456789") for step in compiled.steps if step.kernel == "torch"})
+        facts = (
+            ("left to torch", (", ".join(kinds) or "nothing") if compiled.steps else "everything"),
+            ("network", compiled.how if compiled.is_dense else f"{compiled.how}; {times}: {compiled.speed}"),
+            ("weights", memory),
+            ("compiled in", f"{self.seconds:.1f} s; {self._device.timed}"),
+        )
+        title = f"{type(self._device.model).__name__}, compiled for this {processor}"
+        return Sheet(title, facts, (_steps_table(self.steps, with_notes=processor == "GPU"),))
+
+
+def _steps_table(steps: list[Step], *, with_notes: bool) -> Table:
+    """One line per step; with notes, steps left to torch appear only if there is a reason."""
+    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms torch", "ms here", *(["why"] if with_notes else []))
+    rows = tuple(
+        (
+            step.name,
+            step.kernel,
+            "" if step.keep is None else f"{step.keep:.2%}",
+            *(f"{n / 1e3:,.1f}" if n else "" for n in (step.n_dense_bytes, step.n_bytes)),
+            *("" if t is None else f"{t * MS:.3f}" for t in (step.dense_seconds, step.seconds)),
+            *([step.note] if with_notes else []),
+        )
+        for step in steps
+        if step.kernel != "torch" or step.note or not with_notes
+    )
+    return Table(columns, rows, texts=("kernel", "why"), bars=("ms torch", "ms here"))
 
 
 @torch.inference_mode(False)
@@ -129,7 +141,7 @@ def sparse(model: NetworkLike, example: Any, *, always: bool = False) -> Sparse:
     a tensor, a tuple of arguments, or a dict of keyword arguments. The model is not changed, and later changes to its
     weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. At padded tokens of an
     nn.TransformerEncoder, outputs are those that torch computes with gradients, not the zeros of its nested tensors.
-    What torch.export cannot trace is left to torch; a model that writes to its weights, buffers or inputs is refused.
+    What torch.export cannot trace is left to torch; a model that writes to its buffers or inputs is refused.
     torch also runs the network where it was faster on the example; `always=True` skips the zeros even then.
 
     Example:
@@ -149,5 +161,10 @@ def sparse(model: NetworkLike, example: Any, *, always: bool = False) -> Sparse:
             fix="give model.cpu() or model.cuda()",
         )  # fmt: skip
     check.flag("always", always)
+    args, kwargs = call_of(example)
+    with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
+        own = plain_copy(model)
+    turn_off_caches(own.modules())
+    turn_off_fused_attention(own)
     make = GpuNetwork if any(device.type == "cuda" for device in devices) else CpuNetwork
-    return Sparse(partial(make, always=always), model, *call_of(example))
+    return Sparse(make(own, always=always), args, kwargs)

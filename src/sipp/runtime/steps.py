@@ -1,32 +1,19 @@
-"""The steps of a plan: how each operation is run, and how steps are timed."""
+"""What a network is compiled to: a plan of steps, one for each operation of its graph, on the CPU or a GPU."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, memory, pytree
+from sipp.native import pytree
 from sipp.runtime.activations import BY_TORCH, NONE
-from sipp.runtime.graph import ATEN, Op, Ref
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, Graph, Op, Ref
 
-TRIALS = 3
-MOST_TRIALS, LEAST_SECONDS = 50, 0.003
-TURNS, RACE_SECONDS = 6, 0.2  # for the whole network, sparse against dense
-MOST_TIME = 0.95  # sparse is used if it takes at most this share of the dense time
-SHARED_SECONDS = 5e-5  # faster kernels run on one thread
-SHARES_PER_THREAD = 4  # so that a delayed thread holds up the others less
-
-MS = 1e3  # milliseconds in a second
-
-ATTENTION = ATEN.scaled_dot_product_attention.default
-Values = dict[int, Any]
+Values = dict[int, Any]  # by the numbers of a graph
 
 
 @dataclass(frozen=True)
@@ -34,7 +21,7 @@ class Step:
     """One operation of a plan. `run` reads and writes values; most other fields are for the table."""
 
     name: str
-    kernel: str
+    kernel: str  # "torch", or in words
     run: Callable[[Values], None]
     out: int
     keep: float | None = None  # share of weights that are not zero
@@ -44,102 +31,88 @@ class Step:
     dense_seconds: float | None = None
     note: str = ""
     held: tuple[Tensor, ...] = ()  # dense weights that it reads, perhaps shared with other steps
-    holds_weights: bool = True  # False: reads them from the values, as torch does
+    reads: tuple[int, ...] | None = None  # values it reads in later calls; None: all that its operation does
 
 
-Argument = Tensor | np.ndarray | float | int | None
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a network, and the constants that they read from the values."""
+
+    graph: Graph  # without constants
+    steps: list[Step]
+    constants: Values
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """The flat outputs, which may share memory with inputs, constants and buffers."""
+        values = self.constants | dict(zip(self.graph.inputs, inputs))
+        for step in self.steps:
+            step.run(values)
+        return [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
 
 
-def _as_number(value: Argument) -> int:
-    """An argument as generated code takes it."""
-    if isinstance(value, Tensor):
-        return memory.address(value)
-    if isinstance(value, np.ndarray):
-        return int(value.ctypes.data)
-    return machine_code.bits_of(value) if isinstance(value, float) else value or 0
+def plan_of(graph: Graph, steps: list[Step]) -> Plan:
+    """The plan of these steps; weights that they hold themselves are not kept a second time."""
+    used = {n for op, step in zip(graph.ops, steps) for n in (op.reads() if step.reads is None else step.reads)}
+    used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+    constants = {n: value for n, value in graph.constants.items() if n in used}
+    return Plan(replace(graph, constants={}), steps, constants)
 
 
-class PreparedKernel:
-    """A generated function with its arguments, which do not change between calls.
+@dataclass(frozen=True)
+class Compiled:
+    """How inputs of one kind are run: step by step, or by torch as a whole if that is faster."""
 
-    Arguments are addresses (given as tensors and arrays, None: 0), whole numbers, and real ones (as their bits). `key`
-    and the names of the arguments must decide what `emit` writes.
-    """
-
-    def __init__(
-        self, key: tuple[Any, ...], arguments: Mapping[str, Argument], n_tasks: int,
-        emit: Callable[[Any, machine_code.Arguments], None], also: Sequence[object] = (),
-    ) -> None:  # fmt: skip
-        numbers = {name: _as_number(value) for name, value in arguments.items()}
-        self._code, self._n_tasks = machine_code.generate(key, numbers, emit), n_tasks
-        self._numbers = machine_code.argument_list(self._code, numbers)
-        self._held = arguments, also  # keeps the memory at its addresses alive
-
-    def time(self, limit: float = math.inf) -> float:
-        """The time on one thread; short kernels stay on one, because starting a second would take too long."""
-        seconds = best_time(self.alone, limit=limit)
-        if seconds < SHARED_SECONDS:
-            self._n_tasks = 1
-        return seconds
-
-    def __call__(self) -> None:
-        n_threads = min(torch.get_num_threads(), self._n_tasks)
-        if n_threads > 1:
-            machine_code.run(self._code, self._numbers, min(self._n_tasks, n_threads * SHARES_PER_THREAD), n_threads)
-        else:
-            machine_code.run(self._code, self._numbers, 1, 1)
-
-    def alone(self) -> None:
-        """Runs on the calling thread only."""
-        machine_code.run(self._code, self._numbers, 1, 1)
+    steps: list[Step]  # of what was tried, without weights, if torch runs the network
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    is_dense: bool
+    how: str  # in words
+    seconds: float  # of a call
+    dense_seconds: float
+    speed: str  # in words, against torch, when it was compiled
+    one_thread_seconds: float | None = None  # of a call on one thread; None: there is only one, or torch runs it
+    chunk: int | None = None  # inputs per run of the steps; None: all at once
+    tensors: Sequence[Tensor] = ()  # that it holds; others and the model may share them
+    n_packed_bytes: int = 0  # of packed weights that are not among them
+    n_buffer_bytes: int = 0  # of activations
 
 
-def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:
-    """The shortest of a few runs in seconds of CPU time; short functions are run more often.
-
-    Uses one thread and counts only its own CPU time, so other programs hardly disturb it. Stops after a run that takes
-    more than `limit`.
-    """
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        best, spent, n_runs = math.inf, 0.0, 0
-        while n_runs <= trials or (spent < LEAST_SECONDS and n_runs < MOST_TRIALS):
-            start = time.thread_time()
-            function()
-            seconds = time.thread_time() - start
-            best, spent, n_runs = min(best, seconds), spent + seconds, n_runs + 1
-            if best > limit:
-                break
-    finally:
-        torch.set_num_threads(n_threads)
-    return best
+def left_to_torch(run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float) -> Compiled:
+    """A network of which no step is known: torch runs it as it is called."""
+    return Compiled([], run, True, how, seconds, seconds, "run by torch: nothing gained")
 
 
-def dense_time(function: Callable[[], object], trials: int = TRIALS) -> float:
-    """The time of torch's dense implementation, which every sparse one must beat."""
-    return best_time(function, trials)
+def without_weights(steps: list[Step]) -> list[Step]:
+    """The steps of a network that torch runs as a whole: they can be printed but not run."""
 
+    def run(values: Values) -> None:
+        raise AssertionError("torch runs this network")
 
-def is_enough_faster(seconds: float, dense_seconds: float) -> bool:
-    """Whether something sparse, a layer or a network, is enough faster than torch's dense one to be used."""
-    return seconds <= MOST_TIME * dense_seconds
-
-
-def race(fast: Callable[[], object], dense: Callable[[], object]) -> tuple[list[float], list[float]]:
-    """Wall times of both on all of torch's threads, in alternation, so that noise affects both alike."""
-    times: tuple[list[float], list[float]] = ([], [])
-    while len(times[0]) < TURNS or (sum(map(sum, times)) < RACE_SECONDS and len(times[0]) < MOST_TRIALS):
-        for taken, function in zip(times, (fast, dense)):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
-    return times
+    return [replace(step, run=run, held=()) for step in steps]
 
 
 def kept_share(weight: Tensor) -> float:
     """The share of weights that are not zero."""
     return float((weight != 0).sum()) / max(1, weight.numel())
+
+
+def constant_weights(op: Op, constants: Values) -> list[Tensor] | None:
+    """The weight of a product and its bias, if it has one; None if they are not constants, or it has other options."""
+    refs = [ref for ref in op.args[1:3] if ref is not None]
+    if op.kwargs or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
+        return None
+    return [constants[ref.value] for ref in refs]
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Evaluates operations on constants alone, except random ones, and makes their results constants."""
+    constants, ops = dict(graph.constants), []
+    for op in graph.ops:
+        is_drawn = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
+        if not is_drawn and op.target not in (CONV, LINEAR) and all(n in constants for n in op.reads()):
+            torch_step(op).run(constants)
+        else:
+            ops.append(op)
+    return replace(graph, ops=ops, constants=constants)
 
 
 def arguments_of(values: Values, template: Any) -> Any:
@@ -157,32 +130,20 @@ def apply_epilogue(values: Values, op: Op, result: Tensor) -> Tensor:
 def torch_step(op: Op, note: str = "") -> Step:
     """The operation as torch runs it."""
     is_view = op.target in (ATEN.view.default, ATEN._unsafe_view.default)
-    target = ATEN.reshape.default if is_view else op.target  # any strides
-    if op.target is ATTENTION:
-        target = _attention
-    if op.target is ATEN.view_as_complex.default:
-        target = _complex
+    target: Any = ATEN.reshape.default if is_view else op.target  # any strides
+    target = {ATTENTION: _attention, ATEN.view_as_complex.default: _complex}.get(op.target, target)
     flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
     inside = pytree.tree_leaves([arg for arg in op.args if isinstance(arg, (list, tuple, dict))])
     is_flat = not op.kwargs and not any(isinstance(leaf, Ref) for leaf in inside)
 
     def run_step(values: Values) -> None:
-        if is_flat:
+        if is_flat:  # most operations: this is faster
             result = target(*[arg if n is None else values[n] for arg, n in zip(op.args, flat)])
         else:
             result = target(*arguments_of(values, op.args), **arguments_of(values, op.kwargs))
         values[op.out] = result if op.addend is None and op.act == NONE else apply_epilogue(values, op, result)
 
-    return Step(op.name, "torch", run_step, op.out, note=note, holds_weights=False)
-
-
-def without_weights(steps: list[Step]) -> list[Step]:
-    """The steps of a network that torch runs as a whole: they can be printed but not run."""
-
-    def run(values: Values) -> None:
-        raise AssertionError("torch runs this network")
-
-    return [replace(step, run=run, held=()) for step in steps]
+    return Step(op.name, "torch", run_step, op.out, note=note)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> Tensor:

@@ -18,7 +18,8 @@ import numpy as np
 
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
-from sipp.runtime.loop import Watch, tasks
+from sipp.runtime.buffers import Operand
+from sipp.runtime.kernel import Watch, tasks
 
 LONGEST = 2**16 - 1  # largest step between two weights
 MOST_VECTORS = 16 if processor.WIDE else 10  # per tile: their sums must fit in registers
@@ -88,15 +89,6 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Plane:
-    """The layout of one channel: its origin, and the strides (floats) between output rows and output pixels."""
-
-    origin: int
-    row: int
-    pixel: int
-
-
-@dataclass(frozen=True)
 class Tiling:
     """An output divided into strips: their tile, and where each starts (bytes in x, out, addend)."""
 
@@ -106,28 +98,28 @@ class Tiling:
 
 
 def tilings(
-    height: int, width: int, n: int, x: Plane, out: Plane, addend: Plane | None, act: str, is_shrunk: bool,
+    height: int, width: int, x: Operand, out: Operand, addend: Operand | None, act: str, is_shrunk: bool,
     rounds: Callable[[int, int], list[int]],
 ) -> list[Tiling]:  # fmt: skip
-    """The tilings worth timing, for n points. Pixels of `out` and `addend` are adjacent, those of x need not be.
+    """The tilings worth timing. Pixels of `out` and `addend` are adjacent, those of x need not be.
 
     `rounds(n_rows, n_floats)` returns the numbers of rounds to try for tiles of that size.
     """
+    n = x.n
     is_line = x.pixel == n
     lanes = _lanes(n, width * n if is_line else n)
     n_wide, n_high = _shape(width * n // lanes, height, 1 if is_line else n // lanes)
-    planes = (x, out, addend or out)
-    in_x, in_out, in_addend = (_distances(plane, n_high, n_wide, lanes, n) for plane in planes)
+    operands = (x, out, addend or out)
+    in_x, in_out, in_addend = (_distances(operand, n_high, n_wide, lanes) for operand in operands)
     strips = [
-        [vector.FLOAT_BYTES * (p.origin + row * p.row + _column(p, start, n)) for p in planes]
+        [vector.FLOAT_BYTES * (one.origin + row * one.line + _column(one, start)) for one in operands]
         for row in _starts(height, n_high)
         for start in _starts(width * n, n_wide * lanes)
     ]
     overlaps = height % n_high or (width * n) % (n_wide * lanes)
     return [
         Tiling(
-            Tile(lanes, in_x, in_out, None if addend is None else in_addend, n * vector.FLOAT_BYTES, act, k > 1,
-                 is_shrunk),
+            Tile(lanes, in_x, in_out, None if addend is None else in_addend, n * vector.FLOAT_BYTES, act, k > 1, is_shrunk),
             np.array(strips, np.int64), k,
         )
         for k in rounds(n_high, n_wide * lanes) if k == 1 or not overlaps  # else threads would add to the same sums
@@ -155,17 +147,16 @@ def _shape(n_vectors: int, height: int, per_pixel: int) -> tuple[int, int]:
     return n_vectors, -(-height // -(-height // n_high))
 
 
-def _distances(plane: Plane, n_high: int, n_wide: int, lanes: int, n: int) -> tuple[int, ...]:
-    return tuple(
-        vector.FLOAT_BYTES * (i * plane.row + _column(plane, j * lanes, n))
-        for i in range(n_high)
-        for j in range(n_wide)
-    )
+def _distances(operand: Operand, n_high: int, n_wide: int, lanes: int) -> tuple[int, ...]:
+    """The vectors of a tile, in bytes from its first."""
+    places = [i * operand.line + _column(operand, j * lanes) for i in range(n_high) for j in range(n_wide)]
+    return tuple(vector.FLOAT_BYTES * place for place in places)
 
 
-def _column(plane: Plane, position: int, n: int) -> int:
+def _column(operand: Operand, position: int) -> int:
     """The offset of a position (pixel x n + point) within a row."""
-    return position if plane.pixel == n else position // n * plane.pixel + position % n
+    n = operand.n
+    return position if operand.pixel == n else position // n * operand.pixel + position % n
 
 
 def _starts(length: int, size: int) -> list[int]:

@@ -9,15 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from sipp.native import machine_code, memory, processor, vector
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
-from sipp.runtime.buffers import Arena, token_buffer
-from sipp.runtime.layers import Layer, dense_step, faster_step
-from sipp.runtime.loop import tasks
-from sipp.runtime.operands import filled_run, fills_of, token_addend, token_input
-from sipp.runtime.steps import PreparedKernel, Step, Values
+from sipp.runtime.kernel import tasks
 
 MOST_COLUMNS = processor.LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if processor.WIDE else "llvm.x86.avx2.permps" if processor.HAS_AVX2 else None
@@ -70,48 +65,7 @@ def pack_windows(weight: np.ndarray) -> Windows:
     return Windows(ends, values, places, windows)
 
 
-def vector_step(layer: Layer, weight: Tensor, values: Values, arena: Arena) -> Step:
-    """The step of a linear layer on one token."""
-    op, x = layer.op, values[layer.op.args[0].value]
-    source, strides = token_input(op.args[0].value, x, arena)
-    out = arena.add(token_buffer(1, len(weight)))
-    addend = None
-    if op.addend is not None:
-        addend = token_addend(op.addend, values[op.addend], strides, len(weight), arena)
-    packed = pack_windows(weight.numpy())
-    arguments = {
-        "x": source.data,
-        "out": out.data_CHWN,
-        "addend": None if addend is None else addend.data,
-        "bias": padded(layer.bias, len(weight)),
-        **packed.arguments,
-        "shrunk": op.shrunk,
-        "flag": arena.flag.cell,
-    }
-    form = (op.act, addend is not None, op.shrunk > 1)
-    kernel = PreparedKernel(("vector", *form), arguments, len(packed.ends) - 1, lambda b, args: _emit(b, args, *form))
-    fills = fills_of(source, addend)
-    run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    for fill in fills:
-        fill(values)
-    seconds = kernel.time()
-    dense = dense_step(layer, weight, values)
-    sparse = Step(
-        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, packed.n_bytes,
-        weight.nbytes, seconds, dense.dense_seconds,
-    )  # fmt: skip
-    return faster_step(sparse, dense, values)
-
-
-def padded(bias: Tensor | None, n_rows: int) -> Tensor:
-    """The bias (or zeros), padded to whole groups of rows."""
-    padded = memory.zeros(-(-n_rows // processor.LANES) * processor.LANES)
-    if bias is not None:
-        padded[:n_rows] = bias
-    return padded
-
-
-def _emit(b: Any, args: machine_code.Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
+def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
     with tasks(b, args, args.number("n_groups"), processor.LANES) as (group, watch):
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, vector.I64(processor.LANES))

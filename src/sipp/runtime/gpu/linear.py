@@ -21,7 +21,7 @@ from sipp.native import two_of_four
 from sipp.results import numerics
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
-from sipp.runtime.steps import is_enough_faster
+from sipp.runtime.timing import is_enough_faster
 
 MOST_TOKENS = 16  # up to this many are few
 # threads per row, warps per program, pairs of blocks prefetched

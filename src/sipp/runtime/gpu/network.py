@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from sipp.native import pytree
-from sipp.runtime.examples import check_wrote_nothing, cloned_results, numeric_pairs, output_difference, try_example
+from sipp.runtime.examples import cloned_results, numeric_pairs, output_difference, try_example
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
-from sipp.runtime.graph import Graph, Untraceable, depends_on_layout, trace_unfused
-from sipp.runtime.plan_cache import Compiled, PlanCache, left_to_torch
-from sipp.runtime.steps import MS, Step, is_enough_faster, without_weights
+from sipp.runtime.graph import Graph, Untraceable, trace_unfused
+from sipp.runtime.steps import Compiled, Step, left_to_torch, without_weights
+from sipp.runtime.timing import MS, is_enough_faster
 
 DEVICE = "cuda"
 BY_STEPS, RECORDED = "as above, recorded", "torch runs all of it, recorded"
@@ -30,23 +30,20 @@ class GpuNetwork:
     processor, timed = "GPU", "steps were timed kernel by kernel, the network as a whole call"
     n_packed_bytes = 0
 
-    def __init__(self, model: nn.Module, plans: PlanCache, *, always: bool) -> None:
-        self.kind, self._model, self._always = DEVICE, model, always
+    def __init__(self, model: nn.Module, *, always: bool) -> None:
+        self.kind, self.model, self._always = DEVICE, model, always
         self._tensor = (*model.parameters(), *model.buffers())[0]  # gives the GPU to use
-
-    def pack(self) -> None:
-        """Leaves the weights for other input shapes."""
 
     def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad(), torch.cuda.device_of(self._tensor):
-            return cloned_results(self._model(*args, **kwargs))
+            return cloned_results(self.model(*args, **kwargs))
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """Times the steps against torch, recorded and as called; the steps must be 5 % faster."""
         with torch.no_grad(), torch.cuda.device_of(self._tensor):
-            check_wrote_nothing(try_example(self._model, args, kwargs, where=where, device=DEVICE), self._model)
+            try_example(self.model, args, kwargs, where=where, device=DEVICE)
             try:
-                graph = trace_unfused(self._model, args, kwargs)
+                graph = trace_unfused(self.model, args, kwargs)
             except Untraceable as error:  # nor is it recorded: it may depend on values
                 (seconds,) = recording.race([partial(self.run_dense, args, kwargs)])
                 how = f"{AS_CALLED} ({error.what}); {seconds * MS:.3f} ms per call"
@@ -60,7 +57,7 @@ class GpuNetwork:
         def dense(leaves: list[Any]) -> Any:
             own_args, own_kwargs = pytree.tree_unflatten(leaves, spec)
             with torch.autocast(DEVICE, dtype=cast, enabled=cast is not None, cache_enabled=False):
-                return self._model(*own_args, **own_kwargs)
+                return self.model(*own_args, **own_kwargs)
 
         runners, steps, why = _runners(graph, dense, inputs)
         times = dict(zip(runners, recording.race([partial(run, inputs) for run in runners.values()])))
@@ -100,8 +97,6 @@ def _runners(graph: Graph, dense: Runner, inputs: list[Any]) -> tuple[dict[str, 
     steps: list[Step] = []
     try:
         runners[RECORDED] = recording.Recorded(dense, inputs)
-        if depends_on_layout(graph):
-            return runners, steps, "an operation takes values as they lie in memory"
         plan = make_plan(graph, inputs)
         steps = plan.steps
         if not any(step.held for step in steps):

@@ -27,9 +27,7 @@ from sipp.runtime.gpu.linear import (
     why_wrong,
 )
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op
-from sipp.runtime.layers import constant_weights
-from sipp.runtime.plan import Plan, fold_constants, plan_of
-from sipp.runtime.steps import Step, Values, kept_share, torch_step
+from sipp.runtime.steps import Plan, Step, Values, constant_weights, fold_constants, kept_share, plan_of, torch_step
 
 LEAST_WEIGHTS = 1 << 16  # smaller layers take no longer than their launch
 KEEP_BINS = 50  # similar layers whose kept share agrees to 1/50 are timed only once
@@ -175,9 +173,9 @@ def _sparse_steps(layers: JoinedLayers, kernel: LinearKernel, choice: KernelChoi
 
     step = Step(
         first.name, kernel.name, run_step, first.out, kept_share(layers.weight), kernel.n_bytes, layers.weight.nbytes,
-        choice.seconds, choice.dense_seconds, held=kernel.tensors,
+        choice.seconds, choice.dense_seconds, held=kernel.tensors, reads=(first.args[0].value,),
     )  # fmt: skip
-    return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out) for op in others)]
+    return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out, reads=()) for op in others)]
 
 
 def copies_to_time(n_layers: int, n_cache_bytes: int, n_bytes: int) -> int:

@@ -1,41 +1,81 @@
-"""Max and average pooling, as loops over output positions and the inputs each one reads."""
+"""Images that are pooled, concatenated or padded with zeros, from buffer to buffer.
+
+Max and average pooling are loops over output positions and the inputs that each one reads.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sipp.native import machine_code, processor, vector
-from sipp.runtime.buffers import Arena, Buffer
-from sipp.runtime.graph import ATEN, Op
-from sipp.runtime.layers import pair
-from sipp.runtime.operands import filled_run
-from sipp.runtime.steps import Argument, PreparedKernel, Step, Values
+from sipp.runtime.buffers import Buffer, Work, filled_run, image_buffer
+from sipp.runtime.graph import ATEN, Op, Ref
+from sipp.runtime.kernel import Argument, PreparedKernel
+from sipp.runtime.products import pair
+from sipp.runtime.steps import Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
 POOLS = (MAX, AVERAGE, ADAPTIVE)
-
-
+CAT, PAD = ATEN.cat.default, ATEN.pad.default
 TABLE_NUMBERS = 4  # per position: its offset in out (bytes), first and last tap, factor of the sum (as bits)
 
 
-def pool_step(op: Op, values: Values, arena: Arena, border: tuple[int, int]) -> Step | None:
+def pool_step(op: Op, work: Work) -> Step | None:
     """The step for a pooling whose input is in a buffer; None to leave it to torch."""
-    x = values[op.args[0].value]
-    source = arena.image_of(x)
+    x = work.input(op)
+    source = work.arena.image_of(x)
     windows = None if source is None else _windows(op, x)
     if source is None or windows is None:
         return None
     rows, columns = windows
     if not all(len(taps) for line in windows for taps in line[0]):
         return None
-    out = arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), border)
+    out = work.arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), work.border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
     run_step = filled_run([], kernel, op.out, out.inner)
-    run_step(values)
     return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", run_step, op.out)
+
+
+def copies_step(op: Op, work: Work) -> Step | None:
+    """The step for concatenating channels or padding with zeros, as copies; None to leave it to torch."""
+    refs = op.args[0] if op.target is CAT else op.args[:1]
+    parts = [work.values[ref.value] for ref in refs if isinstance(ref, Ref)]
+    is_float = all(x.ndim == 4 and x.dtype == torch.float32 for x in parts)
+    if len(parts) < len(refs) or not is_float or all(work.arena.buffer_of(x) is None for x in parts):
+        return None
+    (n, channels, height, width), starts = parts[0].shape, [(0, 0, 0)]
+    if op.target is CAT:
+        if op.args[1:] not in ((1,), (-3,)):
+            return None
+        for x in parts:
+            starts.append((starts[-1][0] + x.shape[1], 0, 0))
+        channels = starts[-1][0]
+    else:
+        pads = [*op.args[1], *(0,) * 6]
+        if any(pads[6:]) or min(pads) < 0 or op.args[2:] not in ((), ("constant",), ("constant", 0.0)):
+            return None
+        left, right, top, bottom, front, back = pads[:6]
+        channels, height, width = channels + front + back, height + top + bottom, width + left + right
+        starts = [(front, top, left)]
+    out = work.arena.add(image_buffer(n, channels, height, width, work.border))  # not reused: the zeros have to stay
+    targets = [
+        (ref.value, out.inner[:, c : c + x.shape[1], h : h + x.shape[2], w : w + x.shape[3]])
+        for ref, x, (c, h, w) in zip(refs, parts, starts)
+    ]
+
+    def run_step(current: Values) -> None:
+        for number, target in targets:
+            target.copy_(current[number])
+        current[op.out] = out.inner
+
+    return Step(op.name, "copies", run_step, op.out)
+
+
+# --- Pooling ----------------------------------------------------------------------------------------------------------
 
 
 _Windows = tuple[list[range], list[int]]  # per output row (or column): the input rows, and how many count

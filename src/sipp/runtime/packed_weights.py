@@ -1,7 +1,4 @@
-"""Stores the model's own weights while a plan runs: packed, or in the memory format that is fastest for torch.
-
-Packed weights are stored as nonzero values and one bit per weight.
-"""
+"""Stores the model's own weights without their zeros while plans run: as values, and one bit per weight."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from torch import Tensor, nn
 
 from sipp.native import memory
 
-Strides = dict[str, tuple[int, ...]]  # of parameters, by name
 MOST_KEPT = 0.9  # parameters with more nonzeros are not packed
 
 
@@ -56,32 +52,3 @@ def unpack_parameters(model: nn.Module, packed: dict[str, PackedParameter]) -> N
             weight.view(-1)[is_kept] = kept.values
             parameter.data = weight
             del packed[name]  # not earlier: the allocation above may fail
-
-
-def conv_strides(model: nn.Module) -> Strides:
-    """The strides of convolution weights that are contiguous or channels-last."""
-    formats = (torch.contiguous_format, torch.channels_last)
-    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 4}
-    return {
-        name: weight.stride()
-        for name, weight in weights.items()
-        if any(weight.is_contiguous(memory_format=form) for form in formats)
-    }
-
-
-def other_formats(model: nn.Module, current: Strides) -> list[Strides]:
-    """The strides of the same weights, all contiguous or all channels-last, where that differs from now."""
-    weights = {name: torch.empty_like(weight, device="meta") for name, weight in model.named_parameters()}
-    choices = [
-        {name: weights[name].contiguous(memory_format=form).stride() for name in current}
-        for form in (torch.contiguous_format, torch.channels_last)
-    ]
-    return [strides for strides in choices if strides != current]
-
-
-def set_strides(model: nn.Module, strides: Strides) -> None:
-    """Copies these parameters into memory with these strides, if they have others."""
-    for name, parameter in model.named_parameters():
-        if name in strides and parameter.stride() != strides[name]:
-            moved = torch.empty_strided(parameter.shape, strides[name], dtype=parameter.dtype, device="cpu")
-            parameter.data = moved.copy_(parameter.detach())

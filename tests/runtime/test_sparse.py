@@ -1,0 +1,564 @@
+"""`sipp.sparse` on the CPU against torch: the kinds of layer people have, and what callers do with the result.
+
+`test_search.py` has random networks, `test_numbers.py` the ends of float32.
+"""
+
+import copy
+import math
+import pickle
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from fresh_process import run_python
+from runtime.nets import Net, is_close, kernels, thin
+from torch import nn
+
+import sipp
+from sipp.errors import DataError, ModelError
+from sipp.runtime import chunks, cpu_network, examples, plan, sparse_network, timing
+from sipp_lab.nets import build
+
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+class Block(nn.Module):
+    """Convolution, norm, activation, then a residual or a concatenation."""
+
+    def __init__(self, channels, join):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.join = join
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.conv(x)))
+        return x + y if self.join == "add" else torch.cat((x, y), 1)
+
+
+def small():
+    return nn.Sequential(
+        Block(3, "cat"), nn.Conv2d(6, 8, 3, 2), Block(8, "add"),
+        nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["resnet20", "densenet22", "lenet-5"])
+def test_known_networks(never_dense, name):
+    torch.manual_seed(0)
+    net = thin(build(name), 0.1)
+    x = torch.randn(3, *((1, 28, 28) if name == "lenet-5" else (3, 32, 32)))
+    assert is_close(sipp.sparse(net, x)(x), net(x))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(24, 3, 40, batch_first=True, activation="gelu", norm_first=True)
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 24), (1, 5, 24), (3, 1, 24), (2, 16, 24)])
+def test_transformer(never_dense, shape):
+    net = thin(Attention(), 0.3)
+    x = torch.randn(shape)
+    fast = sipp.sparse(net, x)
+    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
+    assert is_close(fast(x), net(x))
+
+
+class Heads(nn.Module):
+    """Attention as most people write it, with or without a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x, mask=None):
+        q, k, v = (f(x).unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "kind"), [*((n, "none") for n in (8, 16, 32, 48, 5)), *((n, "bool") for n in (8, 48, 5)),
+                           (16, "float"), (48, "float"), (32, "dead"), (5, "dead")],
+)  # fmt: skip
+def test_attention(never_dense, n_tokens, kind):
+    net = thin(Heads(), 0.5)
+    x = torch.randn(3, n_tokens, 16)
+    mask = torch.rand(3, 1, 1, n_tokens) < 0.7
+    mask[..., 0] = True
+    if kind == "float":
+        mask = torch.randn(n_tokens, n_tokens)
+    if kind == "dead":
+        mask[1] = False
+    given = (x,) if kind == "none" else (x, mask)
+    fast = sipp.sparse(net, given)
+    assert ("attention of tokens" in kernels(fast)) == (n_tokens != 5)
+    assert is_close(fast(*given), net(*given))
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}])
+def test_lstm_outputs_and_states(never_dense, options):
+    net = thin(nn.LSTM(5, 12, **options), 0.4)
+    x = torch.randn(4, 3, 5)
+    states = tuple(torch.randn(2 * 2 if options.get("bidirectional") else 1, 4 if options.get("batch_first") else 3, 12)
+                   for _ in range(2))  # fmt: skip
+    fast = sipp.sparse(net, (x, states))
+    (out, (h, c)), (want, (want_h, want_c)) = fast(x, states), net(x, states)
+    assert is_close(out, want) and is_close(h, want_h) and is_close(c, want_c)
+
+
+def shifted(shape, product, last):
+    """A product plus something of another shape."""
+    return thin(
+        Net(lambda p, q, shift, x: q((p(x) + shift).relu()), product, last, nn.Parameter(torch.randn(shape))), 0.4
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (1, 6), (5, 6), (1, 5, 6), (3, 1, 6), (3, 5, 1), (2, 3, 5, 6)])
+def test_a_broadcast_sum_equals_torch(shape, never_dense):
+    net, x = shifted(shape, nn.Linear(8, 6), nn.Linear(6, 6)), torch.randn(3, 5, 8)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and fast(x).shape == net(x).shape
+    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
+
+
+@pytest.mark.parametrize("shape", [(), (6, 1, 1), (1, 6, 1, 1), (6, 7, 7), (1, 1, 7, 7), (1, 6, 7, 1)])
+def test_a_broadcast_sum_of_images_equals_torch(shape, never_dense):
+    net = shifted(shape, nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, 6, 1))
+    x = torch.randn(3, 4, 7, 7)
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x)) and any(kernel.startswith("sparse") for kernel in kernels(fast))
+
+
+def test_points_a_few_at_a_time(never_dense, monkeypatch):
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 2_000)
+    net = thin(small(), 0.3)
+    x = torch.randn(48, 3, 8, 8)
+    fast = sipp.sparse(net, x)
+    assert fast.latest.chunk == 16
+    assert is_close(fast(x), net(x))
+
+
+class MixesPoints(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y - y.mean(0, keepdim=True)
+
+
+def test_points_that_mix_are_run_at_once(never_dense, monkeypatch):
+    monkeypatch.setattr(chunks, "NEAR_CACHE", 2_000)
+    x = torch.randn(48, 3, 8, 8)
+    net = MixesPoints().eval()
+    fast = sipp.sparse(net, x)
+    assert fast.latest.chunk is None
+    assert is_close(fast(x), net(x))
+
+
+def test_a_plan_that_gives_something_else_does_not_run_the_network(never_dense, monkeypatch):
+    monkeypatch.setattr(cpu_network, "rounding_tolerance", examples.rounding_tolerance)
+    net, x = thin(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)), 0.4), torch.randn(8, 12)
+    assert not sipp.sparse(net, x).latest.is_dense
+    real = plan.CpuPlan.run
+    monkeypatch.setattr(plan.CpuPlan, "run", lambda *given: [1.01 * y for y in real(*given)])
+    fast = sipp.sparse(net, x)
+    assert fast.latest.is_dense and "the steps gave other outputs" in str(fast)
+    assert torch.equal(fast(x), net(x))
+
+
+def test_always_skips_the_zeros_even_where_torch_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1.0], [0.5]))
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(16, 64)
+    assert sipp.sparse(model, x).latest.is_dense
+    fast = sipp.sparse(model, x, always=True)
+    assert not fast.latest.is_dense
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_dense_where_dense_is_faster(always_dense):
+    net = build("lenet-5").eval()
+    x = torch.randn(2, 1, 28, 28)
+    fast = sipp.sparse(net, x)
+    assert fast.latest.is_dense and "torch runs all of it" in str(fast)
+    assert "dense" in kernels(fast)
+    assert torch.equal(fast(x), net(x))
+
+
+def test_a_plan_of_dense_layers(always_dense, monkeypatch):
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1e-3], [math.inf]))
+    net = build("lenet-5").eval()
+    x = torch.randn(2, 1, 28, 28)
+    fast = sipp.sparse(net, x)
+    assert "dense" in kernels(fast) and not fast.latest.is_dense
+    assert is_close(fast(x), net(x))
+
+
+def test_a_warning_says_when_more_threads_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([0.5], [1.0]))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(16, 64)
+    with pytest.warns(UserWarning, match="2 threads took .* and one took"):
+        fast = sipp.sparse(model, x)
+    assert fast.latest.one_thread_seconds is not None and "one thread" in str(fast)
+
+
+def test_the_table_gives_the_speed_with_its_spread(never_dense, monkeypatch):
+    net, x = thin(nn.Linear(64, 64), 0.1), torch.randn(4, 64)
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1.0] * 10, [2.0] * 10))
+    assert "2.0 x faster (2.0 to 2.0)" in str(sipp.sparse(net, x)) and "x faster" in repr(sipp.sparse(net, x))
+    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1.0, 4.0] * 5, [20.0, 1.2] * 5))
+    assert "timings vary too much here to tell" in " ".join(str(sipp.sparse(net, x)).split())
+
+
+class Unusual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv1d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x, *, scale):
+        y = torch.cumsum(self.conv(x), 2).transpose(1, 2)
+        return {"out": self.linear(y) * scale, "sums": [y.sum(1), 3]}
+
+
+def test_what_is_not_known_is_left_to_torch_and_listed(never_dense):
+    net = thin(Unusual(), 0.5)
+    x, scale = torch.randn(5, 3, 9), torch.tensor(2.0)
+    fast = sipp.sparse(net, {"x": x, "scale": scale})
+    given, wanted = fast(x=x, scale=scale), net(x, scale=scale)
+    assert is_close(given["out"], wanted["out"]) and is_close(given["sums"][0], wanted["sums"][0])
+    assert given["sums"][1] == 3
+    assert "left to torch:   conv1d, cumsum" in str(fast)
+
+
+@dataclass
+class Results:
+    first: torch.Tensor
+    name: str
+
+
+UNTRACED = {
+    "branches": lambda layer, x: layer(x) if x.sum() > 0 else -layer(x),
+    "a dataclass": lambda layer, x: Results(layer(x), "first"),
+    "numpy": lambda layer, x: layer(torch.from_numpy(x.numpy() + 1)),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_what_cannot_be_traced_is_left_to_torch(never_dense, name, capfd):
+    torch.manual_seed(0)
+    net, x = thin(Net(UNTRACED[name], nn.Linear(6, 4)), 0.5), torch.randn(5, 6)
+    fast = sipp.sparse(net, x)
+    for given in (x, -x, x[:3], -x[:3]):
+        found, wanted = fast(given), net(given)
+        if isinstance(wanted, Results):
+            assert found.name == wanted.name
+            found, wanted = found.first, wanted.first
+        assert is_close(found, wanted) and not found.requires_grad
+        assert fast.latest.is_dense and fast.latest.how.startswith("torch runs all of it: torch.export cannot trace it")
+    assert "cannot trace it" in str(fast) and "left to torch:   everything" in str(fast)
+    assert capfd.readouterr().err == ""
+
+
+def subtracts(layer, x):
+    x -= 0.5
+    return layer(x)
+
+
+def counts(norm, x):
+    norm.num_batches_tracked += 1
+    return norm(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "what"),
+    [
+        (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)), torch.randn(2, 4), "changes input"),
+        (Net(subtracts, nn.Linear(4, 4)), torch.randn(2, 4), "changes given_0"),
+        (nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), torch.tensor([1]), r"changes 0\.weight"),
+        (Net(counts, nn.BatchNorm1d(4)), torch.randn(2, 4), r"changes inner\.0\.num_batches_tracked"),
+    ],
+)
+def test_what_writes_to_its_tensors_or_inputs_is_refused_at_once(net, x, what):
+    before, state = x.clone(), copy.deepcopy(net.state_dict())
+    with pytest.raises(ModelError, match=what):
+        sipp.sparse(net.eval(), x)
+    assert torch.equal(x, before) and all(torch.equal(state[name], value) for name, value in net.state_dict().items())
+
+
+def test_other_dtypes_are_left_to_torch(never_dense):
+    net = thin(small(), 0.3).double()
+    x = torch.randn(8, 3, 8, 8, dtype=torch.float64)
+    fast = sipp.sparse(net, x)
+    assert not any(kernel.startswith("sparse") for kernel in kernels(fast))
+    assert not fast.latest.is_dense
+    assert fast(x).dtype == torch.float64 and is_close(fast(x), net(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_half_precision_norms_run_in_torch(dtype, is_mixed, never_dense):
+    """Their parameters may be float32, and torch computes them in it: far from 0 nothing of that is lost."""
+    conv, norms = thin(nn.Conv2d(3, 8, 3), 0.5), (nn.BatchNorm2d(3), nn.BatchNorm2d(8))
+    norms[0].running_mean.fill_(100.0)
+    norms[0].running_var.fill_(0.01)
+    net = nn.Sequential(nn.ReLU(), norms[0], conv, norms[1]).eval().to(dtype)
+    if is_mixed:
+        for norm in norms:
+            norm.float()
+    x = 100 + torch.randint(-1, 2, (8, 3, 8, 8)).to(dtype)
+    found, wanted = sipp.sparse(net, x)(x), net(x)
+    assert found.dtype == dtype and is_close(found.float(), wanted.float())
+
+
+def test_memory_falls_with_the_zeros(never_dense):
+    x = torch.randn(16, 256)
+    sizes = [sipp.sparse(thin(nn.Linear(256, 512), keep), x).n_bytes for keep in (0.5, 0.1, 0.02)]
+    assert sizes[0] > 3 * sizes[1] > 6 * sizes[2]
+    assert sizes[1] < 512 * 256 * 4 / 3
+
+
+def test_sparse_works_as_the_first_call_of_a_program():
+    code = (
+        "import torch, sipp; net = torch.nn.Linear(64, 64); net.weight.data[:, 3:] = 0; x = torch.ones(1, 64); "
+        "from sipp.runtime import timing; timing.dense_time = lambda *_: 1e9; timing.race = lambda *_: ([1.0], [2.0]); "
+        "fast = sipp.sparse(net, x); assert fast.steps[0].kernel.startswith('sparse'), fast.steps; "
+        "assert (fast(x) - net(x)).abs().max() < 1e-5"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(8, 6)
+
+    def forward(self, left=None, right=None, scale=1):
+        parts = [layer(x) for layer, x in ((self.a, left), (self.b, right)) if x is not None]
+        return (parts[0] if len(parts) == 1 else parts[0] + parts[1].neg()) * scale
+
+
+def test_named_arguments_come_in_any_order(never_dense):
+    net, left, right = thin(Two(), 0.4), torch.randn(3, 8), torch.randn(3, 8)
+    fast = sipp.sparse(net, {"right": right, "left": left})
+    wanted = net(left, right)
+    for given in (fast(right=right, left=left), fast(left=left, right=right), fast(left, right=right)):
+        assert is_close(given, wanted)
+    assert is_close(fast(left=left), net(left=left)) and is_close(fast(right=left), net(right=left))
+    assert is_close(fast(left=left, scale=2), net(left=left, scale=2))
+    assert is_close(fast(left=left, scale=True), net(left=left, scale=True))  # 1 == True == 1.0
+
+
+def test_an_example_that_holds_one_tensor_twice(never_dense, tmp_path):
+    """torch.export takes one tensor in two places for one input."""
+    net, x, y = (
+        thin(Net(lambda a, b, x, y: a(x) - b(y), nn.Linear(8, 6), nn.Linear(8, 6)), 0.4),
+        torch.randn(5, 8),
+        torch.randn(5, 8),
+    )
+    fast = sipp.sparse(net, (x, x))
+    assert is_close(fast(x, y), net(x, y)) and is_close(fast(x, x), net(x, x))
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    made = sipp.export(net, tmp_path / "net.onnx", (x, x))
+    session = onnxruntime.InferenceSession(made.path, providers=["CPUExecutionProvider"])
+    named = {slot.name: given.numpy() for slot, given in zip(session.get_inputs(), (x, y), strict=True)}
+    assert is_close(torch.from_numpy(session.run(None, named)[0]), net(x, y))
+
+
+@pytest.mark.parametrize("is_made_inside", [False, True])
+def test_autocast_is_what_it_is_in_each_call(never_dense, is_made_inside):
+    net, x = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3), torch.randn(5, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_made_inside):
+        fast = sipp.sparse(net, x)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            found, wanted = fast(x), net(x)
+        assert found.dtype == wanted.dtype == torch.bfloat16
+        assert torch.allclose(found.float(), wanted.float(), atol=0.02)
+        assert fast(x).dtype == torch.float32 and is_close(fast(x), net(x))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_is_compiled_is_shared_and_not_copied(never_dense, copied):
+    """A shallow copy would empty the weights that the other one reads."""
+    fast = sipp.sparse(thin(nn.Linear(8, 6), 0.4), torch.randn(5, 8))
+    with pytest.raises(ModelError, match=r"call sipp\.sparse"):
+        copied(fast)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (torch.randn(5, 7), "float32 5 x 7.*give inputs of the shape"),
+        (torch.ones(5, 8, dtype=torch.int64), "its parameters are float32"),
+        (torch.empty(5, 8, device="meta"), "on meta; give it on the CPU"),
+        (torch.ones(5, 8).to_sparse(), "sparse tensor; give a dense one"),
+        (None, "NoneType"),
+    ],
+)
+def test_an_input_that_the_model_does_not_take_is_named(never_dense, bad, words):
+    net, x = thin(nn.Linear(8, 6), 0.4), torch.randn(5, 8)
+    fast = sipp.sparse(net, x)
+    n_bytes = fast.n_bytes
+    with pytest.raises(DataError, match=words):
+        fast(bad)
+    assert fast.n_bytes == n_bytes and is_close(fast(x), net(x))
+    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
+
+
+def images(n):
+    return torch.randn(n, 3, 8, 8)
+
+
+def net(keep, stem=1.0):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
+    thin(layers[0], stem)
+    return thin(layers[1:], keep) and layers.eval()
+
+
+def check(fast, model, x):
+    with torch.no_grad():
+        wanted = model(x)
+    found = fast(x)
+    assert is_close(found, wanted)
+    assert found.is_inference() == torch.is_inference_mode_enabled() and not found.requires_grad
+
+
+@pytest.mark.parametrize("made", MODES)
+def test_made_and_called_in_any_mode(never_dense, made):
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
+    thin(model[2], 0.3)  # the first layer keeps all of its weights, and is not packed for the next compilation
+    with MODES[made]():
+        fast = sipp.sparse(model, torch.randn(4, 8))
+        x = torch.randn(4, 8)
+    for n, met in enumerate(MODES, 1):  # new shapes
+        with MODES[met]():
+            check(fast, model, x)
+            y = torch.randn(n, 8)
+            check(fast, model, y)
+        for mode in MODES.values():
+            with mode():
+                check(fast, model, x)
+                check(fast, model, y)
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5, 0.02])
+def test_every_pair_of_shapes(never_dense, keep):
+    model = net(keep)
+    for first, second in ((2, 16), (16, 3)):
+        fast = sipp.sparse(model, images(first))
+        for n in (second, first, second):
+            check(fast, model, images(n))
+
+
+def test_a_network_made_in_inference_mode(never_dense):
+    with torch.inference_mode():
+        model = net(0.3)
+        assert all(parameter.is_inference() for parameter in model.parameters())
+    fast = sipp.sparse(model, images(4))
+    check(fast, model, images(4))
+    check(fast, model, images(3))
+    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
+
+
+@pytest.fixture
+def n_compiled(monkeypatch):
+    """How many times something was compiled, by the number of traces."""
+    calls = []
+    real = cpu_network.trace
+    monkeypatch.setattr(cpu_network, "trace", lambda *given: calls.append(given) or real(*given))
+    return calls
+
+
+class Gives(nn.Module):
+    """Returns what is its own: a parameter, a buffer, a tensor it holds, a view, its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.own = nn.Linear(8, 6), nn.Parameter(torch.ones(3))
+        self.register_buffer("also", torch.full((2, 2), 3.0))
+        self.table = torch.full((4,), 2.0)
+
+    def forward(self, x):
+        return {"a": self.a(x), "own": [self.own, self.own[1:], self.also.T], "table": self.table, "x": x, "n": 3}
+
+
+@pytest.mark.parametrize("race", ["never_dense", "always_dense"])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_results_are_the_callers_own(request, race, mode):
+    request.getfixturevalue(race)
+    model, x = thin(Gives(), 0.4), torch.randn(3, 8)
+    fast = sipp.sparse(model, x)
+    with mode():
+        found = fast(x)
+        before = {name: torch.utils._pytree.tree_map(_copied, value) for name, value in found.items()}
+        for value in torch.utils._pytree.tree_leaves(found):
+            if isinstance(value, torch.Tensor):
+                value.fill_(7.0)
+        again = fast(x)
+    assert not torch.equal(x, torch.full_like(x, 7.0)) and again["n"] == 3
+    pairs = zip(*(torch.utils._pytree.tree_leaves(each) for each in (again, before)))
+    assert all(torch.equal(one, other) for one, other in pairs if isinstance(one, torch.Tensor))
+
+
+def _copied(value):
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def test_nine_shapes_in_turn_compile_eight_times(never_dense, n_compiled):
+    model = thin(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 0.3)
+    fast = sipp.sparse(model, torch.randn(2, 8))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for n in range(2, 11):
+                x = torch.randn(n, 8)
+                assert is_close(fast(x), model(x))
+    assert len(n_compiled) == sparse_network.MOST_PLANS == 8
+    assert len([each for each in said if "more than 8 kinds of input" in str(each.message)]) == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 6)
+
+    def forward(self, x, scale):
+        return self.a(x) * math.copysign(2.0, scale) if scale == scale else self.a(x)
+
+
+@pytest.mark.filterwarnings("ignore:more than 8 kinds")
+def test_number_arguments_are_part_of_the_signature(never_dense, n_compiled):
+    model, x = thin(Scaled(), 0.4), torch.randn(3, 8)
+    fast = sipp.sparse(model, (x, 1.0))
+    for scale in (0.0, -0.0, float("nan"), float("nan"), float("nan"), 0.0, -0.0, 1.0):
+        assert is_close(fast(x, scale), model(x, scale))
+    assert len(n_compiled) == 4
+    for i in range(40):
+        assert is_close(fast(x, 0.1 * i), model(x, 0.1 * i))
+    assert len(n_compiled) == sparse_network.MOST_PLANS
+    with pytest.raises(DataError, match="holds a ndarray"):
+        fast(x, x.numpy())
+
+
+def test_bytes_of_all_plans_are_counted_and_shared_ones_once(never_dense):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.ReLU(), nn.Linear(128, 64, bias=False)).eval()
+    thin(model[2], 0.1)
+    fast = sipp.sparse(model, torch.randn(3, 64))
+    first = fast.n_bytes
+    fast(torch.randn(3, 64))
+    assert fast.n_bytes == first
+    fast(torch.randn(9, 64))
+    packed = [plan.n_packed_bytes for plan in fast._plans.values()]
+    assert fast.n_bytes == first + packed[1] and packed[0] > 0 and packed[1] > 0
