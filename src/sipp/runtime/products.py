@@ -170,8 +170,8 @@ def _vector_step(layer: Layer, work: Work) -> Step:
     seconds, dense = kernel.time(), _dense_step(layer, work.values)
     run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     sparse = Step(
-        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes, seconds,
-        dense.dense_seconds, reads=layer.reads(),
+        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes,
+        seconds, dense.dense_seconds, reads=layer.reads(),
     )  # fmt: skip
     return _faster(sparse, dense)
 

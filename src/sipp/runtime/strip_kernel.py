@@ -11,7 +11,7 @@ first-level cache, the channels are processed in rounds, with partial sums store
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,13 +117,11 @@ def tilings(
         for start in _starts(width * n, n_wide * lanes)
     ]
     overlaps = height % n_high or (width * n) % (n_wide * lanes)
-    return [
-        Tiling(
-            Tile(lanes, in_x, in_out, None if addend is None else in_addend, n * vector.FLOAT_BYTES, act, k > 1, is_shrunk),
-            np.array(strips, np.int64), k,
-        )
-        for k in rounds(n_high, n_wide * lanes) if k == 1 or not overlaps  # else threads would add to the same sums
-    ]  # fmt: skip
+    ways, places = rounds(n_high, n_wide * lanes), np.array(strips, np.int64)
+    tile = Tile(lanes, in_x, in_out, in_addend if addend else None, n * vector.FLOAT_BYTES, act, False, is_shrunk)
+    if overlaps:  # threads would add to the same sums
+        ways = [k for k in ways if k == 1]
+    return [Tiling(replace(tile, has_rounds=k > 1), places, k) for k in ways]
 
 
 def _lanes(n: int, run: int) -> int:
