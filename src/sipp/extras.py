@@ -16,7 +16,6 @@ EXTRAS = {
     "ray": ("ray", "ray"),
     "transformers": ("transformers", "hf"),
     "pytorch_lightning": ("pytorch-lightning", "lightning"),
-    "gguf": ("gguf", "hf"),
     "onnx": ("onnx", "onnx"),
     "onnxscript": ("onnxscript", "onnx"),
     "onnxruntime": ("onnxruntime", "onnx"),

@@ -31,10 +31,6 @@ def transposed() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.ConvTranspose2d(1, 2, 3), nn.Flatten(), nn.Linear(40, 3))
 
 
-def no_weights() -> nn.Module:
-    return nn.Sequential(nn.ReLU())
-
-
 class Named(nn.Module):
     """Takes two inputs by name, gives its output in a dictionary."""
 
@@ -45,14 +41,6 @@ class Named(nn.Module):
 
     def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
         return {"sum": self.linear(left) + right, "other": left}
-
-
-def bert() -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
-    return BertModel(BertConfig(vocab_size=50, max_position_embeddings=16, **sizes))
 
 
 def gpt2() -> nn.Module:
@@ -84,19 +72,6 @@ def ends_the_program() -> nn.Module:
     raise SystemExit(0)
 
 
-def without_values() -> nn.Module:
-    with torch.device("meta"):
-        return nn.Sequential(nn.Linear(6, 3))
-
-
-def scripted() -> nn.Module:
-    return torch.jit.script(mlp())
-
-
-def no_rows() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 3))
-
-
 class Wrapped(nn.Module):
     """A network whose own names look like a wrapper's."""
 
@@ -108,10 +83,10 @@ class Wrapped(nn.Module):
         return self.model(x)
 
 
-def wrapped() -> nn.Module:
-    return Wrapped()
-
-
 def small_conv() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 5))
+
+
+def wrapped() -> nn.Module:
+    return Wrapped()

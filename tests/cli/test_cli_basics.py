@@ -1,24 +1,31 @@
-"""The command line as a whole: version, help, usage, --json, --debug, signals, and the words of an error."""
+"""The command line as a whole: version, help, usage, how options are derived, --json, --debug, signals, errors."""
 
+import ast
 import json
-import math
+import re
 import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
-from commandline import run, three_lines
+from commandline import must_not_be_called, run, three_lines, told
+from typer import rich_utils
 
 import sipp
 from sipp.cli import errors
-from sipp.cli.commands import demo_command
-from sipp.cli.main import COMMANDS
+from sipp.cli.main import COMMANDS, command_of
+from sipp.cli.options import as_command
+from sipp.cli.output import Answer
 from sipp.errors import DataError, OptionError, SippError
-from sipp.results.jsonio import to_json
-from sipp_lab.runs import running as train_run
+from sipp.results import Group, Option, PruneOptions
+
+CLI = Path(errors.__file__).parent
+LABORATORY = {"run_command.py", "study_command.py", "report_command.py", "data_command.py", "demo_command.py"}
 
 
 @pytest.fixture
@@ -32,7 +39,7 @@ def test_version_as_installed_without_optional_packages() -> None:
     code = (
         f"import runpy, sys; sys.argv = ['sipp', '--version']\ntry: runpy.run_path({str(script)!r}, None, '__main__')"
     )
-    code += "\nfinally: print(sorted({'transformers', 'ray'} & set(sys.modules)))"
+    code += "\nfinally: print(sorted({'transformers', 'ray', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == [f"sipp {sipp.__version__}", "[]"]
 
@@ -42,15 +49,75 @@ def test_help_tells_the_exit_codes_and_names_every_command() -> None:
     assert done.returncode == 0
     text = " ".join(done.stdout.split())
     assert all(f"{code} " in text.partition("Exit codes:")[2] for code in (0, 1, 2, 3, 130, 143))
-    for command in COMMANDS:
-        assert f" {command} " in text
-        assert "--json" in run(command, "--help").stdout
+    assert all(f" {command} " in text for command in COMMANDS)
+    nothing = run()
+    assert nothing.returncode == 2 and (nothing.stdout + nothing.stderr).count("Usage:") == 1
 
 
-def test_no_words_give_the_help_once() -> None:
-    done = run()
-    assert done.returncode == 2
-    assert (done.stdout + done.stderr).count("Usage:") == 1
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_its_meaning_in_its_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", 80)
+    text = run(name, "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80 and "\N{HORIZONTAL ELLIPSIS}" not in text and "--json" in text
+    options = [one for one in command_of(name).params if one.param_type_name == "option"]
+    for one in options:
+        rest = text[text.index(one.opts[0]) :]
+        assert one.help and re.search(r".*?".join(map(re.escape, one.help.split())), rest, flags=re.S), one.name
+    groups = list(dict.fromkeys(one.rich_help_panel for one in options))
+    assert groups == [group for group in get_args(Group) if group in groups]
+
+
+# --- how options are derived ------------------------------------------------------------------------------------------
+
+
+def test_the_options_of_prune_are_the_fields_of_its_record() -> None:
+    by_name = {one.name: one for one in command_of("prune").params}
+    hints = get_type_hints(PruneOptions, include_extras=True)
+    for field in fields(PruneOptions):
+        words = next((one for one in get_args(hints[field.name])[1:] if isinstance(one, Option)), None)
+        typed = f"no_{field.name}" if field.default is True else field.name
+        if words is None or words.group is None:
+            assert typed not in by_name
+        else:
+            assert by_name[typed].rich_help_panel == words.group
+            assert by_name[typed].help.startswith(words.words.split("{")[0])
+
+
+def test_records_words_and_parsing_of_a_command() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Inner:
+        first: Annotated[int, Option("a", "Model and data")] = 1
+        late: Annotated[int, Option("b", "Machine")] = 2
+        part: int | str | None = None  # its words are those of every command
+
+    globals()["Inner"] = Inner
+
+    @as_command
+    def command(inner: Inner, word: Annotated[str, Option("c", "Output")] = "x") -> Answer:
+        raise RuntimeError(inner, word)
+
+    parameters = command.__signature__.parameters  # type: ignore[attr-defined]
+    assert [*parameters] == ["first", "part", "word", "as_json", "late"]
+    for text, value in (("1", 1), ("logits", "logits"), ("-1", "-1"), (None, None)):
+        with pytest.raises(RuntimeError) as stop:
+            command(first=5, late=6, word="y", part=text, as_json=False)
+        assert stop.value.args == (Inner(first=5, late=6, part=value), "y")
+
+
+def test_commands_import_public_names_and_results_only() -> None:
+    allowed = ("sipp.cli", "sipp.results", "sipp.errors", "sipp.files", "sipp.progress", "sipp.extras", "sipp_lab")
+    for path in CLI.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        found = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        inner = {name for name in found if name.startswith("sipp") and not name.startswith(allowed)}
+        assert inner <= ({"sipp.report"} if path.name == "run_work.py" else set()), path.name
+        attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        used = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "sipp"}
+        assert used <= {*sipp.__all__, "__version__"}, path.name
+        assert len(path.read_text().splitlines()) <= 250, path.name
+
+
+# --- errors, warnings, signals ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,50 +132,26 @@ def test_no_words_give_the_help_once() -> None:
 )
 def test_wrong_words_are_three_lines(words: list[str], expected: str) -> None:
     done = run(*words)
-    assert done.returncode == 2 and done.stdout == ""
-    assert expected in three_lines(done.stderr)[0]
+    assert done.returncode == 2 and done.stdout == "" and expected in three_lines(done.stderr)[0]
 
 
 def test_a_bug_is_exit_1_and_shows_its_traceback_only_with_debug(points: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **kwargs: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(sipp, "compare", broken)
+    monkeypatch.setattr(sipp, "compare", must_not_be_called)
     words = ["compare", "--model", "cli_zoo:mlp", "--data", points]
     done = run(*words)
     what, where, fix = three_lines(done.stderr)
-    assert (
-        done.returncode == 1 and "KeyError" in what and "cli/commands/compare_command.py:" in where and "--debug" in fix
-    )
+    assert done.returncode == 1 and "AssertionError" in what
+    assert "cli/commands/compare_command.py:" in where and "--debug" in fix
     for loud in (run("--debug", *words), run(*words, "--debug")):
         assert loud.returncode == 1 and "Traceback" in loud.stderr
 
 
-def test_wrong_input_shows_its_traceback_with_debug() -> None:
-    done = run("compare", "--model", "resnet21", "--data", "digits", "--debug")
-    assert done.returncode == 2 and "Traceback" in done.stderr and "resnet20" in done.stderr
-
-
 @pytest.mark.parametrize(("model", "code"), [("interrupted", 130), ("terminated", 143)])
 def test_signals_have_their_own_exit_codes(points: Path, model: str, code: int, tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    out = tmp_path / "out"
+    before, out = signal.getsignal(signal.SIGTERM), tmp_path / "out"
     done = run("prune", "--model", f"cli_zoo:{model}", "--data", points, "--keep", 0.5, "--out", out)
     assert done.returncode == code and "stopped by" in done.stderr and not out.exists()
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_json_is_alone_on_stdout_whatever_a_network_prints(points: Path) -> None:
-    done = run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "magnitude", "--json")
-    assert done.returncode == 0 and "talks" in done.stderr
-    record = json.loads(done.stdout)
-    assert {row["method"] for row in record["rows"]} == {"magnitude"}
-    assert "talks" in run("compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "magnitude").stdout
-
-
-def test_what_is_not_finite_is_text() -> None:
-    values = {"a": [math.inf, 1.0, (math.nan,)], "b": {"c": -math.inf}, "d": Path("x")}
-    assert to_json(values) == {"a": ["inf", 1.0, ["nan"]], "b": {"c": "-inf"}, "d": "x"}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +166,6 @@ def test_what_is_not_finite_is_text() -> None:
             OptionError("keep=2 is not in (0, 1]", fix="give keep=0.5", option="keep"),
             ("--keep 2 is not in (0, 1]", "--data x", "give --keep 0.5"),
         ),
-        (OptionError("epochs=0 is none", option="epochs"), ("epochs=0 is none", "--data x", "give another")),
         (errors.CommandError("lost", where="--out y", fix="look for it"), ("lost", "--out y", "look for it")),
     ],
 )
@@ -137,23 +179,10 @@ def test_the_fields_of_an_error_become_three_lines(
     assert errors.run_and_report(app, ["prune"]) == 2 and three_lines(capsys.readouterr().err) == lines
 
 
-def test_a_message_is_one_line_of_bounded_length() -> None:
+def test_messages_and_warnings_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
     text = errors.three_lines("a\nb " + "name, " * 1000, "where", "do")
     assert len(text.splitlines()) == 3 and len(text) < 1000
 
-
-def test_a_hundred_dead_layers_are_one_warning() -> None:
-    done = run("prune", "--model", "resnet110", "--keep", 1e-6, "--method", "magnitude", "--dry-run")
-    lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert (
-        done.returncode == 0
-        and len(lines) == 2
-        and "109 layers lost all their weights" in lines[0]
-        and "more" in lines[0]
-    )
-
-
-def test_many_warnings_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     def app(**options: object) -> None:
         for i in range(errors.MOST_WARNINGS + 3):
             warnings.warn(f"number {i % (errors.MOST_WARNINGS + 2)}", stacklevel=1)
@@ -163,34 +192,18 @@ def test_many_warnings_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None
     assert len(lines) == errors.MOST_WARNINGS + 1 and lines[0] == "warning: number 0" and "and 2 more" in lines[-1]
 
 
-def test_runs_and_recipes_as_json(tmp_path: Path) -> None:
-    assert json.loads(run("run", "--status", "--out", tmp_path, "--json").stdout) == {"kind": "runs", "runs": []}
-    names = [one["name"] for one in json.loads(run("run", "--json").stdout)["recipes"]]
-    assert "digits-iterative" in names
+def test_json_is_alone_on_stdout_whatever_a_network_prints(points: Path) -> None:
+    words = ["compare", "--model", "cli_zoo:talks", "--data", points, "--methods", "magnitude"]
+    done = run(*words, "--json")
+    assert done.returncode == 0 and "talks" in done.stderr and "talks" in run(*words).stdout
+    assert {row["method"] for row in json.loads(done.stdout)["rows"]} == {"magnitude"}
 
 
-def test_a_run_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"seed": 0, "method": "magnitude", "level": 1, "keep": 0.5, "before": None, "after": {"top1": 0.9}}
-    record |= {"dead_rows": 0, "loss": math.nan}
-
-    def fake(recipe: object, *, on_progress: object, **options: object) -> train_run.FinishedRun:
-        on_progress(train_run.Progress("dense", 1, 2, is_end=True))  # type: ignore[operator]
-        return train_run.FinishedRun(tmp_path, [record], 2)
-
-    monkeypatch.setattr("sipp.cli.run_work.run_recipe", fake)
-    done = run("run", "digits-at-init", "--json")
-    expected = {"kind": "run", "folder": str(tmp_path), "n_made": 2, "records": [{**record, "loss": "nan"}]}
-    assert json.loads(done.stdout) == expected and "1 of 2 networks done" in done.stderr
-
-
-def test_the_demo_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [{"method": None, "level": 0, "after": {"top1": 0.9}}]
-    monkeypatch.setattr(demo_command, "run_demo", lambda folder, force: (records, folder / "page.html"))
-    record = json.loads(run("demo", "--out", tmp_path, "--json").stdout)
-    assert record["records"] == records and record["page"] == str(tmp_path / "page.html")
-
-
-def test_data_lists_what_is_here(tmp_path: Path) -> None:
-    found = {one["name"]: one["here"] for one in json.loads(run("data", "list", tmp_path, "--json").stdout)["sets"]}
+def test_data_lists_what_is_here_and_fetches_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {one["name"]: one["here"] for one in told("data", "list", tmp_path)["sets"]}
     assert found == {"digits": True, "mnist": False, "cifar10": False, "imagenet": False}
-    assert "1,437 training" in run("data").stdout
+    monkeypatch.setattr("sipp_lab.data.download._download", must_not_be_called)
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
+    done = run("data", "cifar10", tmp_path)
+    assert done.returncode == 2 and "move" in three_lines(done.stderr)[2]

@@ -46,13 +46,9 @@ def test_run_run_again_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     narrow(monkeypatch)
     command = ["digits-iterative", *options(), "--out", str(tmp_path), "--device", "cpu", "--accept-changes"]
     first = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert (
-        first.exit_code == 0
-        and "2 networks trained now" in first.stdout
-        and "seed0.magnitude.01: 2 of 2" in first.stdout
-    )
+    assert first.exit_code == 0 and "2 networks trained now" in first.stdout
     second = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert second.exit_code == 0 and "nothing left to do" in second.stdout and "networks done" not in second.stdout
+    assert second.exit_code == 0 and "nothing left to do" in second.stdout
     listed = CliRunner().invoke(app, ["--status", "--out", str(tmp_path)], catch_exceptions=False)
     assert "2 of 2" in listed.stdout and "finished" in listed.stdout
 

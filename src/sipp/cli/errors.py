@@ -32,17 +32,16 @@ EXIT_CODES = (
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # per line: a thousand parameter names would help nobody
 MOST_WARNINGS = 8
-# for one broken result among others
-HOW_TO_REPAIR = "put back an intact copy of that file, or move its folder away and create it again"
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)  # disk errors, not bugs
-_NO_PLACE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # impossible file names
+NO_BUGS = (  # of the disk, or impossible file names
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
+)  # fmt: skip
 
 # typer keeps its own copy of click in newer versions; both offer BadParameter, a UsageError
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 # Python arguments, and their options: "keep=0.5" in a message becomes "--keep 0.5".
-OPTIONS = {field.name: field.name.replace("_", "-") for field in fields(PruneOptions)}
-OPTIONS |= {name: name.replace("_", "-") for name in ("epsilon", "max_accuracy_drop", "share", "length")}
-OPTIONS["output"] = "part"
+OPTIONS = {name: name.replace("_", "-") for name in (*(field.name for field in fields(PruneOptions)), "length")}
+OPTIONS |= {name: name.replace("_", "-") for name in ("epsilon", "max_accuracy_drop", "share")} | {"output": "part"}
 
 
 class CommandError(SippError):
@@ -68,6 +67,16 @@ def naming_option(where: str, fix: str) -> Iterator[None]:
         raise as_command_error(error, where, fix) from error
 
 
+def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
+    """The error, reported at the option `where`, with options in place of Python arguments."""
+    fault, advice = error.fault, error.fix
+    if error.option in OPTIONS:
+        fault, advice = (
+            text.replace(f"{error.option}=", f"--{OPTIONS[error.option]} ").rstrip() for text in (fault, advice)
+        )
+    return CommandError(fault, where=where, fix=advice or fix)
+
+
 def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
     """Runs the command line with these arguments, reports errors on stderr, and returns the exit code."""
     plain = words[: words.index("--")] if "--" in words else words
@@ -77,8 +86,19 @@ def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
     with _plain_warnings(), _sigterm_as_exception():
         try:
             code = app(args=kept, prog_name="sipp", standalone_mode=False)
-        except (Exception, Terminated) as error:
-            return _report_error(error, command, debug)
+        except Terminated:
+            typer.echo("stopped by SIGTERM", err=True)
+            return TERMINATED
+        except Exception as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # `sipp` without arguments shows the help
+                if text := getattr(error, "message", ""):  # empty if rich has printed it already
+                    typer.echo(text)
+                return WRONG_INPUT
+            if debug:
+                traceback.print_exception(error, file=sys.stderr)
+            reported = _reported(error, command, debug)
+            typer.echo(three_lines(reported.what, reported.where, reported.fix), err=True)
+            return reported.code
     if code == INTERRUPTED:
         typer.echo("stopped by Ctrl-C", err=True)
     return code if isinstance(code, int) else 0
@@ -89,61 +109,30 @@ def three_lines(what: str, where: str, fix: str) -> str:
     return f"error: {_one_line(what)}\nwhere: {_one_line(where)}\ndo:    {_one_line(fix)}"
 
 
-def _report_error(error: BaseException, command: str, debug: bool) -> int:
-    """Reports an error on stderr and returns the exit code."""
-    if isinstance(error, Terminated):
-        typer.echo("stopped by SIGTERM", err=True)
-        return TERMINATED
-    if type(error).__name__ == "NoArgsIsHelpError":  # `sipp` without arguments shows the help
-        text = getattr(error, "message", "")
-        if text:  # rich has printed it already
-            typer.echo(text)
-        return WRONG_INPUT
-    if debug:
-        traceback.print_exception(error, file=sys.stderr)
+def _reported(error: Exception, command: str, debug: bool) -> CommandError:
+    """What is said about an error."""
     if isinstance(error, CommandError):
-        reported = error
-    elif isinstance(error, SippError):
-        reported = as_command_error(error, command, f"see {command} --help")
-    elif isinstance(error, _USAGE):
+        return error
+    if isinstance(error, SippError):
+        return as_command_error(error, command, f"see {command} --help")
+    if isinstance(error, _USAGE):
         known = getattr(error, "ctx", None)  # None, or that of the group if the command does not exist
         place = getattr(known, "command_path", command)
         unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
         fix = "give --keep, the share of weights to keep" if unknown in check.SHARES else f"see {place} --help"
-        reported = CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
-    elif isinstance(error, MemoryError):
-        reported = CommandError("out of memory", where=command, fix="give a smaller --batch-size or fewer --points")
-    elif isinstance(error, OSError) and error.errno in (*_DISK, *_NO_PLACE):
+        return CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
+    if isinstance(error, MemoryError):
+        return CommandError("out of memory", where=command, fix="give fewer --points")
+    if isinstance(error, OSError) and error.errno in NO_BUGS:
         place = str(error.filename) if error.filename else f"{command}, its output"
-        reported = CommandError(
-            error.strerror or str(error),
-            where=place,
-            fix="free space, allow reading and writing, or give another place",
-        )
-    else:
-        reported = _unexpected(error, debug)
-    typer.echo(three_lines(reported.what, reported.where, reported.fix), err=True)
-    return reported.code
-
-
-def as_command_error(error: SippError, where: str, fix: str) -> CommandError:
-    """Converts an error to one that is reported at the option `where`."""
-    fault, advice = (_as_option(text, error.option) for text in (error.fault, error.fix))
-    return CommandError(fault, where=where, fix=advice or fix)
-
-
-def _as_option(text: str, option: str) -> str:
-    """Replaces a Python argument by its option: --keep for keep=."""
-    return text.replace(f"{option}=", f"--{OPTIONS[option]} ").rstrip() if option in OPTIONS else text
-
-
-def _unexpected(error: BaseException, debug: bool) -> CommandError:
-    """The report of a bug: its type, the last line of this package that ran, and how to see more."""
+        fix = "free space, allow reading and writing, or give another place"
+        return CommandError(error.strerror or str(error), where=place, fix=fix)
+    # a bug: its type, the last line of this package that ran, and how to see more
     home = Path(__file__).parent.parent
     frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     ours = [f"{file.relative_to(home)}:{line}" for file, line in frames if file.is_relative_to(home)]
-    place = ours[-1] if ours else "outside of sipp"
     fix = "report it with the traceback above" if debug else f"run the same command with {DEBUG} for the traceback"
+    place = ours[-1] if ours else "outside of sipp"
     return CommandError(f"unexpected {type(error).__name__}: {error}", where=place, fix=fix, code=UNEXPECTED)
 
 

@@ -1,8 +1,6 @@
 """The command line: `sipp` with the commands of `COMMANDS` below.
 
-Exit codes: 0 done; 1 unexpected (a bug: `--debug` shows the traceback); 2 wrong input; 3 not certified, or not
-verified: nothing was written; 130 stopped by Ctrl-C, 143 by SIGTERM. Results go to stdout (`--json`: one document),
-everything else to stderr.
+Results go to stdout (`--json`: one document), everything else to stderr; exit codes are in `errors.py`.
 """
 
 from __future__ import annotations

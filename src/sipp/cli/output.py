@@ -1,20 +1,27 @@
-"""The result of a command, and how it is printed: tables and lines, or one JSON document with --json."""
+"""The result of a command: shown as tables and lines, or as one JSON document with --json; and what --out receives."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
 
+import sipp
+from sipp.cli.errors import naming_option
+from sipp.files import check_file, check_folder, refuse_input, seal, write_atomic
 from sipp.results import to_json, words
 
 UNBOUNDED = 10_000  # columns for files and pipes, so that no name is wrapped
+ANOTHER = "give another place"
+# for one broken result among others
+HOW_TO_REPAIR = "put back an intact copy of that file, or move its folder away and create it again"
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,11 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
         show(*answer.shown)
     if answer.failure is not None:
         raise answer.failure
+
+
+def record_of(kind: str, result: Any, about: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """A result as --json and --out write it, with what else the command says about it."""
+    return {"kind": kind, "sipp": sipp.__version__, **to_json(about), **to_json(result)}
 
 
 def listing(what: str, meaning: str, kind: str, descriptions: dict[str, str]) -> Answer:
@@ -61,3 +73,41 @@ def show(*parts: RenderableType) -> None:
             text = StringIO()
             Console(file=text, width=UNBOUNDED, highlight=False, color_system=None).print(part)
             typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
+
+
+# --- what --out receives ----------------------------------------------------------------------------------------------
+
+
+def check_out(
+    path: Path | None,
+    *,
+    force: bool,
+    reads: Mapping[str, str | Path | None],
+    is_folder: bool = False,
+    makes_folder: bool = False,
+) -> None:
+    """Refuses, before any work, what cannot be written, what exists without --force, and what the command reads."""
+    if path is None:
+        return
+    with naming_option(f"--out {path}", ANOTHER):
+        for option, read in reads.items():
+            if read is not None:
+                refuse_input(path, option, Path(str(read).removeprefix("hf:")))
+        if is_folder:
+            check_folder(path, force=force)
+        else:
+            check_file(path, force=force, makes_folder=makes_folder)
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """Writes the file."""
+    with naming_option(f"--out {path}", ANOTHER):
+        write_atomic(path, data)
+
+
+def write_record(path: Path | None, record: dict[str, Any]) -> list[str]:
+    """Writes a record with its checksum, if --out is given; returns the line that reports it."""
+    if path is None:
+        return []
+    write_out(path, json.dumps(seal(to_json(record)), indent=1, allow_nan=False).encode())
+    return [words.labelled_line("written", str(path))]

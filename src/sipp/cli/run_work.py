@@ -1,67 +1,88 @@
-"""Runs the recipes of `sipp run` and `sipp study`, in this process, in several, or on Ray, and shows how far it is."""
+"""What `sipp run` and `sipp study` share: their options, the work on recipes, how far it is, and tables of it."""
 
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress as Bars,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
-from sipp.cli.options import RunOptions
+from sipp.cli.options import DEFAULT_ROOT, Device, out
 from sipp.cli.output import Answer
 from sipp.errors import OptionError
-from sipp.progress import QUIET_S, write_line
-from sipp.report import seconds
-from sipp.results import words
-from sipp_lab.parallel.on_ray import LOCAL, RayOptions
-from sipp_lab.parallel.processes import Processes, join_processes, leave_processes
-from sipp_lab.recipes import Recipe
-from sipp_lab.runs.planning import planned_run, total_of
-from sipp_lab.runs.running import FinishedRun, Progress, run as run_recipe
-from sipp_lab.training.setup import device_named
+from sipp.progress import progress_bar, write_line
+from sipp.results import Option, words
 
 Record = dict[str, Any]
+Recipe = Any  # of the laboratory, which imports torch
 
+UNITS = 1000  # of progress in a network
 RESUME = "what is done is kept: run the same command again to resume"
 
 
-def run_recipes(recipes: Sequence[Recipe], how: RunOptions) -> list[FinishedRun] | None:
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where runs are kept, and how their networks are trained."""
+
+    data: Annotated[Path, Option("Folder with cifar-10-batches-bin/, mnist/ or imagenet/.", "Model and data")] = (
+        DEFAULT_ROOT
+    )
+    code: list[Path] | None = None
+    out: Annotated[Path, out("Folder that holds one folder per run; other files in it are left alone.")] = Path("runs")
+    accept_changes: Annotated[bool, out("Resume even though data, code or device changed.")] = False
+    device: Device = "auto"
+    engine: Annotated[
+        Literal["process", "ray"],
+        Option(
+            "Train one network after another in this process, or several at once on Ray; the records are the same.",
+            "Machine",
+        ),
+    ] = "process"
+    at_once: Annotated[
+        int | None,
+        Option("Ray: how many networks at once; default: as many as the CPUs or GPUs allow.", "Machine", least=1),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        Option(
+            "Ray: a running cluster (auto, HOST:PORT); --out and --data must be on a disk all machines share.",
+            "Machine",
+        ),
+    ] = None
+
+
+def run_recipes(recipes: Sequence[Recipe], how: RunOptions) -> list[Any] | None:
     """Runs the recipes in order. None in a process that only helps."""
+    from sipp_lab.parallel.on_ray import LOCAL, RayOptions
+    from sipp_lab.parallel.processes import join_processes, leave_processes
+    from sipp_lab.runs.running import run
+    from sipp_lab.runs.stages import plan
+    from sipp_lab.training.setup import device_named
+
     if how.engine != "ray" and (how.ray_address or how.at_once):
         raise OptionError("--ray-address and --at-once are for Ray", fix="add --engine ray")
     ray = RayOptions(how.ray_address or LOCAL, how.at_once, tuple(how.code or ())) if how.engine == "ray" else None
     processes = join_processes(cpu=device_named(how.device).type == "cpu")
-    _say_how_many(processes)
+    if processes.world_size > 1 and processes.is_leader:
+        write_line(f"{processes.world_size} processes take part: each trains on its share of every batch")
+    elif processes.world_size == 1 and any(name.startswith("ACCELERATE_") for name in os.environ):
+        write_line("1 process takes part; several on a CPU: torchrun --nproc-per-node 2 -m sipp run ...")
+    done = []
     try:
-        with show_progress(Console(quiet=not processes.is_leader)) as on_progress:
-            done = [
-                run_recipe(
-                    recipe,
-                    out=how.out,
-                    data_root=how.data,
-                    device=how.device,
-                    accept_changes=how.accept_changes,
-                    on_progress=on_progress,
-                    processes=processes,
-                    ray=ray,
-                )
-                for recipe in recipes
-            ]
+        for recipe in recipes:
+            n_units = UNITS * len(plan(recipe))
+            with progress_bar(recipe.name, n_units, shown=processes.is_leader, in_percent=True) as advance:
+                done.append(
+                    run(
+                        recipe, out=how.out, data_root=how.data, device=how.device, on_progress=_shown(advance),
+                        accept_changes=how.accept_changes, processes=processes, ray=ray,
+                    )
+                )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         typer.echo(RESUME, err=True)
         raise
@@ -70,79 +91,37 @@ def run_recipes(recipes: Sequence[Recipe], how: RunOptions) -> list[FinishedRun]
     return done if processes.is_leader else None
 
 
-def _say_how_many(processes: Processes) -> None:
-    """Says how many processes take part, if somebody tried to start several."""
-    if processes.world_size > 1 and processes.is_leader:
-        write_line(f"{processes.world_size} processes take part: each trains on its share of every batch")
-    elif processes.world_size == 1 and any(name.startswith("ACCELERATE_") for name in os.environ):
-        write_line("1 process takes part; several on a CPU: torchrun --nproc-per-node 2 -m sipp run ...")
-
-
-# --- dry runs ---------------------------------------------------------------------------------------------------------
-
-
-def dry_run(recipes: Sequence[Recipe], how: RunOptions, values: Record, *notes: str) -> Answer:
+def plan_of(recipes: Sequence[Recipe], how: RunOptions, values: Record, *notes: str) -> Answer:
     """What is left to train in each run, and how long that may take here: a few steps of each are timed."""
+    from sipp.report import seconds
+    from sipp_lab.runs.planning import planned_run, total_of
+
     planned = [planned_run(recipe, out=how.out, device=how.device) for recipe in recipes]
     table = words.plain_table("run", "networks", "there", "to train", "epochs", "time", texts=("time",))
     for one in planned:
-        table.add_row(
-            one.run, *(f"{n:,}" for n in (one.n_all, one.n_there, one.n_new, one.n_epochs)), seconds(one.seconds)
-        )
+        numbers = (f"{n:,}" for n in (one.n_all, one.n_there, one.n_new, one.n_epochs))
+        table.add_row(one.run, *numbers, seconds(one.seconds))
     total = total_of(planned)
     networks = words.counted(total.n_new, "network")
-    left = f"{networks} and {total.n_epochs:,} epochs to train: about {seconds(total.seconds)} here"
+    left = f"{networks} and {total.n_epochs:,} epochs to train: about {seconds(total.seconds)}"
     note = "one network after another; pruning, tests and reading images come on top"
     runs = [vars(one) for one in planned]
     sums = {"n_new": total.n_new, "n_epochs": total.n_epochs, "seconds": total.seconds}
-    return Answer([table, f"{left}, {note}", *notes], {**values, "runs": runs, **sums})
+    return Answer([table, f"{left} here, {note}", *notes], {**values, "runs": runs, **sums})
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
+def _shown(advance: Callable[[int], None]) -> Callable[[Any], None]:
+    """Advances the bar to where a run is, which says so after each network and now and then in between."""
+    at = 0
 
-
-@contextmanager
-def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """Gives a function that displays the progress of a run: a live line on a terminal, else a line now and then."""
-    if not console.is_terminal:
-        yield _lines(console)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
-        task = bars.add_task("preparing", total=None)
-
-        def show(progress: Progress) -> None:
-            share = progress.epochs / progress.n_epochs if progress.n_epochs else 0.0
-            done = progress.n_done + (0.0 if progress.is_end else share)
-            bars.update(task, description=_words(progress), total=progress.n_stages, completed=done)
-
-        yield show
-
-
-def _lines(console: Console) -> Callable[[Progress], None]:
-    """A line when a network is done, and at least one in `QUIET_S` seconds."""
-    last = time.monotonic()
-
-    def show(progress: Progress) -> None:
-        nonlocal last
-        if progress.is_end or time.monotonic() - last >= QUIET_S:
-            last = time.monotonic()
-            console.print(_words(progress), highlight=False, soft_wrap=True)
-            sys.stdout.flush()
+    def show(progress: Any) -> None:
+        nonlocal at
+        share = 0.0 if progress.is_end or not progress.n_epochs else progress.epochs / progress.n_epochs
+        now = max(at, int(UNITS * (progress.n_done + share)))
+        advance(now - at)
+        at = now
 
     return show
-
-
-def _words(progress: Progress) -> str:
-    """seed0.dense: epoch 2.5 of 182, test 45.30 %; 0 of 12 networks done."""
-    done = f"{progress.n_done} of {progress.n_stages} networks done"
-    if progress.is_end:
-        return f"{progress.stage}: {done}"
-    test = "" if progress.top1 is None else f", test {progress.top1:.2%}"
-    return f"{progress.stage}: epoch {progress.epochs:.1f} of {progress.n_epochs}{test}; {done}"
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def records_table(records: list[Record]) -> Table:

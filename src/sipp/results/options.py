@@ -149,7 +149,7 @@ class PruneOptions:
     ] = None
     floor: Annotated[
         Floor,
-        _goal(
+        Option(
             "Every row keeps a weight, and every layer this share of an even cut; 0: no floor. Default: 0.1 for "
             "sipp-blend, 0 for other methods.",
         ),

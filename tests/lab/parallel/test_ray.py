@@ -120,16 +120,15 @@ def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monke
     settings = [part for setting in (*SMALL, TWO) for part in ("--set", setting)]
     command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
 
-    def ask(progress: Progress) -> str:
+    def ask(progress: Progress) -> None:
         if progress.is_end and progress.stage.endswith("01"):
             os.kill(os.getpid(), signal.SIGTERM)
-        return ""
 
     def stop(*given: Any) -> None:
         raise SystemExit(143)
 
     handler = signal.signal(signal.SIGTERM, stop)
-    monkeypatch.setattr(run_work, "_words", ask)
+    monkeypatch.setattr(run_work, "_shown", lambda advance: ask)
     try:
         stopped = CliRunner().invoke(app, [*command, "--at-once", "2"], catch_exceptions=False)
         assert signal.getsignal(signal.SIGTERM) is stop

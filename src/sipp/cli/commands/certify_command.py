@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import sipp
-from sipp.cli import options as shared
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
-from sipp.cli.options import REAL_KINDS
-from sipp.cli.output import Answer
-from sipp.errors import OptionError
-from sipp.results import CERTIFICATE_KIND, CONFIDENCE, SHARE, AnyCertificate, Certificate, Measure, Option, to_json
+from sipp.cli.options import KINDS, Device, Reading, out as to_write
+from sipp.cli.output import Answer, check_out, record_of, write_record
+from sipp.errors import DataError, OptionError
+from sipp.files import WEIGHTS_NAME
+from sipp.results import CERTIFICATE_KIND, CONFIDENCE, SHARE, AnyCertificate, Measure, Option
 
 
 def certify(
     *,
-    model: shared.Model,
-    pruned: shared.PrunedWeights,
-    dense: shared.Dense = None,
-    holdout: Annotated[str, Option(f"Inputs that are new to both networks: {REAL_KINDS}.", "Model and data")],
-    calibration: Annotated[
-        str | None,
-        Option("Inputs that were used for pruning, beside those that the folder of --pruned knows.", "Model and data"),
-    ] = None,
-    device: shared.Device = "auto",
-    inputs: shared.InputOptions,
+    model: str,
+    pruned: Path,
+    dense: Path | None = None,
+    holdout: Annotated[str, Option(f"Inputs that are new to both networks: {KINDS}.", "Model and data")],
+    reading: Reading,
     epsilon: Annotated[
         float | None, Option("Relative error to certify; default: the smallest that can be certified.", "Guarantee")
     ] = None,
@@ -40,33 +34,29 @@ def certify(
             "Guarantee",
         ),
     ] = "output",
-    share: shared.Share = SHARE,
-    confidence: shared.Confidence = CONFIDENCE,
-    part: shared.Part = None,
+    share: float = SHARE,
+    confidence: float = CONFIDENCE,
+    part: int | str | None = None,
     out: Annotated[
-        Path | None, Option("File for the certificate; in the network's folder, it appears on the page.", "Output")
+        Path | None, to_write("File for the certificate; in the network's folder, it appears on the page.")
     ] = None,
-    force: shared.Force = False,
+    force: bool = False,
+    device: Device = "auto",
 ) -> Answer:
     """Certify on a holdout what pruning costs.
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
-    from sipp.cli.data_option import Reader, normalisation_lines
-    from sipp.cli.model_option import both_networks, points_seen_by
-    from sipp.cli.out_option import check_out, write_record
+    from sipp.cli.inputs import Reader, image_lines
+    from sipp.cli.networks import both_networks
 
     if accuracy and epsilon is not None:
         raise OptionError("--accuracy and --epsilon exclude each other", fix="give only one of them")
     if accuracy and measure != "output":
         raise CommandError("--accuracy already measures next tokens", where="--measure", fix="leave one of them out")
-    reads = {"--pruned": pruned, "--dense": dense, "--holdout": holdout, "--calibration": calibration}
-    check_out(out, force=force, reads=reads)
+    check_out(out, force=force, reads={"--pruned": pruned, "--dense": dense, "--holdout": holdout})
     networks = both_networks(model, dense, pruned, device)
-    reader = Reader(networks[0], model, inputs)
-    fresh = reader.holdout(holdout, None)
-    used = None if calibration is None else reader.draw(reader.open(calibration, option="--calibration"), None)
-    known = replace(points_seen_by(pruned), given=None if used is None else used.batches)
+    fresh, known = Reader(networks[0], model, reading).holdout(holdout), _seen_by(pruned)
     certificate: AnyCertificate
     with naming_option(f"--holdout {holdout}", "see sipp certify --help"):
         if accuracy:
@@ -78,8 +68,21 @@ def certify(
                 *networks, fresh.batches, share=share, confidence=confidence, epsilon=epsilon, measure=measure,
                 output=part, calibration=known,
             )  # fmt: skip
-    record = {"kind": CERTIFICATE_KIND, "sipp": sipp.__version__, **to_json(certificate)}
-    is_failed = isinstance(certificate, Certificate) and certificate.verdict != "certified"
-    written = [] if is_failed else write_record(out, record)
-    lines = [str(certificate), *normalisation_lines(fresh, used), *written]
+    record = record_of(CERTIFICATE_KIND, certificate)
+    is_failed = getattr(certificate, "verdict", "certified") != "certified"
+    lines = [str(certificate), *image_lines(fresh), *([] if is_failed else write_record(out, record))]
     return Answer(lines, record, typer.Exit(NOT_CERTIFIED) if is_failed else None)
+
+
+def _seen_by(pruned: Path) -> Any:
+    """The hashes of the inputs that chose a network, from its folder, named itself or by its file of weights."""
+    from sipp.results import Report, SeenPoints
+
+    folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned
+    try:
+        report = sipp.inspect(folder) if folder.is_dir() else None
+    except DataError:  # a folder of another program, or weights that do not match the record
+        report = None
+    if not isinstance(report, Report):
+        return SeenPoints(frozenset(), is_all=False)
+    return SeenPoints(report.pruned.seen, report.pruned.seen_all and bool(report.pruned.seen))

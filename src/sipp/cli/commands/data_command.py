@@ -22,28 +22,25 @@ def data(
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
 ) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10 or MNIST."""
-    from sipp_lab.data import mnist
-    from sipp_lab.data.cifar10 import BIN_FOLDER, N_BYTES, fetch_cifar10
+    from sipp_lab.data import cifar10, mnist
 
-    if name == "cifar10":
+    fetched = {
+        "cifar10": (cifar10.fetch_cifar10, cifar10.N_BYTES, f"the official {cifar10.BIN_FOLDER} into {folder}"),
+        "mnist": (mnist.fetch_mnist, mnist.n_bytes(), f"the four files of MNIST into {folder / mnist.FOLDER}"),
+    }
+    if name in fetched:
+        fetch, n_bytes, put = fetched[name]
         with (
-            naming_option(f"sipp data cifar10 {folder}", f"put the official {BIN_FOLDER} into {folder}"),
-            progress_bar("fetching CIFAR-10, bytes", N_BYTES, shown=True) as advance,
+            naming_option(f"sipp data {name} {folder}", f"put {put}"),
+            progress_bar(f"fetching {name}, bytes", n_bytes, shown=True) as advance,
         ):
-            fetch_cifar10(folder, progress=advance)
-    if name == "mnist":
-        with (
-            naming_option(f"sipp data mnist {folder}", f"put the four files of MNIST into {folder / mnist.FOLDER}"),
-            progress_bar("fetching MNIST, bytes", mnist.n_bytes(), shown=True) as advance,
-        ):
-            mnist.fetch_mnist(folder, progress=advance)
-    pictures, imagenet = folder / BIN_FOLDER, folder / "imagenet"
+            fetch(folder, progress=advance)
+    pictures, digits, imagenet = folder / cifar10.BIN_FOLDER, folder / mnist.FOLDER, folder / "imagenet"
     sets = {
         "digits": (True, "1,437 training and 360 test images, 1 x 8 x 8, part of scikit-learn"),
         "mnist": (
-            (folder / mnist.FOLDER).is_dir(),
-            f"60,000 training and 10,000 test images, 1 x 28 x 28, in {folder / mnist.FOLDER}; "
-            f"sipp data mnist {folder} gets it",
+            digits.is_dir(),
+            f"60,000 training and 10,000 test images, 1 x 28 x 28, in {digits}; sipp data mnist {folder} gets it",
         ),
         "cifar10": (
             pictures.is_dir(),

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 from rich import box
 from rich.table import Table
 
-from sipp.cli.options import Force
+from sipp.cli.options import out as to_write
 from sipp.cli.output import Answer
 from sipp.extras import needed_for
 from sipp.files import check_file
 from sipp.progress import progress_bar
-from sipp.results import Option
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short
@@ -32,8 +31,8 @@ Records = list[dict[str, Any]]  # one of each network
 
 
 def demo(
-    out: Annotated[Path, Option("Folder for the page.", "Output")] = Path("demo"),
-    force: Force = False,
+    out: Annotated[Path, to_write("Folder for the page.")] = Path("demo"),
+    force: bool = False,
 ) -> Answer:
     """Train a small network on built-in digits, prune it with several methods, and show what that costs."""
     records, page = run_demo(out, force=force)

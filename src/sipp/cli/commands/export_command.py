@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import Force, StoredOptions
-from sipp.cli.output import Answer
+from sipp.cli.options import Stored, out as to_write, out_short
+from sipp.cli.output import Answer, check_out, record_of
 from sipp.files import FILE_SUFFIX
-from sipp.results import Option, to_json
 
 N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 ONNX = ".onnx"
@@ -18,36 +17,29 @@ ONNX = ".onnx"
 
 def export(
     *,
-    stored: StoredOptions,
+    stored: Stored,
     out: Annotated[
         Path,
-        Option(
+        out_short(
             f"NAME{FILE_SUFFIX}: the small file that sipp.save writes; NAME{ONNX}; any other name: a new Hugging Face "
-            "folder.",
-            "Output",
-            ("--out", "-o"),
+            "folder."
         ),
     ],
-    force: Force = False,
+    force: bool = False,
     values: Annotated[
         Literal["same", "bf16", "fp16"],
-        Option("Of a small file or a folder: the precision of the weights.", "Output", metavar="FORMAT"),
+        to_write("Of a small file or a folder: the precision of the weights.", metavar="FORMAT"),
     ] = "same",
-    shard: Annotated[
-        str | None, Option("Of a folder: size of the largest file of weights, such as 5GB.", "Output")
-    ] = None,
+    shard: Annotated[str | None, to_write("Of a folder: size of the largest file of weights, such as 5GB.")] = None,
     sparse: Annotated[
-        bool,
-        Option("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.", "Output"),
+        bool, to_write("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.")
     ] = False,
 ) -> Answer:
     """Export a pruned network for other programs, or as one small file; the result is compared.
 
     For example: sipp export sparse --model my.py:net --out small.safetensors
     """
-    from sipp.cli.hugging_face_models import own_tokenizer
-    from sipp.cli.out_option import check_out
-    from sipp.cli.stored_option import example_for, stored_network
+    from sipp.cli.stored import example_of, points_for, stored_network
 
     is_small, is_onnx = out.suffix == FILE_SUFFIX, out.suffix == ONNX
     is_folder = not (is_small or is_onnx)
@@ -59,24 +51,20 @@ def export(
             raise CommandError(f"it does nothing for {out.name}", where=f"--{name}", fix="leave it out")
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data}, is_folder=is_folder)
     network = stored_network(stored)
-    example = example_for(network, stored, N_POINTS)[0] if is_onnx else None
+    example = example_of(points_for(network, stored, N_POINTS)) if is_onnx else None
+    written: Any
     with naming_option(f"FILE {stored.file}, --out {out}", "see sipp export --help"):
-        written: Any
         if is_small:
             precision = "fp32" if values == "same" else values
             written = sipp.save(network.model, out, values=precision, certificate=network.certificate)
         else:
-            chosen = {} if shard is None else {"shard": shard}
-            tokenizer = own_tokenizer(network.name) if is_folder else None
-            known = network.certificate if is_folder and network.record is not None else None
             written = sipp.export(
                 network.record or network.model,
                 out,
                 example,
                 values=values,
-                tokenizer=tokenizer,
-                certificate=known,
+                certificate=network.certificate if is_folder and network.record is not None else None,
                 sparse=sparse,
-                **chosen,
+                shard=shard,
             )
-    return Answer([str(written)], to_json(written) | {"kind": "export", "sipp": sipp.__version__})
+    return Answer([str(written)], record_of("export", written))

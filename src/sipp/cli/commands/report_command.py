@@ -7,24 +7,23 @@ from typing import Annotated
 
 import typer
 
-from sipp.cli.errors import HOW_TO_REPAIR, CommandError, naming_option
-from sipp.cli.options import Force
-from sipp.cli.output import Answer
-from sipp.results import Option, words
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.options import out_short
+from sipp.cli.output import HOW_TO_REPAIR, Answer, check_out
+from sipp.results import words
 
 
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Run folders, folders of runs, or folders that `sipp prune` wrote.")
     ],
-    out: Annotated[Path, Option("The page to write.", "Output", ("--out", "-o"))] = Path("page.html"),
-    force: Force = False,
+    out: Annotated[Path, out_short("The page to write.")] = Path("page.html"),
+    force: bool = False,
 ) -> Answer:
     """Write a page about runs or pruned networks that works offline.
 
     Every plot can be saved from the page as a picture or a table. What could not be checked is marked.
     """
-    from sipp.cli.out_option import check_out
     from sipp_lab.page import read_intact_results, write_results
 
     check_out(out, force=force, reads={}, makes_folder=True)

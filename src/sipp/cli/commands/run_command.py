@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from sipp.cli import options as shared
-from sipp.cli.errors import HOW_TO_REPAIR
-from sipp.cli.output import Answer, listing
+from sipp.cli.options import load_code, out
+from sipp.cli.output import HOW_TO_REPAIR, Answer, listing
+from sipp.cli.run_work import RunOptions, plan_of, records_table, run_recipes, work_done
 from sipp.errors import OptionError
 from sipp.results import Option, words
 
@@ -21,7 +21,7 @@ def run(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe's name or a .yaml file; without one, all recipes are listed.")
     ] = None,
-    settings: shared.Settings = None,
+    settings: list[str] | None = None,
     model: Annotated[
         str | None,
         Option("Your own network instead of the recipe's: package.module:callable.", "Model and data"),
@@ -33,13 +33,11 @@ def run(
             "Model and data",
         ),
     ] = None,
-    show: Annotated[bool, Option("Explain every key of the recipe; run nothing.", "Output")] = False,
-    dry_run: Annotated[
-        bool, Option("Say what would be trained, and for how many hours; train nothing.", "Output")
-    ] = False,
-    status: Annotated[bool, Option("List the runs in --out and how far each has got; run nothing.", "Output")] = False,
+    show: Annotated[bool, out("Explain every key of the recipe; run nothing.")] = False,
+    dry_run: bool = False,
+    status: Annotated[bool, out("List the runs in --out and how far each has got; run nothing.")] = False,
     *,
-    how: shared.RunOptions,
+    how: RunOptions,
 ) -> Answer | None:
     """Run a recipe, or resume one that was stopped; without a recipe, list them.
 
@@ -54,23 +52,22 @@ def run(
         from sipp_lab.recipes.table import RECIPES
 
         return listing("recipe", "what it does", "recipes", {name: row["description"] for name, row in RECIPES.items()})
-    from sipp.cli import run_work
     from sipp_lab.recipes import Code, load_recipe
 
-    shared.load_code(how.code)
+    load_code(how.code)
     named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
     chosen = load_recipe(recipe, settings=settings or (), code=named)
     if show:
         return _explain(chosen)
     if dry_run:
-        return run_work.dry_run([chosen], how, {"kind": "run plan"})
-    finished = run_work.run_recipes([chosen], how)
+        return plan_of([chosen], how, {"kind": "run plan"})
+    finished = run_recipes([chosen], how)
     if finished is None:
         return None
     (done,) = finished
-    summary = f"{run_work.work_done(done.n_made)}; records: {done.folder / 'records.jsonl'}"
+    summary = f"{work_done(done.n_made)}; records: {done.folder / 'records.jsonl'}"
     values = {"kind": "run", "folder": done.folder, "n_made": done.n_made, "records": done.records}
-    return Answer([run_work.records_table(done.records), summary], values)
+    return Answer([records_table(done.records), summary], values)
 
 
 def _explain(recipe: Any) -> Answer:

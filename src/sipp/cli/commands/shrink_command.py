@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import Force, StoredOptions
-from sipp.cli.output import Answer
-from sipp.results import Option, to_json
+from sipp.cli.options import Stored, out_short
+from sipp.cli.output import Answer, check_out, record_of, write_out
+from sipp.errors import ModelError
+from sipp.results import Option
 
 KINDS = (".pt", ".onnx")
 
@@ -21,20 +22,16 @@ N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 def shrink(
     *,
-    stored: StoredOptions,
-    out: Annotated[
-        Path,
-        Option("NAME.pt (the module, by torch.save), or NAME.onnx.", "Output", ("--out", "-o")),
-    ],
+    stored: Stored,
+    out: Annotated[Path, out_short("NAME.pt (the module, by torch.save), or NAME.onnx.")],
     multiply_adds: Annotated[float | None, Option("Share of the multiply-adds to keep.", "What to prune")] = None,
-    force: Force = False,
+    force: bool = False,
 ) -> Answer:
     """Make a smaller dense network: without dead channels (the same outputs), or within a budget.
 
     For example: sipp shrink sparse --model my.py:net --data points.npz --out small.onnx
     """
-    from sipp.cli.out_option import check_out, write_out
-    from sipp.cli.stored_option import example_for, stored_network
+    from sipp.cli.stored import example_of, points_for, stored_network
 
     if out.suffix not in KINDS:
         raise CommandError(
@@ -44,10 +41,10 @@ def shrink(
         )
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
-    example = example_for(network, stored, N_POINTS)[0]
+    example = example_of(points_for(network, stored, N_POINTS))
     data = example
     if multiply_adds is not None:
-        data = example_for(network, stored, N_CALIBRATION, BATCH_SIZE)[1].batches
+        data = points_for(network, stored, N_CALIBRATION, BATCH_SIZE).batches
     with naming_option(f"FILE {stored.file}", "see sipp shrink --help"):
         small = sipp.shrink(network.model, data, multiply_adds=multiply_adds)
         certificate = network.certificate
@@ -57,7 +54,7 @@ def shrink(
             write_out(out, _module_bytes(small.model))
         else:
             sipp.export(small, out, example)
-    values = {"kind": "shrink", "sipp": sipp.__version__, "network": network.name, **to_json(small), "path": out}
+    values = record_of("shrink", small, {"network": network.name}) | {"path": str(out)}
     return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
@@ -68,7 +65,7 @@ def _module_bytes(model: Any) -> bytes:
     try:
         torch.save(model, content)
     except Exception as error:  # user classes may raise anything
-        raise sipp.errors.ModelError(
+        raise ModelError(
             f"torch.save cannot write its {type(model).__name__} ({type(error).__name__}: {error})",
             fix="give a name that ends in .onnx",
         ) from error

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import sipp
-from sipp.cli.hugging_face_models import PREFIX, config_of, folder_of, gguf_in, tokenizer_of
+from sipp.cli.hugging_face import PREFIX, config_of, folder_of, tokenizer_of
 from sipp.errors import DataError, OptionError, SippError
 
 PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
@@ -24,7 +22,6 @@ LENGTH: int = inspect.signature(sipp.text).parameters["length"].default
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # class name endings of causal language models
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of a config.json
 N_SEQUENCES = 128  # default number for calibration, as is usual
-MOST_TEXT = 1 << 28  # bytes of a file of sentences, since it is held in memory
 MOST_TOKENS = 512  # per sentence
 LABEL_SEPARATOR = "\t"
 
@@ -42,7 +39,7 @@ def is_language_model(model: str) -> bool:
     if not model.startswith(PREFIX):
         return False
     names = config_of(model).get("architectures") or [""]
-    return gguf_in(folder_of(model)) is not None or str(names[0]).endswith(CAUSAL)
+    return str(names[0]).endswith(CAUSAL)
 
 
 def length_of(model: str, asked: int | None) -> int:
@@ -58,13 +55,13 @@ def length_of(model: str, asked: int | None) -> int:
     return asked
 
 
-def sequences(path: Path, model: str, length: int | None, role: str, seed: int) -> tuple[Tensor, str]:
+def sequences(path: Path, model: str, length: int | None, is_holdout: bool, seed: int) -> tuple[Tensor, str]:
     """Token sequences from text files, and a description of them.
 
     A holdout has one sequence per document if there are several, because those of one text are not independent (T22).
     """
     n_tokens, has_several = length_of(model, length), _has_several_documents(path)
-    is_one_each = role == "holdout" and has_several
+    is_one_each = is_holdout and has_several
     ids = sipp.text(path, tokenizer_of(model), length=n_tokens, one_a_document=is_one_each, seed=seed)
     source = "one of each document" if is_one_each else "several documents" if has_several else "one document"
     return ids, f"sequences of {n_tokens:,} tokens of {path.name} ({source})"
@@ -88,18 +85,15 @@ def windows(path: Path, model: str, length: int | None, n_windows: int | None) -
     return read_nT, f"{words}, tokenizer of {model.removeprefix(PREFIX)}"
 
 
-# --- sentences, for networks that are not causal language models ------------------------------------------------------
-
-
 def sentences(path: Path, model: str) -> dict[str, Tensor]:
-    """Tokenizes the lines of a text file; `sentence<TAB>number` gives labels too."""
+    """The lines of a text file as tokens, for a network that is no causal language model; and labels, if every line
+    ends in a tab and a class number.
+    """
     if not model.startswith(PREFIX):
         raise DataError(
             f"{path.name} holds text, and {model or 'the network'} has no tokenizer", fix="give --model hf:DIR"
         )
     folder = folder_of(model)
-    if path.stat().st_size > MOST_TEXT:
-        raise DataError(f"{path} has more than {MOST_TEXT:,} bytes", fix="split it")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         texts, labels = _split_labels([line for line in lines if line])
@@ -109,7 +103,6 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         tokens = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-        _warn_of_unknown(tokens["input_ids"], tokenizer, path)
     except SippError:
         raise
     except Exception as error:  # not text, or a broken tokenizer
@@ -120,26 +113,17 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
     return dict(tokens) | ({} if labels is None else {"labels": labels})
 
 
-def _warn_of_unknown(ids: Tensor, tokenizer: Any, path: Path) -> None:
-    """Warns if the tokenizer does not know most words, which would make all inputs alike."""
-    special = torch.tensor([i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id], device="cpu")
-    words = ids[~torch.isin(ids, special)]
-    share = float((words == tokenizer.unk_token_id).float().mean()) if tokenizer.unk_token_id is not None else 0.0
-    if share > 0.5:
-        warnings.warn(f"{path.name}: the tokenizer does not know {share:.0%} of the words", stacklevel=2)
-
-
 def _split_labels(lines: list[str]) -> tuple[list[str], Tensor | None]:
     """The sentences and, if every line ends in a tab and a number, their labels."""
     parts = [line.rpartition(LABEL_SEPARATOR) for line in lines]
     fits = [bool(text) and label.isascii() and label.isdigit() and len(label) < 7 for text, _, label in parts]
-    if not all(fits):
-        if any(fits):  # otherwise numbers would be read as words
-            raise DataError(
-                f"only {sum(fits)} of {len(fits)} sentences end in a tab and a class number; the first without is "
-                f"sentence {fits.index(False) + 1}",
-                fix="give all of them a class number (0, 1, ...), or none",
-            )
+    if not any(fits):
         return lines, None
+    if not all(fits):  # otherwise numbers would be read as words
+        raise DataError(
+            f"only {sum(fits)} of {len(fits)} sentences end in a tab and a class number; the first without is "
+            f"sentence {fits.index(False) + 1}",
+            fix="give all of them a class number (0, 1, ...), or none",
+        )
     labels = torch.tensor([int(label) for _, _, label in parts], dtype=torch.int64, device="cpu")
     return [text for text, _, _ in parts], labels

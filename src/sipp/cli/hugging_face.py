@@ -10,57 +10,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp.extras import needed_for
 from sipp.results import words
 
-PREFIX, GGUF, CONFIG = "hf:", ".gguf", "config.json"
+PREFIX, CONFIG = "hf:", "config.json"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")  # one of them holds the vocabulary
 WHOLE = "give a whole folder of save_pretrained with model.safetensors"
 OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
 def folder_of(spec: str) -> Path:
-    """The folder of `hf:DIR`, which must hold a config.json or one GGUF file; nothing is downloaded."""
+    """The folder of `hf:DIR`, which must hold a config.json; nothing is downloaded."""
     folder = Path(spec.removeprefix(PREFIX))
-    if not (folder / CONFIG).is_file() and gguf_in(folder) is None:
+    if not (folder / CONFIG).is_file():
         raise OptionError(
-            f"{folder} is not a folder of a Hugging Face model (no config.json, no single .gguf file)",
+            f"{folder} is not a folder of a Hugging Face model (no config.json)",
             fix="give hf:DIR, a folder that save_pretrained wrote; nothing is downloaded",
         )
     return folder
 
 
 def config_of(spec: str) -> dict[str, Any]:
-    """The configuration of `hf:DIR`; empty for a GGUF file, which holds its own."""
+    """The configuration of `hf:DIR`."""
     path = folder_of(spec) / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(config, dict):
-            raise ValueError("it is not an object")
-    except (OSError, ValueError, RecursionError) as error:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ModelError(f"is not valid JSON ({error!s:.200})", where=path, fix=WHOLE) from error
     return config
-
-
-def gguf_in(folder: Path) -> str | None:
-    """The only GGUF file in a folder without config.json; None if there are none or several."""
-    if (folder / CONFIG).is_file() or not folder.is_dir():
-        return None
-    names = sorted(path.name for path in folder.glob(f"*{GGUF}"))
-    return names[0] if len(names) == 1 else None
 
 
 def hf_model(spec: str) -> nn.Module:
     """Loads the network of a folder from safetensors, with the class named in its configuration; runs no code."""
     transformers, folder = _transformers("--model hf:DIR"), folder_of(spec)
-    file = gguf_in(folder)
     with _loading(folder):
-        if file is not None:
-            return _from_gguf(transformers, folder, file)
         config, kind = _model_class(transformers, folder)
         network, loading_info = kind.from_pretrained(
             folder, config=config, use_safetensors=True, output_loading_info=True, **OWN_CODE_ONLY
@@ -80,17 +66,24 @@ def hf_model_without_weights(spec: str) -> nn.Module:
     with needed_for("reading a network without its weights"):
         from accelerate import init_empty_weights
     transformers, folder = _transformers("--model hf:DIR"), folder_of(spec)
-    if gguf_in(folder) is not None:
-        raise ModelError(
-            f"{folder} holds a GGUF file, and only .safetensors are read block by block",
-            fix="convert it: load it with transformers, and save_pretrained",
-        )
     with _loading(folder):
         config, kind = _model_class(transformers, folder)
         with init_empty_weights():
             is_any = kind is transformers.AutoModel
             network = kind.from_config(config, trust_remote_code=False) if is_any else kind(config)
     return cast("nn.Module", network.eval())
+
+
+def tokenizer_of(spec: str) -> Any:
+    """The tokenizer of `hf:DIR`."""
+    transformers, folder = _transformers("text as data"), folder_of(spec)
+    if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
+        raise DataError(  # transformers would create an empty one
+            f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
+            fix="save it there: tokenizer.save_pretrained",
+        )
+    with _loading(folder):
+        return transformers.AutoTokenizer.from_pretrained(folder, **OWN_CODE_ONLY)
 
 
 @contextmanager
@@ -130,40 +123,3 @@ def _model_class(transformers: Any, folder: Path) -> tuple[Any, Any]:
     if not is_fit or not isinstance(config, kind.config_class or ()):
         kind = transformers.AutoModel
     return config, kind
-
-
-def _from_gguf(transformers: Any, folder: Path, file: str) -> Any:
-    """Loads the network of a GGUF file, dequantised to float32."""
-    with needed_for("reading GGUF files"):
-        import gguf  # noqa: F401
-    read = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=file, dtype=torch.float32, **OWN_CODE_ONLY
-    )
-    config = read.config
-    if hasattr(config, "quantization_config"):  # no longer quantised
-        del config.quantization_config
-    network = type(read)(config)
-    network.load_state_dict(read.state_dict())
-    return network.eval()
-
-
-def tokenizer_of(spec: str) -> Any:
-    """The tokenizer of `hf:DIR`."""
-    transformers, folder = _transformers("text as data"), folder_of(spec)
-    file = gguf_in(folder)
-    if file is not None:
-        with needed_for("reading GGUF files"):
-            import gguf  # noqa: F401
-    elif not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
-        raise DataError(  # transformers would create an empty one
-            f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
-            fix="save it there: tokenizer.save_pretrained",
-        )
-    with _loading(folder):
-        return transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file, **OWN_CODE_ONLY)
-
-
-def own_tokenizer(spec: str) -> Any:
-    """The tokenizer inside a GGUF file; None for other networks, whose folder has separate files for it."""
-    is_gguf = spec.startswith(PREFIX) and gguf_in(Path(spec.removeprefix(PREFIX))) is not None
-    return tokenizer_of(spec) if is_gguf else None

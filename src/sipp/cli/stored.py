@@ -1,0 +1,85 @@
+"""The network in FILE, a file from `sipp.save` or a folder from `sipp prune`, and an example input for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import sipp
+from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.hugging_face import PREFIX
+from sipp.cli.inputs import Points, Reader
+from sipp.cli.networks import load_model
+from sipp.cli.options import Stored
+from sipp.cli.texts import is_language_model, is_text, length_of
+from sipp.results import AnyCertificate, Pruned, Report, SavedFile
+from sipp_lab.nets import NETS
+
+GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
+EXAMPLE_TOKENS = 64  # per sequence in an example for a language model; --length gives another number
+
+
+@dataclass(frozen=True)
+class StoredNetwork:
+    """A stored network, in eval mode on the CPU, and what is certified of it."""
+
+    name: str  # as for --model
+    model: nn.Module
+    contents: SavedFile | Report
+    certificate: AnyCertificate | None
+
+    @property
+    def record(self) -> Pruned | None:
+        """The record of `prune`, which a folder holds; None for a file of `sipp.save`."""
+        if not isinstance(self.contents, Report):
+            return None
+        facts = self.contents.pruned
+        masks = {layer.name: self.model.get_parameter(layer.name).detach() != 0 for layer in facts.layers}
+        return replace(facts, model=self.model, masks=masks)
+
+
+def contents_of(file: Path) -> SavedFile | Report:
+    """What is in FILE."""
+    with naming_option(f"FILE {file}", GIVE_FILE):
+        return sipp.inspect(file)
+
+
+def stored_network(asked: Stored) -> StoredNetwork:
+    """Loads the network, built by --model, or by what the folder's report names if that runs no code of a user.
+
+    The class or function that a file names is never imported: user code must be named on the command line.
+    """
+    contents = contents_of(asked.file)
+    if isinstance(contents, Report):
+        recorded, certificate = contents.identity.model, contents.identity.certificate
+    else:
+        recorded = contents.model
+        certificate = contents.certificate if contents.certificate_about == "stored values" else None
+    if asked.model is None and recorded not in NETS and not recorded.startswith(PREFIX):
+        raise CommandError(
+            f"it holds a {recorded:.60}, and does not say how that is built",
+            where=f"FILE {asked.file}",
+            fix="say it: --model my.py:function, or the name of a built-in network",
+        )
+    name = asked.model or recorded
+    return StoredNetwork(name, load_model(name, asked.file, option="FILE"), contents, certificate)
+
+
+def points_for(network: StoredNetwork, asked: Stored, n_points: int, batch_size: int | None = None) -> Points:
+    """Points from --data; without a `batch_size` they are in one batch."""
+    if asked.data is None:
+        raise CommandError(f"{network.name} needs inputs to run on", where=f"FILE {asked.file}", fix="give --data")
+    reading = asked.reading
+    if reading.length is None and is_language_model(network.name) and is_text(Path(asked.data)):
+        reading = replace(reading, length=min(length_of(network.name, None), EXAMPLE_TOKENS))
+    reader = Reader(network.model, network.name, reading, batch_size=batch_size or n_points)
+    return reader.draw(reader.open(asked.data), n_points)
+
+
+def example_of(points: Points) -> Any:
+    """The inputs of the first batch, without labels."""
+    batch = points.batches[0]
+    return batch[0] if isinstance(batch, tuple) else batch

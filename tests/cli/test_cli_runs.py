@@ -1,0 +1,126 @@
+"""`sipp run`, `sipp study` and `sipp demo`: from nothing to a page, resumed; what would be trained; recipes."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import files_in, refused, run, told
+from rich.console import Console
+
+from sipp.cli.commands import demo_command as demo
+from sipp_lab.parallel.on_ray import RayOptions
+from sipp_lab.studies import study_names
+
+SMALL = (
+    "--set=train.epochs=1", "--set=train.decay={factor: 0.5, every: 1}", "--set=train.batch_size=256",
+    "--set=prune.keeps=[0.3]", "--set=repetitions=1", "--set=data.n_holdout=0", "--device=cpu",
+)  # fmt: skip
+SHORT = ("prune.methods=[magnitude, sipp-hybrid]", "prune.levels=1", "train.epochs=3", "train.decay.milestones=[2]")
+
+
+def plan(*words: object) -> list[tuple[int, int]]:
+    """(there, to train) of each run of the study."""
+    found = told("study", *words, "--dry-run")
+    assert (found["seconds"] > 0) == (found["n_new"] > 0)
+    return [(one["n_there"], one["n_new"]) for one in found["runs"]]
+
+
+def test_a_study_from_nothing_to_its_page(tmp_path: Path) -> None:
+    words = ["paper-fully-connected", *SMALL, "--out", tmp_path, "--set=prune.methods=[magnitude]"]
+    assert plan(*words) == [(0, 2), (0, 2)] and not list(tmp_path.iterdir())
+    found = told("study", *words)
+    assert [one["n_made"] for one in found["runs"]] == [2, 2] and found["page"].endswith("-short.html")
+    page = Path(found["page"]).read_text()
+    assert "Study paper-fully-connected (short)" in page and "Main comparison" in page
+    assert "reproduces no figure of the paper" in page
+    assert plan(*words) == [(2, 0), (2, 0)]
+    assert "nothing left to do" in run("study", *words).stdout
+
+
+def test_a_run_is_planned_trained_and_listed(tmp_path: Path) -> None:
+    words = ["run", "digits-iterative", *SMALL, "--set=prune.methods=[magnitude]", "--out", tmp_path]
+    done = run(*words, "--dry-run")
+    assert re.search(r"2 networks and 2 epochs to train: about [0-9.]+ s here, one network after another", done.stdout)
+    assert not list(tmp_path.iterdir())
+    found = told(*words)
+    assert found["n_made"] == 2 and [one["method"] for one in found["records"]] == [None, "magnitude"]
+    (listed,) = told("run", "--status", "--out", tmp_path)["runs"]
+    assert (listed["state"], listed["n_done"], listed["pipeline"]) == ("finished", 2, "iterative")
+
+
+def test_studies_and_recipes_are_listed_and_explained() -> None:
+    assert [one["name"] for one in told("study")["studies"]] == study_names()
+    assert "digits-iterative" in [one["name"] for one in told("run")["recipes"]]
+    text = run("run", "vgg16-cifar10-iterative", "--show").stdout
+    assert any(line.split()[:2] == ["retrain.epochs", "150"] for line in text.splitlines())
+    keys = told("run", "digits-iterative", "--show")["keys"]
+    assert {"key": "train.epochs", "value": 8, "meaning": "epochs of training"} in keys
+
+
+def test_a_study_in_two_processes_gives_the_runs_of_one(tmp_path: Path) -> None:
+    words = ["study", "paper-fully-connected", *SMALL, "--set=prune.methods=[magnitude]", "--json"]
+    assert run(*words, "--out", tmp_path / "one").returncode == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sipp"]
+    done = subprocess.run(
+        [*launch, *map(str, words), "--out", str(tmp_path / "two")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [one["n_made"] for one in json.loads(done.stdout)["runs"]] == [2, 2]  # of one process: the other only helps
+    names = [sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("one", "two")]
+    assert names[0] == names[1]
+
+
+def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def on_ray(job: Any, options: RayOptions) -> Iterator[Any]:
+        asked.append((job.recipe.name, options))
+        yield from ()
+
+    monkeypatch.setattr("sipp_lab.runs.running.run_on_ray", on_ray)
+    monkeypatch.setattr("sipp_lab.runs.running.check_ray", lambda options: None)
+    words = ["study", "paper-fully-connected", *SMALL, "--out", tmp_path, "--at-once", 3]
+    run(*words, "--engine", "ray")
+    assert asked == [(name, RayOptions("local", 3)) for name in ("digits-fc-iterative", "digits-fc-at-init")]
+    assert "--engine ray" in refused(run(*words), "sipp study", "are for Ray")
+
+
+def accuracies(records: demo.Records) -> dict[tuple[str | None, int], float]:
+    return {(record["method"], record["level"]): record["after"]["top1"] for record in records}
+
+
+def test_two_short_demos_agree_and_end_with_a_page(tmp_path: Path) -> None:
+    first, again = (demo.run_demo(tmp_path / name, progress=False, settings=SHORT) for name in ("a", "b"))
+    assert accuracies(first[0]) == accuracies(again[0]) and accuracies(first[0])[None, 0] > 0.8
+    assert set(accuracies(first[0])) == {(None, 0), ("magnitude", 1), ("sipp-hybrid", 1)}
+    # The run itself is made anew each time: nothing of it stays beside what it shows.
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["page.html"]
+    refused(run("demo", "--out", tmp_path / "a"), "sipp demo", "exists")
+
+
+def test_a_stopped_demo_leaves_the_disk_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(recipe: object, *, out: Path, **options: object) -> None:
+        (out / "half").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sipp_lab.runs.running.run", stopped)
+    assert run("demo", "--out", tmp_path / "new").returncode == 130 and not files_in(tmp_path)
+
+
+def test_the_table_of_the_demo_fits_80_columns() -> None:
+    shares = {"before": {"top1": 0.5}, "after": {"top1": 1.0}}
+    records: demo.Records = [{"method": None, "level": 0, **shares}]
+    records += [
+        {"method": method, "level": level, "keep": 0.5**level, **shares}
+        for method in demo.METHODS
+        for level in range(1, 6)
+    ]
+    text = StringIO()
+    Console(file=text, width=80).print(demo.demo_table(records))
+    assert "…" not in text.getvalue() and "sipp-hybrid" in text.getvalue()
