@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.inputs.restore import copy_of
+from sipp.inputs.running import copy_of
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.results.numerics import device_of

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,14 @@ import sipp
 from sipp.errors import OptionError
 from sipp.inputs.data import as_batch
 from sipp.inputs.structure import why_no_chain
-from sipp.inputs.trace import record
+from sipp.inputs.trace import trace_layers
 from sipp.results.pruned import Pruned
 from sipp.scoring.task import calibration_needed
+
+
+def recorded(model: Any, batch: Any) -> Any:
+    return trace_layers(model, (), batch).run
+
 
 N_TRIALS = 25
 DELTA = 0.05
@@ -203,7 +209,7 @@ class Plain(nn.Module):
 
 def obstacle(model: nn.Module, *sizes: int) -> str:
     weights = {name for name, _ in model.named_parameters() if name.endswith("weight")}
-    return why_no_chain(model, record(model, as_batch(torch.rand(3, *sizes), 0, "points")), weights)
+    return why_no_chain(model, recorded(model, as_batch(torch.rand(3, *sizes), 0, "points")), weights)
 
 
 def test_the_papers_formula_says_where_it_is_no_bound() -> None:

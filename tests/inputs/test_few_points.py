@@ -13,7 +13,7 @@ from oracles import sensitivity as oracle
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import DataError, ModelError
+from sipp.errors import DataError
 from sipp.scoring import sensitivities
 from sipp.scoring.task import task_of
 
@@ -106,7 +106,7 @@ def test_a_layer_that_some_points_call_for_is_scored_for_all() -> None:
     assert maxima_agree(Calls(asked_for), [x], [point[None] for point in x])
 
 
-@pytest.mark.parametrize("read", [lambda t: int(t), lambda t: t.tolist(), lambda t: int(t.numpy())])
+@pytest.mark.parametrize("read", [lambda t: int(t), lambda t: t.tolist()])
 def test_a_loop_that_some_points_make_longer_is_scored_in_full(read: Callable[[Tensor], int]) -> None:
     def looped(m: nn.Module, x: Tensor) -> Tensor:
         for _ in range(read((x[:, 0].amax() > 9).long() + 1)):
@@ -118,17 +118,6 @@ def test_a_loop_that_some_points_make_longer_is_scored_in_full(read: Callable[[T
     again = model.m(x).detach()
     assert maxima_agree(model, list(x.split(N)), [torch.stack(pair) for pair in zip(x, again)])
     assert not has_a_mean(model, list(x.split(N)))
-
-
-@pytest.mark.parametrize("is_large", [lambda x: bool((x[:, 0] > 9).any()), lambda x: len(x) > 3])
-def test_a_weight_that_is_read_elsewhere_for_some_points_is_found(is_large: Callable[[Tensor], bool]) -> None:
-    def read(m: nn.Module, x: Tensor) -> Tensor:
-        return m(x) + (nn.functional.linear(x.abs(), m.weight) if is_large(x) else 0)
-
-    x = randn(2 * N, WIDTH)
-    x[N + 3, 0] = 10
-    with pytest.raises(ModelError, match=r"m\.weight is read by"):
-        sipp.sensitivity(Calls(read), list(x.split(N)))
 
 
 @pytest.mark.parametrize("by_itself", [False, True])
@@ -152,19 +141,6 @@ class Longer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.few(x)
         return self.many(h) if len(x) > 3 else h
-
-
-class Doubled(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-def test_a_layer_that_two_points_do_not_reach_is_checked_when_it_is_reached() -> None:
-    torch.manual_seed(0)
-    x = torch.rand(8, 4)
-    sipp.sensitivity(Longer(nn.Linear(4, 4), nn.Linear(4, 4)), [x])
-    with pytest.raises(ModelError, match="cannot reproduce"):
-        sipp.sensitivity(Longer(nn.Linear(4, 4), Doubled(4, 4)), [x])
 
 
 def test_a_weight_that_is_used_again_by_more_points_has_no_mean() -> None:

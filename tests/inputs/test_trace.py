@@ -11,8 +11,6 @@ from language_models import language_model, sequences
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.layers import find_prunable_layers, unwrap
-from sipp.inputs.structure import layers_that_read
 from sipp.inputs.trace import BY_VALUES, ELSEWHERE, NOT_MOVED, ModelMap, trace
 
 
@@ -37,11 +35,6 @@ def added_to(found: ModelMap) -> dict[str, str]:
     return {name: one.latest for name, one in found.sums.items()}
 
 
-def read_by(model: nn.Module, found: ModelMap, module: str) -> tuple[str, ...]:
-    layers = find_prunable_layers(unwrap(model))
-    return layers_that_read(found.run, layers, next(one for one in layers if one.module_name == module))
-
-
 def conv(n_in: int, n_out: int, size: int = 3, stride: int = 1, **more: Any) -> nn.Conv2d:
     return nn.Conv2d(n_in, n_out, size, stride, size // 2, bias=False, **more)
 
@@ -58,12 +51,11 @@ def test_a_perceptron() -> None:
     found = map_of(model, rows())
     assert found.order == ("0.weight", "2.weight", "4.weight")
     assert found.n_uses == dict.fromkeys(found.order, 1)
-    assert (found.no_chain, found.depends_on_values, found.unassigned) == ("", "", {})
+    assert (found.no_chain, found.run.depends_on_values, found.unassigned) == ("", "", {})
     assert (found.sums, found.norms, found.blocks) == ({}, {}, None)
     assert {name: place.name for name, place in found.places.items()} == {
         "0.weight": "0.bias", "2.weight": "2.bias", "4.weight": "4.bias"
     }  # fmt: skip
-    assert [read_by(model, found, name) for name in "024"] == [("2",), ("4",), ()]
     assert [one.name for one in found.run.operations if one.module in "024"] == ["t", "addmm"] * 3
     assert str(found).splitlines() == [
         "Sequential: 3 weights in 3 layers, 8 operations on 3 inputs",
@@ -90,7 +82,6 @@ def test_vgg_without_norms() -> None:
     assert (found.sums, found.norms, found.blocks, found.unassigned) == ({}, {}, None, {})
     assert {place.kind for place in found.places.values()} == {"bias"}
     assert found.no_chain == "||kernel||_F does not bound a convolution (0)"
-    assert [read_by(model, found, name) for name in ("0", "3", "7", "10")] == [("3",), ("7",), ("10",), ()]
 
 
 def test_vgg_with_norms() -> None:
@@ -99,7 +90,6 @@ def test_vgg_with_norms() -> None:
     assert found.norms == {"0.weight": "1", "4.weight": "5"}
     assert found.places["0.weight"].name == "1.running_mean" and found.places["0.weight"].sign == -1
     assert found.places["9.weight"].name == "9.bias"
-    assert read_by(model, found, "0") == ("4",) and read_by(model, found, "4") == ("9",)
 
 
 class Basic(nn.Module):
@@ -149,8 +139,6 @@ def test_a_residual_network_with_padded_shortcuts() -> None:
     assert found.sums["layer1.0.conv2.weight"].norms == ("layer1.0.bn2",)
     assert found.norms["layer1.0.conv1.weight"] == "layer1.0.bn1"
     assert found.places["layer1.0.conv1.weight"].name == "layer1.0.bn1.running_mean"
-    assert read_by(model, found, "layer1.0.conv1") == ("layer1.0.conv2",)  # inside of a block
-    assert read_by(model, found, "layer1.0.conv2") == read_by(model, found, "conv") == ()  # in the stream
     assert not found.unassigned
 
 
@@ -187,7 +175,6 @@ def test_a_dense_network() -> None:
     assert found.order == ("first.weight", "layers.0.weight", "layers.1.weight", "fc.weight")
     assert (found.sums, found.norms, found.blocks, found.unassigned) == ({}, {}, None, {})
     assert {name: place.kind for name, place in found.places.items() if place.kind != "none"} == {"fc.weight": "bias"}
-    assert all(read_by(model, found, name) == () for name in ("first", "layers.0", "layers.1"))
 
 
 class Inverted(nn.Module):
@@ -210,7 +197,6 @@ def test_blocks_of_a_mobile_net() -> None:
     assert found.blocks is not None and found.blocks.names == ("1", "2")
     assert added_to(found) == {"1.project.weight": "0.weight", "2.project.weight": "1.project.weight"}
     assert found.norms["1.depth.weight"] == "1.bn2"
-    assert read_by(model, found, "1.expand") == ("1.depth",) and read_by(model, found, "1.depth") == ("1.project",)
 
 
 class UNet(nn.Module):
@@ -229,7 +215,6 @@ def test_a_concatenation_across_the_network() -> None:
     found = map_of(model, images())
     assert found.order == ("down.weight", "low.weight", "up.weight", "out.weight")
     assert (found.sums, found.norms, found.blocks, found.unassigned) == ({}, {}, None, {})
-    assert [read_by(model, found, name) for name in ("down", "low", "up", "out")] == [(), (), ("out",), ()]
 
 
 # --- Sequences --------------------------------------------------------------------------------------------------------
@@ -263,13 +248,13 @@ def test_an_lstm_with_the_batch_first() -> None:
 def test_an_lstm_with_time_first_knows_its_batch_and_the_layer_behind_it_does_not() -> None:
     found = map_of(Tagger(batch_first=False), steps())
     assert found.order == (*LSTM, "fc.weight")
-    assert found.unassigned == {("fc.weight", 1): ELSEWHERE}
+    assert found.unassigned == {"fc.weight": ELSEWHERE}
     assert str(found).splitlines()[-1] == f"not assigned to inputs, {ELSEWHERE}: fc.weight"
 
 
 def test_as_many_steps_as_inputs_are_not_mistaken_for_them() -> None:
     found = map_of(Tagger(batch_first=False), steps(3, 3))
-    assert found.unassigned == {("fc.weight", 1): NOT_MOVED}
+    assert found.unassigned == {"fc.weight": NOT_MOVED}
 
 
 def test_an_encoder_of_torch() -> None:
@@ -294,7 +279,7 @@ def test_gpt2() -> None:
     assert found.blocks is not None and found.blocks.names == ("transformer.h.0", "transformer.h.1")
     assert added_to(found)["transformer.h.1.mlp.c_proj.weight"] == "transformer.h.1.attn.c_proj.weight"
     assert len(found.sums) == 4 and {place.kind for place in found.places.values()} == {"bias"}
-    assert (found.unassigned, found.depends_on_values) == ({}, "")
+    assert (found.unassigned, found.run.depends_on_values) == ({}, "")
 
 
 IN_LLAMA = (
@@ -316,7 +301,7 @@ def test_llama() -> None:
         "model.layers.1.mlp.down_proj.weight": "model.layers.1.self_attn.o_proj.weight",
     }
     assert found.norms == {} and {place.kind for place in found.places.values()} == {"none"}
-    assert (found.unassigned, found.depends_on_values) == ({}, "")
+    assert (found.unassigned, found.run.depends_on_values) == ({}, "")
 
 
 def test_gemma_has_norms_behind_layers_which_are_no_sums() -> None:
@@ -331,7 +316,7 @@ def test_a_mixture_of_experts() -> None:
     found = map_of(language_model("Mixtral"), sequences(), exclude="lm_head")
     experts = {name for name in found.order if "experts" in name}
     assert len(experts) == 4 and all(found.n_uses[name] == 4 for name in experts)
-    assert {name for name, _ in found.unassigned} == experts
+    assert set(found.unassigned) == experts
     assert found.blocks is not None and len(found.sums) == 2
 
 
@@ -355,8 +340,8 @@ def test_experts_that_are_sent_some_inputs() -> None:
     data = rows()
     data[:, 0] = torch.tensor([1.0, -1.0]).repeat(3)  # one of both that are run to each
     found = map_of(Routed(), data)
-    assert found.unassigned == {("experts.0.weight", 1): BY_VALUES, ("experts.1.weight", 1): BY_VALUES}
-    assert found.depends_on_values == "nonzero in the model itself"
+    assert found.unassigned == {"experts.0.weight": BY_VALUES, "experts.1.weight": BY_VALUES}
+    assert found.run.depends_on_values == "nonzero in the model itself"
 
 
 # --- Odd networks -----------------------------------------------------------------------------------------------------
@@ -374,9 +359,7 @@ class Tied(nn.Module):
 
 def test_a_weight_of_two_layers() -> None:
     found = map_of(Tied(), rows())
-    assert [(use.weight, use.module, use.nth) for use in found.uses] == [
-        ("a.weight", "a", 1), ("a.weight", "b", 2), ("c.weight", "c", 1)
-    ]  # fmt: skip
+    assert [(use.weight, use.module) for use in found.uses] == [("a.weight", "a"), ("a.weight", "b"), ("c.weight", "c")]
     assert found.places["a.weight"].kind == "none"
     assert "a.weight is used twice" in found.no_chain
 
@@ -406,7 +389,7 @@ class Branching(nn.Module):
 
 def test_a_branch_that_goes_by_values() -> None:
     found = map_of(Branching(), rows().abs())
-    assert found.depends_on_values == "_local_scalar_dense in the model itself"
+    assert found.run.depends_on_values == "_local_scalar_dense in the model itself"
     assert found.order == ("a.weight",) and found.unassigned == {}
     assert "not used by these inputs: b.weight" in str(found)
 
@@ -446,12 +429,10 @@ def through_a_list(x: Tensor, state: Tensor) -> bool:
         ("_local_scalar_dense", through_a_list),
         ("index", lambda x, state: x[x > 0]),
         ("nonzero", lambda x, state: x.nonzero()),
-        ("tolist", lambda x, state: x.tolist()),
-        ("numpy", lambda x, state: x.numpy()),
     ],
 )
 def test_control_flow_that_depends_on_values_is_found(operation: str, asks: Callable[[Tensor, Tensor], object]) -> None:
-    assert map_of(Asking(asks), rows()).depends_on_values == f"{operation} in the model itself"
+    assert map_of(Asking(asks), rows()).run.depends_on_values == f"{operation} in the model itself"
 
 
 @pytest.mark.parametrize(
@@ -464,7 +445,7 @@ def test_control_flow_that_depends_on_values_is_found(operation: str, asks: Call
     ],
 )
 def test_control_flow_by_positions_or_weights_is_not_flagged(asks: Callable[[Tensor, Tensor], object]) -> None:
-    assert map_of(Asking(asks), rows()).depends_on_values == ""
+    assert map_of(Asking(asks), rows()).run.depends_on_values == ""
 
 
 class Elsewhere(nn.Module):
@@ -478,14 +459,13 @@ class Elsewhere(nn.Module):
             "transposed": lambda x: x @ self.a.weight.T[:, :4],
             "data": lambda x: x * self.a.weight.data[0],
             "sum": lambda x: x * self.a.weight.sum(),
-            "numpy": lambda x: x * float(self.a.weight.detach().numpy()[0, 0]),
             "shape": lambda x: x * self.a.weight.shape[0] + torch.zeros_like(self.a.weight)[0],
             "view": lambda x: x if len(self.a.weight.T) == 4 else -x,
         }
         return self.b(ways[self.way](self.a(x)))
 
 
-@pytest.mark.parametrize("way", ["linear", "transposed", "data", "sum", "numpy"])
+@pytest.mark.parametrize("way", ["linear", "transposed", "data", "sum"])
 def test_a_weight_that_is_read_elsewhere_is_refused(way: str) -> None:
     with pytest.raises(ModelError, match=r"a\.weight is read by \w+ while a is not running"):
         map_of(Elsewhere(way), rows())

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from repairing.fit_points import even_masks, split_of
 from torch import Tensor, nn
 
-from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.trace import trace
 from sipp.repairing import repair_network
 from sipp.repairing.streams import reading, streams_in
@@ -95,8 +94,7 @@ def test_streams_are_found(case: str) -> None:
     net, x = Net(run).eval(), torch.randn(20, 6)
     nn.init.uniform_(net.norm.weight, 0.5, 2.0)
     net.norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
-    layers = tuple(find_prunable_layers(net))
-    found = streams_in(trace(net, x), layers, inputs_differ=False)
+    found = streams_in(trace(net, x), inputs_differ=False)
     assert set(found) == wanted
     for name, stream in found.items():
         met, outputs = dict[str, Tensor](), list[Tensor]()

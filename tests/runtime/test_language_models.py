@@ -12,7 +12,7 @@ from torch import Tensor
 import sipp
 from sipp.errors import OptionError
 from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.restore import turn_off_caches
+from sipp.inputs.running import turn_off_caches
 from sipp.pruning.largest_scores import breaking_pattern
 from sipp.results.options import pattern_of
 from sipp.scoring.task import task_of

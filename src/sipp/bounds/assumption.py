@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import AnyData, Batch, Data, Maps, data_of, depends_on_batch, point_hashes, points_at
+from sipp.inputs import AnyData, Batch, Data, data_of, depends_on_batch, point_hashes, points_at
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
     C_CONSTANT,
@@ -84,11 +84,12 @@ def check_assumption(
     total = None if None in counts else sum(n for n in counts if n)
     sensitivity, n_above, keys = dict[str, Tensor](), dict[str, Tensor](), list[str]()
     failures, pairs, new_keys, quotients = Counter[str](), Counter[str](), list[str](), [0.0]
-    maps: Maps = {}  # the network is looked at once, not for every draw
+    found = None  # the network is looked at once, not for every draw
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
         for draw in _draws(task.points, unit, advance):
             keys.append("".join(point_hashes(draw)))
-            for weight, ratio_FK in ratios_of(task, draw, maps):
+            ratios, found = ratios_of(task, draw, found)
+            for weight, ratio_FK in ratios:
                 # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
                 is_above_FK = ratio_FK > (1 + numerics.ratio_rounding(weight.fan_in)) / c_constant
                 sensitivity[weight.name] = torch.maximum(sensitivity.get(weight.name, ratio_FK), ratio_FK)
@@ -98,7 +99,8 @@ def check_assumption(
                 raise unreached_error(weight.name)
         for draw in () if held is None else _draws(held, unit, advance):
             new_keys.append("".join(point_hashes(draw)))
-            for weight, ratio_FK in ratios_of(task, draw, maps):
+            ratios, found = ratios_of(task, draw, found)
+            for weight, ratio_FK in ratios:
                 seen_FK = sensitivity[weight.name].to(numerics.BOUND_DTYPE)
                 limit_FK = c_constant * seen_FK * (1 + 2 * numerics.ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
                 failures[weight.name] += int((ratio_FK > limit_FK).sum())

@@ -153,10 +153,11 @@ def error_bounds(dense: nn.Module, pruned: nn.Module, batch: Batch) -> tuple[Ten
     """
     first, second = (copy.deepcopy(model).to(torch.float64) for model in (dense, pruned))
     ready = _ready(first, batch, torch.float64)
-    walk = _Walk(first, second, ready)
     try:
-        with scoring_mode(first, "running"), Watch(walk):
-            output = _one_tensor(run_batch(first, ready, walk.refusals))
+        with scoring_mode(first, "running"):
+            walk = _Walk(first, second, ready)
+            with Watch(walk):
+                output = _one_tensor(run_batch(first, ready, walk.refusals))
     except DataError as error:
         raise NoBound(f"no bound: the model does not run in float64: {error}") from error
     if walk.refusals:  # the model caught it

@@ -14,14 +14,8 @@ if TYPE_CHECKING:
     )
     from sipp.inputs.blocks import (
         Blocks as Blocks,
-        find_blocks as find_blocks,
     )
-    from sipp.inputs.capture import (
-        OnUse as OnUse,
-        depends_on_batch as depends_on_batch,
-        run_batch as run_batch,
-        scoring_mode as scoring_mode,
-    )
+    from sipp.inputs.capture import OnUse as OnUse
     from sipp.inputs.data import (
         FEWEST_POINTS as FEWEST_POINTS,
         AnyData as AnyData,
@@ -61,7 +55,6 @@ if TYPE_CHECKING:
         allowed_difference as allowed_difference,
         dense_outputs as dense_outputs,
         error_of as error_of,
-        is_same_alone as is_same_alone,
         output_error as output_error,
         output_norms as output_norms,
         split_long_batches as split_long_batches,
@@ -94,26 +87,26 @@ if TYPE_CHECKING:
         Watch as Watch,
         refs_in as refs_in,
     )
-    from sipp.inputs.restore import (
+    from sipp.inputs.running import (
         ONE_AT_A_TIME as ONE_AT_A_TIME,
         StopForward as StopForward,
         check_can_be_written as check_can_be_written,
         copy_of as copy_of,
+        depends_on_batch as depends_on_batch,
         replaced_forwards as replaced_forwards,
         restoring as restoring,
+        run_batch as run_batch,
+        scoring_mode as scoring_mode,
         turn_off_caches as turn_off_caches,
     )
     from sipp.inputs.structure import (
         NOWHERE as NOWHERE,
         Place as Place,
-        output_weight as output_weight,
     )
     from sipp.inputs.trace import (
-        Maps as Maps,
         ModelMap as ModelMap,
         map_for as map_for,
         read_uses as read_uses,
-        record as record,
         trace_layers as trace_layers,
     )
 else:

@@ -97,7 +97,7 @@ def _run_by_themselves(run: Recording, blocks: Blocks) -> bool:
             of_blocks.update(operation.makes)
     for call in calls:
         others = {at: value for at, value in call.arguments.items() if at != blocks.at}
-        if call.writes_arguments or any(_is_opaque(leaf) for leaf in tree_leaves(others)):
+        if any(_is_opaque(leaf) for leaf in tree_leaves(others)):
             return False
         given = set(refs_in(others))
         if not given.isdisjoint(of_blocks):

@@ -1,31 +1,29 @@
 """Finds layers that do not compute what was captured of them, which would make their scores wrong.
 
-A subclass, a hook or a patched forward may change the input unseen, or use the weight in another way: the real output
-is compared with the one that follows from what was captured.
+A subclass, a hook or a patched forward may change the input unseen, or use the weight in another way. So, for a few
+points, the real output of each layer is compared with the one that follows from its uses: the products of patches and
+rows, or what its adapter returns.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import ModelError
 from sipp.inputs.batches import Batch, Weight, WeightUse, to_rows
 from sipp.inputs.layers import PrunableLayer, by_point
-from sipp.inputs.patches import n_groups_of, n_patches_of, n_positions_of
+from sipp.inputs.patches import n_groups_of, n_positions_of
 from sipp.results import numerics
 
 _log = logging.getLogger("sipp")
 
-MOST_VALUES = 1 << 14  # compared in one use: some points and positions, far apart, show as much as all
-FEW_POINTS = 8  # at least, if there are many positions to compare
+MOST_VALUES = 1 << 14  # of patches, compared in one use: some positions, far apart, show as much as all
 MOST_ROWS = 64  # of a group, evenly spaced too
 
 # How much two ways to compute a sum may differ, relative to the root of its squared terms. The precision of the
@@ -34,98 +32,126 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 COARSE_TOLERANCE = 5e-3  # half precision, TF32
 MANY_STEPS = 10
 
+Uses = list[tuple[Weight, WeightUse]]
+
 
 @dataclass(frozen=True)
-class Expected:
-    """What the output of one call must be: all of it (as one point), or its values at some patches and rows."""
+class _Expected:
+    """What the output of one call must be: N values (float64), and the sum of the squared terms they are made of."""
 
-    values_BN: Tensor
-    found_in: Callable[[Tensor], Tensor | None]  # the same values of a real output; None if it has another shape
-    squares: Callable[[], Tensor | float]  # the sums of the squared terms of each point; 0 if only values are known
-    tolerance: Callable[[Tensor], float]  # for a real output
-
-
-def expected_output(
-    layer: PrunableLayer, args: tuple[Any, ...], kwargs: dict[str, Any], by_use: list[Expected | None]
-) -> Expected | None:
-    """What this call must return, computed before the layer runs; None if that is not possible, which is logged.
-
-    `by_use` holds the `expected_products` of each of its uses.
-    """
-    output = layer.adapter.output
-    if callable(output):
-        values = _first_tensor(output(layer.module, args, kwargs))
-        if values is not None:
-            # a copy: the result may be a view of an input that forward changes in place
-            values_1N, shape, own = (
-                values.detach().to(torch.float64, copy=True).reshape(1, -1),
-                values.shape,
-                values.dtype,
-            )
-            return Expected(
-                values_1N,
-                lambda real: real.reshape(1, -1) if real.shape == shape else None,
-                float,
-                lambda real: MANY_STEPS * max(tolerance_of(real.device, own), tolerance_of(real.device, real.dtype)),
-            )
-    elif not by_use or (output == "products" and len(by_use) == 1 and by_use[0] is not None):
-        return by_use[0] if by_use else None  # in a call without patches there is nothing to check
-    _log.warning("%s: sipp cannot compute its output, so it is not checked", layer.label)
-    return None
+    values_N: Tensor
+    squares: Tensor
+    found_in: Callable[[Any], Tensor | None]  # the same values of a real output; None if it has another form
+    tolerance: float
 
 
-def expected_products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: int) -> Expected | None:
-    """The products of some patches of a use with some rows, plus the bias; None unless it is a use of all rows."""
-    if use.row_start != 0 or use.n_rows not in (None, weight.n_rows):
-        return None
-    windows, n_groups = use.windows, n_groups_of(use)
-    points, positions = _compared_places(use)
+class LayerChecks:
+    """The checks of one run: `expect` before a layer runs, `compare` when it has."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.products: set[str] = set()  # the modules whose output is the products of one use, plus a bias
+        self.returned: set[str] = set()  # those whose output is what their adapter returns
+        self._awaited: dict[str, list[_Expected | None]] = {}
+
+    def expect(self, layer: PrunableLayer, uses: Uses, returned: Any) -> None:
+        """Notes what a call must return, from its uses or from what its adapter returns."""
+        expected = None
+        if returned is not None:
+            expected = _as_returned(returned)
+            self.returned.add(layer.module_name)
+        elif len(uses) == 1 and _has_all_rows(*uses[0]):
+            expected = _products(layer, *uses[0], self.batch.n_points)
+            self.products.add(layer.module_name)
+        elif uses:
+            _log.warning("%s: sipp cannot compute its output, so it is not checked", layer.label)
+        self._awaited.setdefault(layer.module_name, []).append(expected)
+
+    def compare(self, layer: PrunableLayer, output: Any) -> None:
+        """Raises ModelError unless the finite part of an output is the expected one, relative to its squared terms.
+
+        An overflow is refused where it is scored.
+        """
+        awaited = self._awaited.get(layer.module_name)
+        expected = awaited.pop() if awaited else None
+        if expected is None:
+            return
+        not_the_map = (
+            f"{layer.label}: sipp cannot reproduce this layer's output as a {layer.known_as} (its class, a patched "
+            "forward or a hook changes what goes in or comes out), so its scores would be wrong; leave it as it is "
+            f"with exclude={layer.module_name!r}, or register an adapter (sipp.inputs.layers.register). On "
+            f"{self.batch.where}"
+        )
+        found_N = expected.found_in(output)
+        if found_N is None:
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ModelError(f"{not_the_map}: its output has another form ({shape})")
+        tolerance = max(expected.tolerance, tolerance_of(found_N.device, found_N.dtype))
+        distance = _norm(found_N.double() - expected.values_N)
+        distance = distance - torch.finfo(found_N.dtype).tiny * found_N.numel() ** 0.5  # for products that underflow
+        size = (expected.squares + _norm(expected.values_N).square()).sqrt()
+        ratio = float(distance / size) if float(size) > 0 else float(distance)
+        if ratio > tolerance:
+            raise ModelError(f"{not_the_map}: its output is off by {ratio:.2g} of its size")
+
+
+def _has_all_rows(weight: Weight, use: WeightUse) -> bool:
+    return use.row_start == 0 and use.n_rows in (None, weight.n_rows)
+
+
+def _as_returned(returned: Any) -> _Expected:
+    """All tensors of real numbers that an adapter returns, one after the other."""
+    shapes = [tensor.shape for tensor in _reals(returned)]
+
+    def values(output: Any) -> Tensor | None:
+        tensors = _reals(output)
+        if [tensor.shape for tensor in tensors] != shapes:
+            return None
+        return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+    found_N = values(returned)
+    assert found_N is not None
+    zero = torch.zeros((), dtype=torch.float64, device=found_N.device)
+    return _Expected(found_N.double(), zero, values, MANY_STEPS * tolerance_of(found_N.device, found_N.dtype))
+
+
+def _reals(output: Any) -> list[Tensor]:
+    return [tensor for tensor in every_tensor(output) if tensor.is_floating_point()]
+
+
+def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: int) -> _Expected | None:
+    """The products of some patches of each point with some rows, plus the bias; None after an overflow."""
+    windows, n_groups, n_positions = use.windows, n_groups_of(use), n_positions_of(use)
+    n_at = max(2, MOST_VALUES * n_positions // windows.numel())
+    positions = _evenly_spaced(n_positions, min(n_positions, n_at), windows.device)
     rows = _compared_rows(weight.n_rows, n_groups, windows.device)
-    dtype = torch.float64 if windows.dtype == torch.float64 else torch.float32
     at: tuple[Any, ...] = (
-        points[:, None],
+        slice(None),
         slice(None),
         *numerics.places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
     )
-    patches_BPGK = windows[at].flatten(3).to(dtype)
-    patches_GPK = patches_BPGK.flatten(0, 1).transpose(0, 1)
-    rows_GRK = to_rows(weight, layer.parameter(use.parameter).detach())[rows].to(dtype).unflatten(0, (n_groups, -1))
-    with numerics.exact_matmul():
-        values_PF = torch.bmm(patches_GPK, rows_GRK.mT).transpose(0, 1).flatten(1)
+    patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
+    if not bool(patches_GPK.isfinite().all()):
+        return None
+    rows_GRK = to_rows(weight, layer.parameter(use.parameter).detach())[rows].double().unflatten(0, (n_groups, -1))
+    values_PF = torch.bmm(patches_GPK, rows_GRK.mT).transpose(0, 1).flatten(1)
+    squares = torch.einsum("gpk,grk->", patches_GPK.square(), rows_GRK.square())
     bias = getattr(layer.module, "bias", None)
     if isinstance(bias, Tensor) and bias.numel() == weight.n_rows:
-        values_PF = values_PF + bias.detach().flatten()[rows].to(dtype)
+        values_PF = values_PF + bias.detach().flatten()[rows].double()
 
-    def squares_B() -> Tensor:
-        # of a point's patches and these rows: sum_k (sum_p a_pk^2) (sum_r w_rk^2), no second product
-        squares_BGK = patches_BPGK.double().square().sum(1)
-        return (squares_BGK * rows_GRK.double().square().sum(1)).sum((1, 2))
-
-    def found_in(real: Tensor) -> Tensor | None:
+    def found_in(real: Any) -> Tensor | None:
         n_dims = max(1, use.n_position_dims)  # rows come before those of positions, or last
-        if real.ndim < n_dims or real.shape[-n_dims] != weight.n_rows:
+        if not isinstance(real, Tensor) or not real.is_floating_point() or real.ndim < n_dims:
             return None
-        if real.numel() != n_patches_of(use) * weight.n_rows:
+        n_values = len(windows) * n_positions * weight.n_rows
+        if real.shape[-n_dims] != weight.n_rows or real.numel() != n_values:
             return None
-        rows_last = real.movedim(-n_dims, -1)
-        if n_dims == 1:
-            rows_last = by_point(rows_last, n_points).windows
-        by_row = rows_last.reshape(len(windows), n_positions_of(use), weight.n_rows)
-        return by_row[points[:, None, None], positions[:, None], rows].flatten(1)
+        rows_last = real.detach().movedim(-n_dims, -1)
+        rows_last = by_point(rows_last, n_points).windows if n_dims == 1 else rows_last
+        return rows_last.reshape(len(windows), n_positions, -1)[:, positions[:, None], rows].flatten()
 
-    def tolerance(real: Tensor) -> float:
-        return max(tolerance_of(windows.device, windows.dtype), tolerance_of(real.device, real.dtype))
-
-    return Expected(values_PF.view(len(points), -1), found_in, squares_B, tolerance)
-
-
-def _compared_places(use: WeightUse) -> tuple[Tensor, Tensor]:
-    """The points and the (flat) positions whose patches are compared: evenly spaced, with the first and the last."""
-    n_all, n_positions, device = len(use.windows), n_positions_of(use), use.windows.device
-    n_patches = max(4, MOST_VALUES * n_all * n_positions // use.windows.numel())
-    n_at = min(n_positions, max(2, n_patches // min(n_all, FEW_POINTS)))
-    n_points = min(n_all, max(2, n_patches // n_at))
-    return _evenly_spaced(n_all, n_points, device), _evenly_spaced(n_positions, n_at, device)
+    return _Expected(values_PF.flatten(), squares, found_in, tolerance_of(windows.device, windows.dtype))
 
 
 def _compared_rows(n_all_rows: int, n_groups: int, device: torch.device) -> Tensor:
@@ -140,54 +166,14 @@ def _evenly_spaced(n_all: int, n_taken: int, device: torch.device) -> Tensor:
     return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
 
 
-def refuse_other_output(layer: PrunableLayer, expected: Expected, output: Any, batch: Batch) -> None:
-    """Raises ModelError unless the finite part of an output is the expected one, relative to its squared terms.
-
-    An overflow in the layer is refused by the layers after it.
-    """
-    not_the_map = (
-        f"{layer.label}: sipp cannot reproduce this layer's output as a {layer.known_as} (its class, a patched "
-        f"forward or a hook changes what goes in or comes out), so its scores would be wrong; leave it as it is with "
-        f"exclude={layer.module_name!r}, or register an adapter (sipp.inputs.layers.register). On {batch.where}"
-    )
-    real = _first_tensor(output)
-    if real is None or not real.is_floating_point():
-        raise ModelError(f"{not_the_map}: it gives no real numbers but a {type(output).__name__}")
-    found_BN = expected.found_in(real)
-    if found_BN is None:
-        raise ModelError(f"{not_the_map}: its output has the shape {tuple(real.shape)}")
-    distance_B = _norms(found_BN.double() - expected.values_BN.double())  # beyond the range of float32, too
-    distance_B -= torch.finfo(real.dtype).tiny * found_BN.numel() ** 0.5  # what products that underflow may add up to
-    size_B = _norms(expected.values_BN)
-    size_B = torch.maximum(size_B, finite_or_zero(expected.squares() + size_B.square()).sqrt())
-    ratio_B = distance_B / torch.where(size_B > 0, size_B, 1)
-    if bool((ratio_B > expected.tolerance(real)).any()):
-        raise ModelError(f"{not_the_map}: its output is off by {float(ratio_B.max()):.2g} of its size")
-
-
-def _norms(values_BN: Tensor) -> Tensor:
-    """The norm of the finite values of each point."""
-    return torch.linalg.vector_norm(finite_or_zero(values_BN), dim=1, dtype=torch.float64)
+def _norm(values: Tensor) -> Tensor:
+    """The norm of the finite values."""
+    return torch.linalg.vector_norm(finite_or_zero(values), dtype=torch.float64)
 
 
 def finite_or_zero(values: Tensor) -> Tensor:
     """The values, with 0 for those that are not finite."""
     return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def refuse_nan_biases(layers: Sequence[PrunableLayer]) -> None:
-    """Raises ModelError if the bias of a layer is all NaN: no later layer could refuse the output of the last one."""
-    named = [(layer, getattr(layer.module, "bias", None)) for layer in layers if layer.adapter.output == "products"]
-    biases = [(layer, bias.detach()) for layer, bias in named if isinstance(bias, Tensor) and bias.numel() > 0]
-    if not biases:
-        return
-    sums = torch.stack([bias.sum(dtype=torch.float64) for _, bias in biases]).tolist()  # the only GPU sync
-    for (layer, bias), total in zip(biases, sums):
-        if math.isnan(total) and bool(bias.isnan().all()):
-            raise ModelError(
-                f"{layer.label}: its output is all NaN, although its inputs and weights are finite",
-                fix="look at its bias",
-            )
 
 
 def tolerance_of(device: torch.device, dtype: torch.dtype) -> float:
@@ -197,14 +183,6 @@ def tolerance_of(device: torch.device, dtype: torch.dtype) -> float:
     if dtype == torch.float32 and is_coarse:
         return COARSE_TOLERANCE
     return TOLERANCE.get(dtype, COARSE_TOLERANCE)
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    if isinstance(output, PackedSequence):
-        return output.data
-    if isinstance(output, tuple | list) and output:
-        return _first_tensor(output[0])
-    return output if isinstance(output, Tensor) else None
 
 
 def every_tensor(value: Any) -> list[Tensor]:

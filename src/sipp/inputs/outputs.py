@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.batches import Batch
-from sipp.inputs.capture import run_batch, scoring_mode
 from sipp.inputs.data import fresh, is_tokens, points_at, tensors_of_inputs
 from sipp.inputs.layer_checks import every_tensor, finite_or_zero
+from sipp.inputs.running import run_batch, scoring_mode
 from sipp.results import NormStats, numerics
 
 AT_ONCE = 1 << 22  # numbers that are compared at once, in float64: logits of long sequences would fill a GPU
@@ -160,8 +160,6 @@ COARSEST = 2.0**-11  # of TF32
 MOST_ALONE = 4  # points that are run by themselves: the fewer, the more statistics of the batch differ
 OF_LARGEST = 2.0**-5  # a coordinate's own size is taken to be at least this share of the largest output's
 
-Alone = tuple[Tensor, Any]  # which points of a batch were run by themselves, in which order, and their output
-
 CHANCE = "two runs on the same inputs differ: dropout or noise is active at inference; turn it off"
 NEIGHBOURS = (
     "the output for one input depends on the others in its batch: a layer normalises by the batch (give it running "
@@ -190,48 +188,32 @@ def allowed_difference(model: nn.Module, batch: Batch, finest: float | None = No
     return allowed if finest is None else min(allowed, max(finest, LEAST_ALLOWED * eps))
 
 
-def is_same_alone(n_points: int, whole: Any, alone: Alone, allowed: float) -> bool:
-    """Whether some points of a batch, at most half, gave by themselves what they gave within it."""
-    index, output = alone
-    pairs = _pairs(whole, n_points, output, len(index))
-    return _is_small_part(index, n_points) and bool(pairs) and _agree(pairs, index, allowed)
-
-
-def why_dependent(
-    batch: Batch, run: Callable[[Batch], Any], allowed: float, whole: Any = None, alone: Alone | None = None
-) -> str:
+def why_dependent(batch: Batch, run: Callable[[Batch], Any], allowed: float, whole: Any = None) -> str:
     """Why the output at a point is not a function of that point alone, in words; "" if nothing suggests so.
 
     `run` returns the model's output for a batch: a tensor, or any nesting of tuples, lists and dicts of tensors. Those
     that hold real numbers and one row per point are compared. `allowed`: see `allowed_difference`. `whole`: the output
-    for this batch, if known. `alone`: that of some of its points, in another order, by themselves.
+    for this batch, if known.
     """
     n = batch.n_points
     whole = run(batch) if whole is None else whole
     back = numerics.integers(n - 1, -1, -1)
-    if alone is None or not _is_small_part(alone[0], n):
-        last = back[: min(n - n // 2, MOST_ALONE)]
-        try:
-            alone = last, run(points_at(batch, last))
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            return f"the model cannot run on {len(last)} of the {n} inputs by themselves ({error})"
-    index, output = alone
-    pairs = _pairs(whole, n, output, len(index))
+    last = back[: min(n - n // 2, MOST_ALONE)]  # at most half of the batch, so that its statistics are others
+    try:
+        alone = run(points_at(batch, last))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        return f"the model cannot run on {len(last)} of the {n} inputs by themselves ({error})"
+    pairs = _pairs(whole, n, alone, len(last))
     if not pairs:
         return f"no output has one row for each of the {n} inputs along dimension 0"
-    if _agree(pairs, index, allowed):
+    if _agree(pairs, last, allowed):
         return ""
-    again = run(points_at(batch, index))
-    if not _agree(_pairs(output, len(index), again, len(index)), numerics.integers(0, len(index)), allowed):
+    again = run(points_at(batch, last))
+    if not _agree(_pairs(alone, len(last), again, len(last)), numerics.integers(0, len(last)), allowed):
         return CHANCE
     return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
-
-
-def _is_small_part(index: Tensor, n: int) -> bool:
-    """Whether these, copies counted once, are at most half of the batch, so that their statistics are others."""
-    return 2 * len(index.unique()) <= n
 
 
 def _pairs(whole: Any, n: int, part: Any, n_part: int) -> list[tuple[Tensor, Tensor]]:

@@ -8,7 +8,7 @@ same values", and a number is made by one operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
@@ -31,8 +30,6 @@ VALUELESS = frozenset(
         *("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"),
     )
 )
-# Functions that take a tensor's values into Python, where branches on them cannot be seen, and are no operations
-_TAKING = frozenset(("numpy", "__array__", "__dlpack__", "tolist", "apply_", "map_", "map2_"))
 # Operations that write into a copy of their first argument, at places that they are given
 _INTO = frozenset(
     ("index_add", "index_put", "index_copy", "scatter", "scatter_add", "scatter_reduce", "masked_scatter")
@@ -94,7 +91,6 @@ class ModuleCall:
     output: Any  # likewise
     start: int  # its operations are `Recording.operations[start:stop]`, those of modules inside it among them
     stop: int
-    writes_arguments: bool  # whether it changed a list or a dict that it was given
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -194,56 +190,6 @@ class Watch(TorchDispatchMode):
                 self.__enter__()
 
 
-# Which arguments of an operation are the operand and the weight it is multiplied by
-_OPERANDS = {
-    torch.ops.aten.mm.default: slice(-2, None),
-    torch.ops.aten.addmm.default: slice(-2, None),
-    torch.ops.aten.mkldnn_rnn_layer.default: slice(0, 2),  # all steps of one layer of an LSTM, on a CPU
-}
-_BY_ID = {id(operation): places for operation, places in _OPERANDS.items()}  # operations hash slowly
-
-
-class Operands:
-    """What some weights are multiplied by, if an operation shows it (`_OPERANDS`): call it with each operation."""
-
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        self.weights = tuple(weights)
-        self._met: dict[int, list[Tensor]] = {extent_of(weight)[0]: [] for weight in weights}
-
-    def __call__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        places = _BY_ID.get(id(function))
-        if places is not None:
-            operand, weight = args[places]
-            met = self._met.get(extent_of(weight)[0])
-            if met is not None:
-                met.append(operand)
-        return function(*args, **kwargs)
-
-    def pop(self, weight: Tensor) -> list[Tensor]:
-        """What the weight was multiplied by since the last call for it."""
-        at = extent_of(weight)[0]
-        found, self._met[at] = self._met[at], []
-        return found
-
-
-class _Taking(TorchFunctionMode):
-    """Hands a tensor whose values Python takes, by a function that is no operation, to a function with its name."""
-
-    def __init__(self, on_taken: Callable[[str, Tensor], None]) -> None:
-        super().__init__()
-        self.on_taken = on_taken
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _TAKING and args and isinstance(args[0], Tensor):
-            self.on_taken(name, args[0])
-        return func(*args, **(kwargs or {}))
-
-
-def _execute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(*args, **kwargs)
-
-
 @dataclass
 class OpenCall:
     """A call that has not ended."""
@@ -260,13 +206,11 @@ class Recorder:
 
     A weight in `holders` may be read only while one of its holders, the modules named there, is running; elsewhere is
     a use that nobody sees, and a ModelError. Memory is watched, not the Parameter, so that `.T` and slices are seen
-    too. A read inside a torch.jit.script function cannot be seen.
+    too.
     """
 
-    def __init__(
-        self, model: nn.Module, holders: Mapping[str, frozenset[str]], where: str, execute: Run = _execute
-    ) -> None:
-        self.model, self.holders, self.where, self.execute = model, holders, where, execute
+    def __init__(self, model: nn.Module, holders: Mapping[str, frozenset[str]], where: str) -> None:
+        self.model, self.holders, self.where = model, holders, where
         self.operations: list[Operation] = []
         self.calls: list[ModuleCall | None] = []
         self.values: list[Value] = []
@@ -276,7 +220,9 @@ class Recorder:
         self.watch = Watch(self._run)
         self._numbers = WeakTensorKeyDictionary()
         self._views: dict[int, list[TensorWeakRef]] = {}  # by the address of the memory: the tensors that view it
-        self._named = _named_memory(model)
+        self._named: dict[
+            int, list[tuple[str, tuple[int, int]]]
+        ] = {}  # by address: what lies there, from where to where
 
     @property
     def innermost(self) -> OpenCall:
@@ -289,18 +235,17 @@ class Recorder:
 
         The owner's own hooks have run when the arguments are noted, and so have they when the output is.
         """
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            if memory := storage_of(tensor):
+                self._named.setdefault(memory, []).append((name, extent_of(tensor)))
         self.inputs = tuple(self._number(t, of_inputs=True) for t in every_tensor((args, kwargs)))
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                hooks = self._hooks(name, module) if not isinstance(module, torch.jit.ScriptModule) else ()
-                for handle in hooks:
+                for handle in () if isinstance(module, torch.jit.ScriptModule) else self._hooks(name, module):
                     stack.callback(handle.remove)
-            stack.enter_context(_Taking(self._on_taken))
-            stack.enter_context(self.watch)
-            try:
+            with self.watch:
                 yield
-            finally:
-                self.watch.run = self.execute  # or both would refer to each other, and stay for the garbage collector
+        self.watch.run = _execute  # or both would refer to each other, and stay for the garbage collector
 
     def recording(self, output: Any) -> Recording:
         """What was recorded, after the run."""
@@ -309,10 +254,6 @@ class Recorder:
         return Recording(
             tuple(self.operations), calls, tuple(self.values), self.inputs, outputs, self.depends_on_values
         )
-
-    def number(self, tensor: Tensor) -> int:
-        """The number of a tensor as it is now."""
-        return self._number(tensor)
 
     # --- What the modules tell ----------------------------------------------------------------------------------------
 
@@ -325,19 +266,18 @@ class Recorder:
             with self.watch.paused():
                 self.running[-1].arguments = dict(enumerate(self._with_refs(args))) | self._with_refs(kwargs)
 
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
             with self.watch.paused():
                 call = self.running[-1]
-                after = _sizes(dict(enumerate(args)) | kwargs)
                 given = call.module, call.kind, call.arguments, self._with_refs(output), call.start
-                self.calls[call.at] = ModuleCall(*given, len(self.operations), after != _sizes(call.arguments))
+                self.calls[call.at] = ModuleCall(*given, len(self.operations))
 
         def left(module: nn.Module, args: Any, output: Any) -> None:
             self.running.pop()
 
         yield module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         yield module.register_forward_pre_hook(note, with_kwargs=True)
-        yield module.register_forward_hook(leave, with_kwargs=True)
+        yield module.register_forward_hook(leave)
         yield module.register_forward_hook(left, always_call=True)
 
     def _with_refs(self, value: Any) -> Any:
@@ -360,30 +300,27 @@ class Recorder:
         given = dict(zip((one.name for one in schema), args)) | kwargs
         arguments = {one.name: one.default_value for one in schema} | self._with_refs(given)
         reads = refs_in(arguments)
-        result = self.execute(function, args, kwargs)
-        results = every_tensor(result)
+        result = function(*args, **kwargs)
         written = [
             leaf
             for one in (schema if function._schema.is_mutable else ())
             if one.alias_info is not None and one.alias_info.is_write
             for leaf in every_tensor(given.get(one.name))
         ]
-        by_shape = function.overloadpacket.__name__ in VALUELESS
-        flags = {
-            "of_inputs": not by_shape and any(self.values[read].of_inputs for read in reads),
-            "by_values": not by_shape
-            and any(self.values[read].by_values for read in _of_its_form(function, arguments)),
-        }
-        self._look_at_values(function, arguments, reads, flags)
-        makes = self._numbers_of_results(results, written, flags)
+        has_values = function.overloadpacket.__name__ not in VALUELESS
+        of_inputs = has_values and any(self.values[read].of_inputs for read in reads)
+        by_values = of_inputs and self._goes_by_values(function, arguments)
+        makes = self._numbers_of_results(every_tensor(result), written, of_inputs=of_inputs, by_values=by_values)
         call = self.running[-1]
-        operation = Operation(function, call.module, call.at, arguments, reads, makes)
-        self.operations.append(operation)
-        self._refuse_reads_elsewhere(operation)
+        self.operations.append(Operation(function, call.module, call.at, arguments, reads, makes))
+        for read in reads if has_values else ():
+            name = self.values[read].name
+            if name and {self.values[made].name for made in makes} != {name}:  # a view of it, or a write, reads nothing
+                self._refuse_elsewhere(name, self.operations[-1].name)
         return result
 
     def _numbers_of_results(
-        self, results: list[Tensor], written: list[Tensor], flags: dict[str, bool]
+        self, results: list[Tensor], written: list[Tensor], *, of_inputs: bool, by_values: bool
     ) -> tuple[int, ...]:
         """New numbers for the results, and for all tensors that view what was written."""
         changed = [view for tensor in written for view in self._that_view_memory_of(tensor)]
@@ -393,10 +330,11 @@ class Recorder:
             if id(tensor) in found:
                 continue
             is_new = id(tensor) in rewritten or tensor not in self._numbers  # `alias` may return what it was given
-            found[id(tensor)] = self._number(tensor, is_new=is_new, **flags)
+            found[id(tensor)] = self._number(tensor, is_new=is_new, of_inputs=of_inputs, by_values=by_values)
         return tuple(dict.fromkeys(found.values()))
 
     def _number(self, tensor: Tensor, *, is_new: bool = False, of_inputs: bool = False, by_values: bool = False) -> int:
+        """The number of a tensor as it is now."""
         known: int | None = self._numbers.get(tensor)
         if known is not None and not is_new:
             return known
@@ -407,8 +345,9 @@ class Recorder:
             of_inputs |= self.values[known].of_inputs
             by_values |= self.values[known].by_values
         self._numbers[tensor] = number = len(self.values)
-        name = self._name_of(tensor, memory)
-        self.values.append(Value(tuple(tensor.shape), tensor.dtype, name, of_inputs, by_values))
+        self.values.append(
+            Value(tuple(tensor.shape), tensor.dtype, self._name_of(tensor, memory), of_inputs, by_values)
+        )
         return number
 
     def _that_view_memory_of(self, tensor: Tensor) -> Iterator[Tensor]:
@@ -428,15 +367,6 @@ class Recorder:
 
     # --- What must not be, and what must be known ---------------------------------------------------------------------
 
-    def _refuse_reads_elsewhere(self, operation: Operation) -> None:
-        if operation.name in VALUELESS:
-            return
-        makes = {self.values[made].name for made in operation.makes}
-        for read in operation.reads:
-            name = self.values[read].name
-            if name and makes != {name}:  # a view of it, or a write to it, reads nothing
-                self._refuse_elsewhere(name, operation.name)
-
     def _refuse_elsewhere(self, name: str, function: str) -> None:
         holders = self.holders.get(name)
         if holders is None or any(call.module in holders for call in self.running):
@@ -449,51 +379,23 @@ class Recorder:
             option="exclude",
         )
 
-    def _look_at_values(
-        self, function: Any, arguments: dict[str, Any], reads: tuple[int, ...], flags: dict[str, bool]
-    ) -> None:
-        """Notes whether an operation gives a number, or a shape, that goes by the values of inputs."""
-        if not flags["of_inputs"] or {_GIVES_NUMBERS, _GIVES_SHAPES}.isdisjoint(function.tags):
-            return
-        if function is torch.ops.aten.index.Tensor:  # its result has another shape only if it goes by a mask
+    def _goes_by_values(self, function: Any, arguments: dict[str, Any]) -> bool:
+        """Whether values decide the shape of an operation's results, or which points they are about."""
+        name = function.overloadpacket.__name__
+        decides = not {_GIVES_NUMBERS, _GIVES_SHAPES}.isdisjoint(function.tags)
+        if decides and function is torch.ops.aten.index.Tensor:  # only if it goes by a mask
             indices = [self.values[ref] for ref in refs_in(arguments["indices"])]
-            if not any(one.of_inputs and one.dtype in (torch.bool, torch.uint8) for one in indices):
-                return
-        flags["by_values"] = True
-        self._note_dependence(function.overloadpacket.__name__)
-
-    def _on_taken(self, function: str, tensor: Tensor) -> None:
-        value = self.values[self._number(tensor)]
-        if value.name:
-            self._refuse_elsewhere(value.name, function)
-        if value.of_inputs:
-            self._note_dependence(function)
-
-    def _note_dependence(self, function: str) -> None:
-        self.depends_on_values = self.depends_on_values or f"{function} in {self.running[-1].module or THE_MODEL}"
+            decides = any(one.of_inputs and one.dtype in (torch.bool, torch.uint8) for one in indices)
+        if decides:
+            where = f"{name} in {self.running[-1].module or THE_MODEL}"
+            self.depends_on_values = self.depends_on_values or where
+        if decides or function._schema.is_mutable:  # what is written in place stays as it was
+            return decides
+        return any(self.values[ref].by_values for ref in refs_in(arguments["self"] if name in _INTO else arguments))
 
 
-def _of_its_form(function: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
-    """The tensors that decide how many results an operation has: what is written in place, or into, stays as it was."""
-    if function._schema.is_mutable:
-        return ()
-    is_into = function.overloadpacket.__name__ in _INTO
-    return refs_in(arguments["self"] if is_into else arguments)
-
-
-def _sizes(arguments: dict[int | str, Any]) -> list[int]:
-    """How many entries the lists and dicts among the arguments have."""
-    return [len(value) for value in arguments.values() if isinstance(value, list | dict)]
-
-
-def _named_memory(model: nn.Module) -> dict[int, list[tuple[str, tuple[int, int]]]]:
-    """By address of memory, the parameters and buffers that lie in it, and from where to where."""
-    found: dict[int, list[tuple[str, tuple[int, int]]]] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        memory = storage_of(tensor)
-        if memory:
-            found.setdefault(memory, []).append((name, extent_of(tensor)))
-    return found
+def _execute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
 
 
 def storage_of(tensor: Tensor) -> int | None:

@@ -7,7 +7,7 @@ RMSNorm written by hand is five operations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -25,14 +25,6 @@ BATCH_NORMS = frozenset(
 NORMS = BATCH_NORMS | {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm", "instance_norm"}
 # Operations that give the values they were given, in the same order
 COPIES = frozenset(("view", "_unsafe_view", "reshape", "clone", "_to_copy", "contiguous", "detach", "alias", "copy"))
-# Operations that do not mix channels, of one tensor: what a layer's output may pass on its way to another layer
-BY_CHANNEL = frozenset(
-    (
-        *("relu", "gelu", "silu", "sigmoid", "tanh", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "elu"),
-        *("mish", "softplus", "native_dropout", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"),
-        *("adaptive_avg_pool2d", "mean", "clone", "_to_copy", "contiguous", "detach", "alias", "clamp", "clamp_min"),
-    )
-)
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around (T12)
 ONE_LIPSCHITZ = frozenset(
     (
@@ -42,7 +34,6 @@ ONE_LIPSCHITZ = frozenset(
 )
 SLOPED = {"leaky_relu": "negative_slope", "elu": "alpha"}
 
-_OWN_BIASES = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)  # known ones, though their output is no "products"
 _PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: one tensor holds their biases in order
 
 
@@ -50,6 +41,7 @@ _PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: o
 class Sum:
     """A residual connection: what the output of a layer is added to, and nothing else reads that output (T21)."""
 
+    module: str  # whose output it is
     stream: int  # the tensor it is added to
     result: int  # the sum
     operation: int  # that adds
@@ -76,12 +68,11 @@ def output_of(run: Recording, layer: PrunableLayer) -> int | None:
     return calls[0].makes[0] if len(calls) == 1 and calls[0].makes else None
 
 
-def output_weight(layer: PrunableLayer) -> str:
+def _output_weight(layer: PrunableLayer, products: Collection[str]) -> str:
     """The weight whose products, with a bias, are the layer's output; "" if that is none or several."""
     if isinstance(layer.module, nn.MultiheadAttention):
-        names = [weight.name for local, weight in layer.weights.items() if local == "out_proj.weight"]
-    else:
-        names = [weight.name for weight in layer.weights.values()] if layer.adapter.output == "products" else []
+        return next((weight.name for local, weight in layer.weights.items() if local == "out_proj.weight"), "")
+    names = [weight.name for weight in layer.weights.values()] if layer.module_name in products else []
     return names[0] if len(names) == 1 else ""
 
 
@@ -128,25 +119,28 @@ def _scales_channels(run: Recording, call: ModuleCall) -> bool:
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 
-def sums_in(run: Recording, layers: Sequence[PrunableLayer], order: Sequence[str]) -> dict[str, Sum]:
+def sums_in(
+    run: Recording, layers: Sequence[PrunableLayer], order: Sequence[str], products: Collection[str]
+) -> dict[str, Sum]:
     """By weight, what its layer's output is added to; `order` are all weights as they are used.
 
+    `products` are the modules whose output is the products of one weight, with a bias.
     The stream depends on no later weight: of two layers that are added, the later one corrects the earlier.
     """
     place = {name: i for i, name in enumerate(order)}
     latest = _latest_weights(run, place)
     found = {}
     for layer in layers:
-        weight, tensor = output_weight(layer), output_of(run, layer)
+        weight, tensor = _output_weight(layer, products), output_of(run, layer)
         if weight not in place or tensor is None:
             continue
-        one = _sum_of(run, tensor, order, latest)
+        one = _sum_of(run, layer.module_name, tensor, order, latest)
         if one is not None and (not one.latest or place[one.latest] < place[weight]):
             found[weight] = one
     return found
 
 
-def _sum_of(run: Recording, tensor: int, order: Sequence[str], latest: Mapping[int, int]) -> Sum | None:
+def _sum_of(run: Recording, module: str, tensor: int, order: Sequence[str], latest: Mapping[int, int]) -> Sum | None:
     """The addition that alone reads a tensor, directly or behind copies and BatchNorms with running statistics."""
     norms = []
     while True:
@@ -166,7 +160,7 @@ def _sum_of(run: Recording, tensor: int, order: Sequence[str], latest: Mapping[i
     if not is_plain or len(others) != 1 or run.values[others[0]].shape != run.values[tensor].shape:
         return None
     depends_on = order[latest[others[0]]] if others[0] in latest else ""
-    return Sum(others[0], operation.makes[0], at, tuple(norms), depends_on)
+    return Sum(module, others[0], operation.makes[0], at, tuple(norms), depends_on)
 
 
 def _keeps_shape(run: Recording, operation: Operation, tensor: int) -> bool:
@@ -194,7 +188,9 @@ def _latest_weights(run: Recording, place: Mapping[str, int]) -> dict[int, int]:
 # --- Where intercepts go ----------------------------------------------------------------------------------------------
 
 
-def places_in(model: nn.Module, run: Recording, layers: Sequence[PrunableLayer]) -> dict[str, Place]:
+def places_in(
+    model: nn.Module, run: Recording, layers: Sequence[PrunableLayer], products: Collection[str]
+) -> dict[str, Place]:
     """Where the intercepts of each weight go: the layer's own bias, or the running mean of the BatchNorm behind it.
 
     A BatchNorm subtracts its running mean, so a layer without a bias gets an intercept b if that mean is lowered by b.
@@ -204,15 +200,20 @@ def places_in(model: nn.Module, run: Recording, layers: Sequence[PrunableLayer])
     found = {}
     for layer in layers:
         for local, weight in layer.weights.items():
-            place = _bias(model, layer, local, weight.n_rows) or _running_mean(run, layer, weight.n_rows)
+            has_products = layer.module_name in products
+            place = _bias(model, layer, local, weight.n_rows) if has_products or _has_own_biases(layer) else None
+            place = place or (_running_mean(run, layer, weight.n_rows) if has_products else NOWHERE)
             found[weight.name] = place if holders[weight.name] == 1 else NOWHERE
     return found
 
 
+def _has_own_biases(layer: PrunableLayer) -> bool:
+    """Whether it is one of torch's layers with a bias a weight, though its output is no product."""
+    return isinstance(layer.module, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention)
+
+
 def _bias(model: nn.Module, layer: PrunableLayer, local: str, n_rows: int) -> Place | None:
     """The module's own bias of this weight, if it has one that no other module shares."""
-    if layer.adapter.output != "products" and not isinstance(layer.module, _OWN_BIASES):
-        return None
     names = dict(layer.module.named_parameters())
     bias_name = "in_proj_bias" if local in _PACKED else local.replace("weight", "bias")
     bias = names.get(bias_name)
@@ -228,7 +229,7 @@ def _bias(model: nn.Module, layer: PrunableLayer, local: str, n_rows: int) -> Pl
 def _running_mean(run: Recording, layer: PrunableLayer, n_rows: int) -> Place:
     """That of the norm which alone reads the output of a layer without a bias."""
     tensor = output_of(run, layer)
-    if tensor is None or layer.adapter.output != "products" or getattr(layer.module, "bias", None) is not None:
+    if tensor is None or getattr(layer.module, "bias", None) is not None:
         return NOWHERE
     at = only_reader(run, tensor)
     if at is None or run.operations[at].name not in BATCH_NORMS:
@@ -241,56 +242,6 @@ def _running_mean(run: Recording, layer: PrunableLayer, n_rows: int) -> Place:
     n_reads = sum(len(at) for read, at in run.readers.items() if run.values[read].name == value.name)
     is_whole = value.name and value.shape == (n_rows,) and n_reads == 1
     return Place("norm", value.name, 0, -1) if is_whole else NOWHERE
-
-
-# --- Who reads a channel ----------------------------------------------------------------------------------------------
-
-
-def layers_that_read(run: Recording, layers: Sequence[PrunableLayer], layer: PrunableLayer) -> tuple[str, ...]:
-    """The layers, by module, that alone read the output channels of a layer, which nothing mixes on the way.
-
-    None if anything else reads them: a sum, a concatenation, the model's output.
-    """
-    tensor = output_of(run, layer)
-    by_call = {other.module_name for other in layers}
-    found = None if tensor is None else _layers_behind(run, tensor, by_call)
-    return () if found is None else tuple(dict.fromkeys(found))
-
-
-def _layers_behind(run: Recording, tensor: int, layers: set[str]) -> list[str] | None:
-    """The layers that read a tensor or what follows from it channel by channel; None if anything else does."""
-    if tensor in run.outputs:
-        return None
-    found = []
-    for at in run.readers.get(tensor, ()):
-        operation = run.operations[at]
-        if operation.module in layers:
-            found.append(operation.module)
-            continue
-        is_norm = operation.name in NORMS - {"native_layer_norm"} and operation.arguments.get("input") == tensor
-        others = [read for read in operation.reads if read != tensor and run.values[read].of_inputs]
-        if others or not (is_norm or operation.name in BY_CHANNEL or _flattens(run, operation)):
-            return None
-        behind = _layers_behind(run, operation.makes[0], layers)
-        if behind is None:
-            return None
-        found += behind
-    return found
-
-
-def _flattens(run: Recording, operation: Operation) -> bool:
-    """Whether a view leaves the inputs and their channels in place, or joins each channel with its positions."""
-    if operation.name not in ("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze"):
-        return False
-    given, made = run.values[operation.reads[0]].shape, run.values[operation.makes[0]].shape
-    return given[:2] == made[:2] or (len(given) > 2 and made == (given[0], _product(given[1:])))
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 # --- Is it a chain of fully-connected layers? (T12) -------------------------------------------------------------------

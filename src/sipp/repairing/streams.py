@@ -11,17 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.inputs import (
-    Batch,
-    ModelMap,
-    Operation,
-    PrunableLayer,
-    Ref,
-    Watch,
-    WeightUse,
-    output_weight,
-    with_padding_zeroed,
-)
+from sipp.inputs import Batch, ModelMap, Operation, Ref, Watch, WeightUse, with_padding_zeroed
 
 SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct nothing
 _ADDS = {torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}
@@ -38,7 +28,7 @@ class Stream:
     operation: int  # that adds, in the recorded run
 
 
-def streams_in(found: ModelMap, layers: tuple[PrunableLayer, ...], *, inputs_differ: bool) -> dict[str, Stream]:
+def streams_in(found: ModelMap, *, inputs_differ: bool) -> dict[str, Stream]:
     """By weight, the residual stream to which its layer's output is added and which depends on earlier weights.
 
     The sum must be met before the block of the layer ends. With `inputs_differ`, weights of earlier blocks count too,
@@ -46,16 +36,15 @@ def streams_in(found: ModelMap, layers: tuple[PrunableLayer, ...], *, inputs_dif
     """
     blocks = () if found.blocks is None else found.blocks.names
     streams, ends = {}, [found.run.calls_of[name][0].stop for name in blocks]
-    for layer in layers:
-        one = found.sums.get(weight := output_weight(layer))
-        if one is None or not (one.latest or (inputs_differ and found.run.values[one.stream].of_inputs)):
+    for weight, one in found.sums.items():
+        if not (one.latest or (inputs_differ and found.run.values[one.stream].of_inputs)):
             continue
-        begun = found.run.calls_of[layer.module_name][0].stop
+        begun = found.run.calls_of[one.module][0].stop
         if any(begun <= end <= one.operation for end in ends):
             continue
         sums = [at for at in range(begun, one.operation + 1) if _is_sum(found, found.run.operations[at])]
         at = _operands(found.run.operations[one.operation]).index(one.stream)
-        streams[weight] = Stream(layer.module_name, len(sums), at, one.norms, one.operation)
+        streams[weight] = Stream(one.module, len(sums), at, one.norms, one.operation)
     return streams
 
 

@@ -233,7 +233,7 @@ def walk_of(
     chosen = (replace(one, weights={l: w for l, w in one.weights.items() if w.name in masks}) for one in layers)
     masked = tuple(layer for layer in chosen if layer.weights)
     found = trace_layers(model, masked, batch)
-    streams = streams_in(found, masked, inputs_differ=inputs_differ) if corrects else {}
+    streams = streams_in(found, inputs_differ=inputs_differ) if corrects else {}
     return Walk(dense, pruned, found, masked, streams, n_fit_batches, chunk_bytes)
 
 
@@ -326,7 +326,7 @@ def _met(walk: Walk, side: Side, part: Part, names: Sequence[str], i: int) -> _M
     """Runs a part of one network on batch i as far as it is needed."""
     met = _Met({name: [] for name in names}, {})
     streams = {name: walk.streams[name] for name in names if name in walk.streams}
-    is_known = not walk.map.depends_on_values and all(walk.map.n_uses[name] == 1 for name in names)
+    is_known = not walk.map.run.depends_on_values and all(walk.map.n_uses[name] == 1 for name in names)
     n_left = len(names) if is_known else math.inf
     last: tuple[Tensor, Tensor] | None = None  # the windows of the last use, as they were given and as they are kept
 

@@ -22,7 +22,6 @@ from sipp.inputs import (
     ORDER,
     AnyData,
     Batch,
-    Maps,
     ModelMap,
     OnUse,
     ValueRange,
@@ -34,7 +33,6 @@ from sipp.inputs import (
     fresh,
     from_rows,
     hash_of_batch,
-    is_same_alone,
     map_for,
     output_norms,
     point_hashes,
@@ -103,34 +101,29 @@ def measure_sensitivities(
     *,
     reduce: Reduce = "max",
     on_batch: Callable[[Batch], None] | None = None,
-    maps: Maps | None = None,
     with_means: bool = False,
 ) -> Sensitivities:
     """The scores of all weights of a task over the calibration points (T3), with the norms of T11 and T12.
 
-    `maps` holds what earlier calls know of the model, by form of batch; new ones are added. `with_means` adds
-    the means over patches, from the same pass (T20), unless patches cannot be assigned to points.
+    `with_means` adds the means over patches, from the same pass (T20), unless patches cannot be assigned to points.
     """
     check.choice("reduce", reduce, get_args(Reduce))
     model, norm_stats = task.model, task.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
-    checks_dependence = maps is None and not is_batch_dependent  # at whether outputs are functions of their points
     both = with_means and reduce == "max"
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
-    dependence = ""
-    maps = {} if maps is None else maps
+    dependence = no_chain = ""
     with numerics.current_device(model):
-        for batch, found in _batches(task, maps, waits=both or reduce == "mean"):
+        for batch, found in _batches(task, waits=both or reduce == "mean"):
             keys = point_hashes(batch)
             scoring_pass.point_keys.update(keys)
             scoring_pass.draw_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys)
             on_use = scoring_pass.use_scorer(found.n_uses)
-            # a few inputs do not show what whole batches do, if their values or their number decide what runs
-            watches = bool(found.depends_on_values) or scoring_pass.n_batches == 0
-            output = read_uses(model, task.layers, batch, on_use, found, norm_stats, watches=watches)
+            output = read_uses(model, task.layers, batch, on_use, found, norm_stats)
             scoring_pass.finish_batch(output, batch)
-            if scoring_pass.n_batches == 1 and checks_dependence:
-                dependence = _dependence(model, batch, norm_stats, output, found)
+            no_chain = found.no_chain
+            if scoring_pass.n_batches == 1 and not is_batch_dependent:
+                dependence = _dependence(model, batch, norm_stats, output)
             if on_batch is not None:
                 on_batch(batch)
     return Sensitivities(
@@ -144,7 +137,7 @@ def measure_sensitivities(
         keys=frozenset(scoring_pass.draw_keys),
         dependence=dependence,
         point_keys=frozenset(scoring_pass.point_keys),
-        no_chain=next(iter(maps.values())).no_chain,
+        no_chain=no_chain,
     )
 
 
@@ -236,36 +229,40 @@ def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivitie
     return found
 
 
-def ratios_of(task: ScoringTask, draw: Batch, maps: Maps) -> list[tuple[Weight, Tensor]]:
-    """g_j(x) of T2 (F x K) for every weight that these points reach: the largest ratios of one batch alone."""
-    found = map_for(task.model, task.layers, draw, maps, task.norm_stats)
+def ratios_of(task: ScoringTask, draw: Batch, known: ModelMap | None) -> tuple[list[tuple[Weight, Tensor]], ModelMap]:
+    """g_j(x) of T2 (F x K) for every weight that these points reach: the largest ratios of one batch alone.
+
+    And what is known of the model, for the next call.
+    """
+    found = map_for(task.model, task.layers, draw, known, task.norm_stats)
     scoring_pass = _ScoringPass(_running(task, "max"), {})
     with numerics.current_device(task.model):
         on_use = scoring_pass.use_scorer(found.n_uses)
         read_uses(task.model, task.layers, draw, on_use, found, task.norm_stats)
         scoring_pass.add_waiting()
-    return [(one.weight, one.sensitivities()) for one in scoring_pass.running.values() if one.order is not None]
+    running = scoring_pass.running.values()
+    return [(one.weight, one.sensitivities()) for one in running if one.order is not None], found
 
 
-def _batches(task: ScoringTask, maps: Maps, *, waits: bool) -> Iterator[tuple[Batch, ModelMap]]:
+def _batches(task: ScoringTask, *, waits: bool) -> Iterator[tuple[Batch, ModelMap]]:
     """The batches, each with what is known of the model on such batches.
 
     A mean over a point's patches is complete after the last use. With `waits`, if a weight has several uses, sums for
     all points of a batch are held in memory, so batches are made small if we may choose their size.
     """
+    found = None
     for batch in task.batches():
-        found = map_for(task.model, task.layers, batch, maps, task.norm_stats)
+        found = map_for(task.model, task.layers, batch, found, task.norm_stats)
         is_ours = task.points.is_in_tensors
         if not (waits and is_ours and max(found.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
             yield batch, found
             continue
-        for start in range(0, batch.n_points, FEWEST_POINTS):  # what was found is about other points of the batch
-            yield points_at(batch, slice(start, start + FEWEST_POINTS)), replace(found, output=None)
+        for start in range(0, batch.n_points, FEWEST_POINTS):
+            yield points_at(batch, slice(start, start + FEWEST_POINTS)), found
 
 
-def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any, found: ModelMap) -> str:
+def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any) -> str:
     """Why the output at a point of this batch is not a function of that point alone; raises if dimension 0 is time."""
-    alone = None if found.output is None else (found.points, found.output)
 
     def run(part: Batch) -> Any:
         with scoring_mode(model, norm_stats):
@@ -273,9 +270,7 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
 
     allowed = allowed_difference(model, batch)
     if numerics.device_of(model).type == "cpu":
-        reason = why_dependent(batch, run, allowed, output, alone)
-    elif alone is not None and is_same_alone(batch.n_points, output, alone, allowed):
-        reason = ""
+        reason = why_dependent(batch, run, allowed, output)
     else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
         with numerics.float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
             reason = why_dependent(points_at(batch, slice(MOST_CHECKED_AGAIN)), run, allowed)

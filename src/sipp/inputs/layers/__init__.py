@@ -9,9 +9,8 @@ A layer type becomes prunable by one call, with a function that says what meets 
 
     register(MyLinear, Adapter(weights=lambda module: ("weight",), uses=uses))
 
-For a few points of each form of input the real output is compared with what the uses give: products of patches and
-rows, plus `bias`. (torch's own layers without hooks need no comparison.) A layer whose output is something else says so
-with `Adapter(..., output=...)` (see registry.Output).
+For a few points the real output is compared with the products of patches and rows, plus `bias`. A layer whose output is
+something else returns it from `uses`, at the end.
 """
 
 from sipp.inputs.batches import WeightUse

@@ -6,7 +6,7 @@ the experts of each (tokens x k) and their shares. The rows of a weight are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import torch.nn.functional as F
@@ -33,35 +33,26 @@ def expert_weights(module: nn.Module) -> tuple[str, ...]:
     return UP, DOWN
 
 
-def expert_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[WeightUse]:
-    """Two uses per expert: of the rows that read the tokens, and of those that read its hidden activations."""
-    for expert, (_, tokens_PH, inner_PI) in enumerate(_by_expert(module, *_routed(args, kwargs))):
-        for name, patches_PK in ((UP, tokens_PH), (DOWN, inner_PI)):
-            n_rows = module.get_parameter(name).shape[1]
-            yield WeightUse(name, patches_PK[None, None], 1, row_start=expert * n_rows, n_rows=n_rows, attributed=False)
+def expert_uses(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int
+) -> Generator[WeightUse, None, Tensor]:
+    """Two uses per expert, of the rows that read the tokens and of those that read its hidden activations.
 
-
-def expert_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The output, from the definition: the sum of the chosen experts' outputs, times their shares."""
+    The output is the sum of the chosen experts' outputs, times their shares.
+    """
     hidden_NH, chosen_Nk, shares_Nk = _routed(args, kwargs)
+    up, down = module.get_parameter(UP).detach(), module.get_parameter(DOWN).detach()
     total_NH = hidden_NH.new_zeros(hidden_NH.shape)
-    down = module.get_parameter(DOWN).detach()
-    for expert, (at, _, inner_PI) in enumerate(_by_expert(module, hidden_NH, chosen_Nk, shares_Nk)):
+    for expert in range(len(up)):
+        at = (chosen_Nk == expert).any(-1).nonzero().flatten()
+        tokens_PH = hidden_NH[at]
+        gate_PI, value_PI = F.linear(tokens_PH, up[expert]).chunk(2, dim=-1)
+        inner_PI = module.act_fn(gate_PI) * value_PI
+        for name, patches_PK, n_rows in ((UP, tokens_PH, up.shape[1]), (DOWN, inner_PI, down.shape[1])):
+            yield WeightUse(name, patches_PK[None, None], 1, row_start=expert * n_rows, n_rows=n_rows, attributed=False)
         share_P = (shares_Nk[at] * (chosen_Nk[at] == expert)).sum(-1)
         total_NH.index_add_(0, at, (F.linear(inner_PI, down[expert]) * share_P[:, None]).to(total_NH.dtype))
     return total_NH
-
-
-def _by_expert(
-    module: nn.Module, hidden_NH: Tensor, chosen_Nk: Tensor, shares_Nk: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each expert: the indices of its tokens, the tokens, and its hidden activations."""
-    up, act = module.get_parameter(UP).detach(), module.act_fn
-    assert callable(act)
-    for expert in range(len(up)):
-        at = (chosen_Nk == expert).any(-1).nonzero().flatten()
-        gate_PI, value_PI = F.linear(hidden_NH[at], up[expert]).chunk(2, dim=-1)
-        yield at, hidden_NH[at], act(gate_PI) * value_PI
 
 
 def _routed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

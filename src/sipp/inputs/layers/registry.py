@@ -3,73 +3,44 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs.batches import Weight, WeightUse
-from sipp.inputs.layers.attention import (
-    attention_output,
-    attention_recorded,
-    attention_uses,
-    attention_uses_after,
-    attention_weights,
-)
+from sipp.inputs.layers.attention import attention_uses, attention_weights
 from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.layers.experts import UP, expert_output, expert_uses, expert_weights, is_experts
+from sipp.inputs.layers.experts import UP, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
-from sipp.inputs.layers.recurrent import (
-    cell_output,
-    cell_uses,
-    recurrent_output,
-    recurrent_recorded,
-    recurrent_uses,
-    recurrent_uses_after,
-    recurrent_weights,
-)
+from sipp.inputs.layers.recurrent import cell_uses, recurrent_uses, recurrent_weights
 from sipp.results import Selector
 
-# How a layer's output follows from what it is called with, so that it can be compared with its real output:
-#   "products": one use of all rows, whose products with the patches, plus the module's `bias` where it has one, are
-#               the output, rows along the last dimension (before the spatial ones, for windows of several dimensions);
-#   a function (module, args, kwargs) that gives the output, or its first tensor where there are several;
-#   "unknown":  it cannot be told; this is noted in the log of every scoring.
-Output = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | Literal["products", "unknown"]
-
-# (module, args, kwargs, output, operands of the weights that are `recorded`, number of points) -> uses
-UsesAfter = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, dict[str, list[Tensor]], int], Iterator[WeightUse]]
-
-
-def _none(module: nn.Module) -> tuple[str, ...]:
-    return ()
+# (module, args, kwargs, number of points): yields the uses of one call. It returns nothing if the output is one use of
+# all rows: their products with the patches, plus the module's `bias` where it has one. Otherwise it returns all that
+# the module's forward gives, which it then takes the place of.
+Uses = Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[WeightUse] | Generator[WeightUse, None, Any]]
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """How a layer type is scored: the local names of its weights, the uses one call makes of them, and its output."""
+    """How a layer type is scored: the local names of its weights, and the uses that one call makes of them."""
 
     weights: Callable[[Any], tuple[str, ...]]
-    uses: Callable[[Any, tuple[Any, ...], dict[str, Any], int], Iterator[WeightUse]]
+    uses: Uses
     rows_last: bool = False  # the weight is stored K x F
     row_dims: int = 1  # of its dimensions, the first so many count rows
-    output: Output = "products"
-    # uses that show when the layer has run: by its output, or by what weights were multiplied by meanwhile
-    uses_after: UsesAfter | None = None
-    recorded: Callable[[Any], tuple[str, ...]] = _none  # local names of weights whose operands `uses_after` is given
 
 
 @dataclass(frozen=True)
 class PrunableLayer:
-    """A module to hook: its adapter, and the weight behind each of its local parameter names."""
+    """A module to read: its adapter, and the weight behind each of its local parameter names."""
 
     module_name: str
     module: nn.Module
@@ -80,24 +51,6 @@ class PrunableLayer:
     @property
     def label(self) -> str:
         return _where(self.module_name, self.module)
-
-    @property
-    def is_plain_torch(self) -> bool:
-        """Whether it is one of torch's layers as torch makes them: without a subclass, another forward, or a hook.
-
-        Then its output follows from its uses, and need not be compared.
-        """
-        module, kind = self.module, type(self.module)
-        code = getattr(kind.forward, "__code__", None)  # not its name, which a patch may copy
-        hooks = module._forward_hooks, module._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks
-        return (
-            self.adapter is _OF_TORCH.get(kind)
-            and "forward" not in vars(module)
-            and code is not None
-            and code.co_filename == sys.modules[kind.__module__].__file__
-            and not any(hooks)
-            and all(type(self.parameter(local)) is nn.Parameter for local in self.weights)
-        )
 
     def parameter(self, local: str) -> nn.Parameter:
         """The current parameter of this local name; faster than get_parameter, which checks every step."""
@@ -117,44 +70,17 @@ def _cell_weights(module: nn.Module) -> tuple[str, ...]:
     return ("weight_ih", "weight_hh")
 
 
-_RECURRENT = Adapter(
-    recurrent_weights,
-    recurrent_uses,
-    output=recurrent_output,
-    uses_after=recurrent_uses_after,
-    recorded=recurrent_recorded,
-)
 _REGISTRY: dict[type[nn.Module] | str, Adapter] = {
     nn.Linear: Adapter(_one_weight, linear_uses),
-    nn.Conv1d: Adapter(_one_weight, conv_uses),
-    nn.Conv2d: Adapter(_one_weight, conv_uses),
-    nn.Conv3d: Adapter(_one_weight, conv_uses),
-    nn.RNN: _RECURRENT,
-    nn.LSTM: _RECURRENT,
-    nn.GRU: _RECURRENT,
-    nn.RNNCell: Adapter(_cell_weights, cell_uses, output=cell_output),
-    nn.LSTMCell: Adapter(_cell_weights, cell_uses, output=cell_output),
-    nn.GRUCell: Adapter(_cell_weights, cell_uses, output=cell_output),
-    nn.MultiheadAttention: Adapter(
-        attention_weights,
-        attention_uses,
-        output=attention_output,
-        uses_after=attention_uses_after,
-        recorded=attention_recorded,
-    ),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Adapter(_one_weight, conv_uses)),
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), Adapter(recurrent_weights, recurrent_uses)),
+    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), Adapter(_cell_weights, cell_uses)),
+    nn.MultiheadAttention: Adapter(attention_weights, attention_uses),
     "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
 }
+_EXPERTS = Adapter(expert_weights, expert_uses, row_dims=2)
 
-_OF_TORCH: dict[type[nn.Module] | str, Adapter] = dict(_REGISTRY)  # whatever else is registered later
-
-_EXPERTS = Adapter(expert_weights, expert_uses, row_dims=2, output=expert_output)
-
-_UNSUPPORTED: tuple[type[nn.Module], ...] = (
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Bilinear,
-)
+_UNSUPPORTED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear)
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic", "torch.ao.nn.qat")
 
 
@@ -253,6 +179,9 @@ def _chosen_weights(model: nn.Module, layers: Sequence[PrunableLayer], chosen: s
             if parameter.numel() == 0:
                 continue  # Linear(5, 0): there is nothing to prune
             checked[name] = parameter
+            bias = layer.module._parameters.get("bias")
+            if bias is not None and not bias.is_meta:
+                checked[_join(layer.module_name, "bias")] = bias
             if id(parameter) in embedded:
                 warn_caller(f"{name} is tied to an embedding and left as it is")
             else:
@@ -395,7 +324,7 @@ def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
         n_bad = int((~parameter.detach().isfinite()).sum())
         if n_bad:
             raise ModelError(
-                f"{n_bad} of {parameter.numel()} weights are NaN or infinite",
+                f"{n_bad} of {parameter.numel()} values are NaN or infinite",
                 where=name,
                 fix="repair or retrain the model",
             )

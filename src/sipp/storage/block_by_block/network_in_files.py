@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sipp.errors import ModelError
-from sipp.inputs import Batch, Blocks, find_blocks, record
+from sipp.inputs import Batch, Blocks, trace_layers
 from sipp.storage.block_by_block.renamed_weights import renamed_weights
 from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
 
@@ -65,7 +65,7 @@ class NetworkInFiles:
             self.load_block(i)
         try:
             setattr(owner, local, type(whole)(*first) if isinstance(whole, nn.Sequential) else type(whole)(first))
-            blocks = find_blocks(self.model, record(self.model, batch))
+            blocks = trace_layers(self.model, (), batch).blocks
         finally:
             setattr(owner, local, whole)
             for i in range(n_first):
