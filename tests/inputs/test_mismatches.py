@@ -96,7 +96,7 @@ MISFITS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
 def test_a_misfit_is_named(case: str) -> None:
     model, shape, words = MISFITS[case]
     for prune in (sipp.sensitivity, sipp.sample_size, lambda m, x: sipp.prune(m, x, keep=0.5)):
-        with pytest.raises(DataError, match=rf"batch 0: .*{words}"):
+        with pytest.raises(DataError, match=rf"batch 0.*{words}"):
             prune(model, torch.rand(3, *shape))
 
 
