@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import sys
@@ -40,9 +39,6 @@ LONG = (
     "evaluate",
     "shrink",
 )
-
-
-walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
 
 class Terminal(StringIO):
@@ -98,7 +94,7 @@ def work(name: str, **options: bool) -> None:
 
 WORDS = {
     "prune": ("scoring", "cutting"),
-    "prune_to": ("where to begin", "walking the levels", "certifying"),
+    "prune_to": ("where to begin", "walking the levels"),
     "prune_on_disk": ("blocks", "layers.1"),
     "repair": ("repairing",),
     "compare": ("comparing",),
@@ -165,15 +161,6 @@ def test_a_bar_works_inside_another_rich_display(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TERM", "xterm")
     with Progress(console=Console(stderr=True)), progress_bar("work", 3, shown=True) as advance:
         advance(1)
-
-
-@pytest.mark.parametrize(("method", "count"), [("sipp-blend", "12/12"), ("magnitude", "")])
-def test_a_bar_counts_to_a_total_or_not_at_all(method: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    sipp.prune(net(), points(), keep=0.9, method=method)
-    assert "cutting" in stream.getvalue() and "/?" not in stream.getvalue() and count in stream.getvalue()
 
 
 class Clock:
@@ -248,26 +235,6 @@ def test_a_repair_counts_its_layers_by_their_cost(repair: Any, monkeypatch: pyte
     sipp.prune(model, points(300), keep=0.5, repair=repair)
     lines = [line for line in log.getvalue().splitlines() if "masks and weights" in line or "repairing" in line]
     assert lines[0].endswith(": 1%"), lines
-
-
-def test_a_walk_says_after_two_levels_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    for step, shown, n_lines in ((0.1, True, 0), (30.0, True, 1), (30.0, False, 0)):
-        log = StringIO()
-        monkeypatch.setattr(sys, "stderr", log)
-        monkeypatch.setattr(walking, "monotonic", Clock(step))
-        sipp.prune_to(net(), points(), points(90), epsilon=0.9, method="magnitude", progress=shown)
-        lines = [line for line in log.getvalue().splitlines() if "more levels" in line]
-        assert len(lines) == n_lines
-        assert all(line == "sipp: prune_to tries about 6 more levels: about 3 min" for line in lines)
-
-
-def test_check_assumption_shows_how_far_it_has_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    for shown in (True, False):
-        stream = Terminal()
-        monkeypatch.setattr(sys, "stderr", stream)
-        sipp.check_assumption(net(), points(20), progress=shown)
-        assert ("looking at the assumption" in stream.getvalue()) == shown
 
 
 def test_the_shell_shows_it_on_stderr_also_beside_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,12 +119,6 @@ def write_line(text: str) -> None:
             print(f"sipp: {text}", file=sys.stderr, flush=True)
 
 
-def estimate_line(text: str, seconds: float, *, shown: bool) -> None:
-    """Announces long work and how long it may take; writes nothing if it is short."""
-    if shown and seconds >= QUIET_S:
-        write_line(f"{text}: about {in_words(seconds)}")
-
-
 def progress_line(text: str, *, shown: bool, seconds: float = 0.0) -> None:
     """Prints a line about the progress; in a log only if the work has already taken `seconds` >= `QUIET_S`."""
     console = console_of_person() if shown else None

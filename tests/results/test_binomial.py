@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from oracles import binomial as oracle
 from scipy import stats
 
-from sipp.certificates.claims import certified_epsilon, first_failure, n_violations
+from sipp.certificates.claims import certified_epsilon, n_violations
 from sipp.errors import OptionError
 from sipp.report.numbers import rounded_up
 from sipp.results import binomial, certificate as records, words
@@ -143,21 +143,6 @@ def test_certified_epsilon_equals_the_definition(ratios, delta):
 def test_what_is_not_finite_violates_every_epsilon():
     ratios = torch.tensor([0.0, 0.1, math.nan, math.inf], dtype=torch.float64)
     assert [int(n_violations(ratios, e)) for e in (0.0, 0.1, 1e9, math.inf)] == [3, 2, 2, 2]
-
-
-def test_first_failure_stops_at_the_first_failure():
-    assert first_failure([]) == 0
-    assert first_failure([True, True]) == 2
-    assert first_failure([False, True]) == 0
-    looked = []
-
-    def levels():
-        for index, passes in enumerate([True, True, False, True]):
-            looked.append(index)
-            yield passes
-
-    assert first_failure(levels()) == 2
-    assert looked == [0, 1, 2]  # nothing past the failure is tested
 
 
 def certificate(**changes):

@@ -162,7 +162,7 @@ def test_no_level_passes() -> None:
 
 
 def test_a_holdout_too_small_is_refused_with_the_number_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(sys.modules["sipp.verbs.prune_to"], "_LevelTests")  # no level is tried for it
+    monkeypatch.delattr(sys.modules["sipp.verbs.prune_to"], "_Levels")  # no level is tried for it
     best = prune_to(net(), points(50, 1), points(58, 2), epsilon=0.5, method="magnitude")
     assert best.pruned is None and "needs n >= 59" in best.verdict and best.path == ()
 
@@ -209,8 +209,8 @@ def test_options_out_of_range_are_named(options: dict, word: str) -> None:
 def test_data_that_has_labels_in_part_is_named_and_counted_whole() -> None:
     labels = torch.zeros(100, dtype=torch.int64)
     partly = [(points(100, 1), labels), points(300, 2)]
-    for role, data, holdout in (("calibration", partly, points(60, 3)), ("holdout", points(60, 3), partly)):
-        with pytest.raises(DataError, match=f"100 of 400 {role} inputs have labels"):
+    for data, holdout in ((partly, points(400, 3)), (points(60, 3), partly)):
+        with pytest.raises(DataError, match="100 of 400 inputs have labels"):
             prune_to(net(), data, holdout, max_accuracy_drop=0.2, method="magnitude")
 
 
@@ -229,7 +229,7 @@ def test_dense_outputs_are_computed_again_only_where_they_do_not_fit(monkeypatch
     model, calls, paths = net(), [], []
     model.register_forward_hook(lambda module, args, out: calls.append(len(out)))
     for most in (0, 1 << 20):
-        monkeypatch.setattr("sipp.verbs.prune_to.OUTPUT_BYTES", most)
+        monkeypatch.setattr("sipp.certificates.evidence.OUTPUT_BYTES", most)
         calls.clear()
         found = prune_to(model, points(100, 1), points(300, 2), epsilon=0.5, method="magnitude")
         paths.append((found.path, len(calls)))

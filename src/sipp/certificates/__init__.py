@@ -8,14 +8,12 @@ if TYPE_CHECKING:
     from sipp.certificates.claims import (
         Tolerance as Tolerance,
         accuracy_claim as accuracy_claim,
-        first_failure as first_failure,
         output_claim as output_claim,
         tolerance_of as tolerance_of,
     )
     from sipp.certificates.evidence import (
         holdout_data as holdout_data,
         measure_outputs as measure_outputs,
-        refuse_dependent as refuse_dependent,
         refuse_shared as refuse_shared,
     )
     from sipp.certificates.measures import (
@@ -27,10 +25,7 @@ if TYPE_CHECKING:
     from sipp.certificates.running import (
         Output as Output,
         check_model as check_model,
-        follows_positions as follows_positions,
         model_output as model_output,
-        run_model as run_model,
-        without_padding as without_padding,
     )
     from sipp.certificates.tokens import (
         check_token_logits as check_token_logits,

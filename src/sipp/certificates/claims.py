@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
@@ -21,10 +19,8 @@ from sipp.results import (
     Certificate,
     Measure,
     check,
-    drop_limit,
     holdout_needed,
     k_allowed,
-    share_limit,
     words,
 )
 
@@ -47,21 +43,6 @@ def certified_epsilon(ratios_n: Tensor, share: float, beta: float, *, n: int | N
     if allowed is None:
         return torch.full_like(ratios_n[..., 0], torch.inf)
     return ratios_n.nan_to_num(nan=torch.inf, posinf=torch.inf).kthvalue(n_points - allowed).values
-
-
-def first_failure(passes: Iterable[bool]) -> int:
-    """The index of the first level that fails, or the number of levels if none does: fixed-sequence testing (T15).
-
-    Levels run from dense to sparse in an order fixed before the holdout is used, each tested at full beta; the answer
-    is the level before the returned index (none if it is 0). `passes` may be lazy: nothing after the first failure is
-    evaluated. The error rate is at most beta, because a false certificate needs the FIRST truly bad level to pass.
-    """
-    n_passed = 0
-    for passed in passes:
-        if not passed:
-            break
-        n_passed += 1
-    return n_passed
 
 
 def output_claim(
@@ -88,7 +69,7 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float) -> AccuracyCe
     lost, gained, differ, labelled = outcome_counts(outcomes, outputs.hashes)
     if labelled not in (0, len(outputs.hashes)):
         raise DataError(
-            f"{labelled} of {len(outputs.hashes)} holdout inputs have labels",
+            f"{labelled} of {len(outputs.hashes)} inputs have labels",
             fix="give labels throughout, or none for the bound that needs none",
         )
     return AccuracyCertificate(
@@ -132,15 +113,6 @@ class OutputTolerance:
         """The relative error of each output."""
         return point_ratios(f, g)
 
-    def check(self, _ratios: Tensor, _role: str) -> None:
-        """Accepts all data: errors of outputs need no labels."""
-
-    def test(self, ratios: Tensor, _hashes: list[str], n: int) -> tuple[int, float, bool]:
-        """How many of `n` distinct points are further off, the proved limit of their share, and whether that passes."""
-        beta = 1.0 - self.confidence
-        count, allowed = int(n_violations(ratios, self.epsilon)), k_allowed(n, self.share, beta)
-        return count, share_limit(count, n, beta), allowed is not None and count <= allowed
-
     def certificate(self, outputs: MeasuredOutputs) -> Certificate:
         return output_claim(
             outputs, epsilon=self.epsilon, share=self.share, confidence=self.confidence, measure="output"
@@ -168,29 +140,6 @@ class AccuracyTolerance:
     def measure(self, f: Tensor, g: Tensor, batch: Batch) -> Tensor:
         """Which outputs were right before and after, and which changed their class."""
         return outcomes_of(f, g, batch)
-
-    def check(self, measured: Tensor, role: str) -> None:
-        """Raises a DataError if only some points of the data with this role have labels."""
-        labelled, n_points = int(Outcomes(*measured.unbind(1)).has_label.sum()), len(measured)
-        if labelled not in (0, n_points):
-            raise DataError(
-                f"{labelled} of {n_points} {role} inputs have labels", fix="give labels throughout, or none"
-            )
-
-    def test(self, measured: Tensor, hashes: list[str], n: int) -> tuple[int, float, bool]:
-        """How many points are worse, the proved limit of the drop, and whether that passes.
-
-        `n` of the points are distinct; copies have equal `hashes`.
-        """
-        outcomes = Outcomes(*measured.unbind(1))
-        lost, gained, differ, labelled = outcome_counts(outcomes, hashes)
-        beta = 1.0 - self.confidence
-        risk = beta / math.e if outcomes.are_sequences else beta  # sums of shares of positions (T22)
-        if labelled:
-            limit = drop_limit(lost, gained, n, risk, n_copies=len(hashes) - n)
-        else:
-            limit = share_limit(differ, n, risk)
-        return lost if labelled else differ, limit, limit <= self.max_drop
 
     def certificate(self, outputs: MeasuredOutputs) -> AccuracyCertificate:
         return accuracy_claim(outputs, confidence=self.confidence)

@@ -13,6 +13,7 @@ from sipp.certificates.measures import MeasureFunction
 from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import (
+    OUTPUT_BYTES,
     Batch,
     Data,
     allowed_difference,
@@ -62,13 +63,15 @@ def measure_outputs(
     *,
     drops_padding: bool = True,
     finest: float | None = None,
+    dense_outputs: dict[tuple[str, ...], Tensor] | None = None,
     progress: bool = False,
     title: str = "certifying",
 ) -> MeasuredOutputs:
     """Applies `measure` to the outputs of both networks at every point, and collects the evidence for a certificate.
 
     `finest` is the error to be claimed; a dependence on the batch must be smaller. If `pruned` is a record, the points
-    that chose it count as calibration points, and as checked if the record knows all of them. `title` names the
+    that chose it count as calibration points, and as checked if the record knows all of them. `dense_outputs` holds
+    those of earlier calls, by the hashes of a batch's points; new ones are added while they fit. `title` names the
     progress bar.
     """
     network = network_of(pruned)
@@ -85,9 +88,9 @@ def measure_outputs(
     dtypes: set[str] = set()
     bar = progress_bar(title, data.n_points_known, shown=progress)
     with scoring_mode(dense, "running"), scoring_mode(network, "running"), bar as advance:
-        for batch, f, g in _outputs(dense, network, data, output, drops_padding, finest):
+        for batch, of_batch, f, g in _outputs(dense, network, data, output, drops_padding, finest, dense_outputs):
             dtypes |= {str(t.dtype).removeprefix("torch.") for t in (f, g)}
-            hashes += point_hashes(batch)
+            hashes += of_batch
             measured.append(measure(f, g, batch))
             advance(batch.n_points)
     refuse_shared(hashes, known.hashes)
@@ -117,9 +120,15 @@ def _calibration_points(pruned: NetworkLike, calibration: Any) -> SeenPoints:
 
 
 def _outputs(
-    dense: nn.Module, pruned: nn.Module, data: Data, output: Output, drops_padding: bool, finest: float | None
-) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """The outputs of both networks, batch by batch, with 0 at padding.
+    dense: nn.Module,
+    pruned: nn.Module,
+    data: Data,
+    output: Output,
+    drops_padding: bool,
+    finest: float | None,
+    known: dict[tuple[str, ...], Tensor] | None,
+) -> Iterator[tuple[Batch, list[str], Tensor, Tensor]]:
+    """The hashes of points and the outputs of both networks, batch by batch, with 0 at padding.
 
     A point's output must not depend on the rest of the batch. This is checked on the first batch, and on the first with
     several points.
@@ -127,7 +136,14 @@ def _outputs(
     has_positions: bool | None = None if drops_padding else False
     n_checked = 0
     for batch in data.batches():
-        f, g = run_model(dense, batch, output), run_model(pruned, batch, output)
+        hashes = point_hashes(batch)
+        memory = known if batch.real_BT is None else None  # with padding, which hashes leave out, it may differ
+        f = None if memory is None else memory.get(tuple(hashes))
+        if f is None:
+            f = run_model(dense, batch, output)
+            if memory is not None and sum(one.nbytes for one in memory.values()) + f.nbytes <= OUTPUT_BYTES:
+                memory[tuple(hashes)] = f
+        g = run_model(pruned, batch, output)
         if f.shape != g.shape:
             raise ModelError(
                 f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree", where=batch.where
@@ -138,7 +154,7 @@ def _outputs(
             refuse_dependent("pruned", pruned, batch, output, g, finest)
         if has_positions is None:
             has_positions = follows_positions(dense, batch, output, f)
-        yield batch, without_padding(f, batch, has_positions), without_padding(g, batch, has_positions)
+        yield batch, hashes, without_padding(f, batch, has_positions), without_padding(g, batch, has_positions)
 
 
 def refuse_dependent(

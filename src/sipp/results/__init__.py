@@ -25,10 +25,8 @@ if TYPE_CHECKING:
         speed_of as speed_of,
     )
     from sipp.results.binomial import (
-        drop_limit as drop_limit,
         holdout_needed as holdout_needed,
         k_allowed as k_allowed,
-        share_limit as share_limit,
     )
     from sipp.results.blend import (
         LOST as LOST,

@@ -5,17 +5,16 @@ confidence. The first failure ends the walk, and the last level that passed is r
 chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels. If levels
 are repaired, the first one that is tried chooses the blend for all others.
 
-The data is read once for every level, and both networks run on the same batch, so a loader may shuffle. It must give
-the same inputs in every pass; random augmentation does not, and then the certificate is about the inputs of its own
-pass.
+A level passes if its certificate holds. The data is read once for every level, and both networks run on the same
+batch, so a loader may shuffle. It must give the same inputs in every pass; random augmentation does not, and then the
+certificate is about the inputs of its own pass.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import torch
@@ -25,25 +24,22 @@ from sipp.certificates import (
     Output,
     Tolerance,
     check_model,
-    first_failure,
-    follows_positions,
     holdout_data,
     measure_outputs,
-    refuse_dependent,
     refuse_shared,
-    run_model,
     tolerance_of,
-    without_padding,
 )
-from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import OUTPUT_BYTES, AnyData, Batch, Data, copy_of, data_of, point_hashes, scoring_mode
-from sipp.progress import estimate_line, progress_bar
+from sipp.errors import DataError, OptionError
+from sipp.inputs import AnyData, Data, copy_of, data_of
+from sipp.progress import progress_bar
 from sipp.pruning import Ranking, cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
 from sipp.repairing import DataSplit, Repaired, apply_repairs, split_data
 from sipp.results import (
     CONFIDENCE,
     DEFAULT_METHOD,
+    AnyCertificate,
     BlendChoice,
+    Certificate,
     Level,
     Loss,
     Method,
@@ -52,8 +48,10 @@ from sipp.results import (
     PrunedTo,
     PruneOptions,
     RepairChoice,
+    SeenPoints,
     Selector,
     check,
+    hashing,
     numerics,
     repairs_asked,
 )
@@ -119,59 +117,47 @@ def prune_to(
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
-    task = task_of(
-        model,
-        data,
-        include=options.include,
-        exclude=options.exclude,
-        seed=options.seed,
-        norm_stats=options.norm_stats,
-        loss=options.loss,
-    )
+    task = task_of(model, data, include=include, exclude=exclude, seed=seed, norm_stats=norm_stats, loss=loss)
     if tolerance.n_needed > n_holdout:  # known before anything is scored
         why = f"refused: needs n >= {tolerance.n_needed}, the holdout has {n_holdout:,} different inputs"
         return _dense_result(task.model, grid, 0, (), why)
-    calibration = data if data_of(data).can_be_read_again else None
-    ranking = rank(task, options, progress=progress)
-    networks = _LevelNetworks(ranking, options, _split(ranking, options, calibration))
-    tests = _LevelTests(ranking.model, networks, tolerance, output)
-    start = _first_level(tests, calibration, n_holdout, grid, progress)
-    tests.check_independence(holdout)
-    path, n_passed = _walk(tests, holdout, grid[start:], progress)
-    if n_passed == 0:
+    calibration = holdout_data(data, "calibration") if data_of(data).can_be_read_again else None
+    if options.repair and calibration is None:
+        raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
+    walk = _Levels(rank(task, options, progress=progress), options, tolerance, output, calibration)
+    start = 0 if calibration is None else _first_level(walk, calibration, n_holdout, grid, progress)
+    path: list[Level] = []
+    certificate: AnyCertificate | None = None
+    with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
+        for keep in grid[start:]:  # fixed-sequence testing: nothing is tested after the first failure (T15)
+            level, found = walk.test(keep, holdout_data(holdout), walk.seen)
+            path.append(level)
+            advance(1)
+            if not level.passed:
+                break
+            certificate = found
+            walk.forget_denser_than(level.budget)
+    if certificate is None:
         why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {tolerance.words}"
-        return _dense_result(ranking.model, grid, start, path, why)
-    pruned = networks.record(path[n_passed - 1].budget)
+        return _dense_result(walk.ranking.model, grid, start, tuple(path), why)
+    pruned = walk.record([level for level in path if level.passed][-1].budget)
+    assert certificate.pruned_hash == hashing.of_model(pruned.model)
     warn_of_dead_rows(pruned)
-    certificate = tolerance.certificate(
-        measure_outputs(
-            ranking.model,
-            pruned,
-            holdout,
-            tolerance.measure,
-            output,
-            calibration,
-            drops_padding=tolerance.drops_padding,
-            finest=tolerance.finest,
-            progress=progress,
-        )
-    )
-    if not tolerance.holds(certificate):  # never return a claim that its own numbers contradict
-        why = f"not certified: the certificate contradicts the search; {tolerance.words}"
-        return _dense_result(ranking.model, grid, start, path, why)
     outcome = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
     return PrunedTo(
         model=pruned.model,
         pruned=pruned,
         certificate=certificate,
-        path=path,
+        path=tuple(path),
         levels=grid,
         start=start,
         verdict=f"{outcome} {tolerance.words}",
     )
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
+def _dense_result(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], why: str) -> PrunedTo:
+    verdict = f"{why}; the dense network is returned"
+    return PrunedTo(model=model, pruned=None, certificate=None, path=path, levels=grid, start=start, verdict=verdict)
 
 
 def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:
@@ -201,35 +187,35 @@ def _count_new_points(data: AnyData, holdout: Any) -> int:
     return len(set(hashes))
 
 
-def _split(ranking: Ranking, options: PruneOptions, calibration: AnyData | None) -> DataSplit | None:
-    """The points that levels are repaired on; None without repair."""
-    if not options.repair:
-        return None
-    if calibration is None:
-        raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    return split_data(ranking.model, calibration)
+class _Levels:
+    """Makes the network of a level, cut into one copy that all levels share or repaired, and tests it."""
 
-
-# --- the network of a level -------------------------------------------------------------------------------------------
-
-
-class _LevelNetworks:
-    """Makes the network of a level: cut into one copy that all levels share, or repaired."""
-
-    def __init__(self, ranking: Ranking, options: PruneOptions, split: DataSplit | None) -> None:
-        self.ranking, self.options = ranking, options
-        self.prepared = prepare_rows(ranking, many_budgets=True)
+    def __init__(
+        self, ranking: Ranking, options: PruneOptions, tolerance: Tolerance, output: Output, calibration: Data | None
+    ) -> None:
+        self.ranking, self.options, self.tolerance, self.output = ranking, options, tolerance, output
+        self.split = split_data(ranking.model, calibration) if options.repair and calibration is not None else None
+        self.prepared = None if self.split else prepare_rows(ranking, many_budgets=True)
         self.shared_copy = copy_of(ranking.model)
-        self.split = split  # None: levels are not repaired
-        self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget
+        self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget, with the blend it started from
+        self.dense_outputs: dict[tuple[str, ...], Tensor] = {}
+        known = ranking.seen if calibration is None else frozenset(calibration.hashes())
+        self.seen = SeenPoints(known, calibration is not None or ranking.seen_all)
 
-    def network(self, budget: int) -> nn.Module:
-        """The network of a level; without repair, it is valid until the next call."""
-        if self.split is not None:
-            return self._repaired(self.split, budget)[0].model
-        rows, _ = cut_rows(self.ranking, self.prepared, budget, seed=self.options.seed)
-        write_rows(self.shared_copy, self.ranking, rows)
-        return self.shared_copy
+    def test(self, keep: float, data: Data, seen: SeenPoints | None) -> tuple[Level, AnyCertificate]:
+        """Tests one level on the data, none of which may be among the `seen` points."""
+        budget = numerics.budget_of(keep, self.ranking.n_weights)
+        dense, tolerance = self.ranking.model, self.tolerance
+        outputs = measure_outputs(
+            dense, self._network(budget), data, tolerance.measure, self.output, seen,
+            drops_padding=tolerance.drops_padding, finest=tolerance.finest, dense_outputs=self.dense_outputs,
+        )  # fmt: skip
+        found = tolerance.certificate(outputs)
+        if isinstance(found, Certificate):
+            count, limit = found.violations, found.proved_share
+        else:
+            count, limit = found.n_lost if found.mode == "labels" else found.n_differ, found.drop_upper
+        return Level(keep, budget, count, limit, tolerance.holds(found)), found
 
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` returns it."""
@@ -246,139 +232,40 @@ class _LevelNetworks:
         """Frees the networks of denser levels, which the walk has passed."""
         self.repaired = {other: level for other, level in self.repaired.items() if other <= budget}
 
+    def _network(self, budget: int) -> nn.Module:
+        """The network of a level; without repair, it is valid until the next call."""
+        if self.split is not None:
+            return self._repaired(self.split, budget)[0].model
+        assert self.prepared is not None
+        rows, _ = cut_rows(self.ranking, self.prepared, budget, seed=self.options.seed)
+        write_rows(self.shared_copy, self.ranking, rows)
+        return self.shared_copy
+
     def _repaired(self, split: DataSplit, budget: int) -> tuple[Repaired, BlendChoice | None]:
-        """The repaired network of a level, and which blend it started from."""
+        """The repaired network of a level; the first one that is tried chooses the blend of all."""
         if budget not in self.repaired:
             network_cut = cut(self.ranking, budget, seed=self.options.seed)
-            self._fix_blend(network_cut.choice)
+            choice, blend = network_cut.choice, self.ranking.blend
+            if choice is not None and blend is not None:
+                self.ranking = replace(self.ranking, blend=replace(blend, taken=choice.taken))
             repairs = repairs_asked(self.options.repair)
             repaired = apply_repairs(self.ranking, network_cut.masks, split, repairs, start=network_cut.model)
-            self.repaired[budget] = repaired, network_cut.choice
+            self.repaired[budget] = repaired, choice
         return self.repaired[budget]
 
-    def _fix_blend(self, choice: BlendChoice | None) -> None:
-        """Takes this blend for all later levels."""
-        if choice is not None and self.ranking.blend is not None:
-            self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=choice.taken))
 
-
-# --- the test of a level ----------------------------------------------------------------------------------------------
-
-
-class _LevelTests:
-    """Tests levels against the dense network."""
-
-    def __init__(self, dense: nn.Module, networks: _LevelNetworks, tolerance: Tolerance, output: Output) -> None:
-        self.dense, self.networks, self.tolerance, self.output = dense, networks, tolerance, output
-        self.dense_outputs: dict[tuple[str, ...], Tensor] = {}  # by the hashes of a batch's points
-        self.bytes_left = OUTPUT_BYTES
-        self.has_positions: bool | None = None if tolerance.drops_padding else False
-
-    def check_independence(self, holdout: Any) -> None:
-        """Raises a ModelError if the dense output at a point depends on the rest of the first batch."""
-        batch = next(holdout_data(holdout).batches())
-        with scoring_mode(self.dense, "running"):
-            whole = run_model(self.dense, batch, self.output)
-            refuse_dependent("dense", self.dense, batch, self.output, whole)
-
-    def test(self, data: Any, role: str, keep: float, n_counted: int | None = None) -> Level:
-        """Tests one level on all points of the data, or on `n_counted` of them."""
-        budget = numerics.budget_of(keep, self.networks.ranking.n_weights)
-        measured, hashes = self._measured(self.networks.network(budget), holdout_data(data, role))
-        self.tolerance.check(measured, role)
-        n = len(set(hashes))
-        if n_counted is not None and n_counted < n:
-            at = numerics.integers(0, n_counted) * len(measured) // n_counted
-            measured, hashes = measured[at.to(measured.device)], [hashes[i] for i in at.tolist()]
-            n = len(set(hashes))
-        return Level(keep, budget, *self.tolerance.test(measured, hashes, n))
-
-    def _measured(self, network: nn.Module, data: Data) -> tuple[Tensor, list[str]]:
-        """What the tolerance measures of this network at every point, and the hash of each point."""
-        measured, hashes = [], list[str]()
-        with scoring_mode(network, "running"), scoring_mode(self.dense, "running"):
-            for batch in data.batches():
-                of_batch = point_hashes(batch)
-                hashes += of_batch
-                f, g = self._dense(batch, of_batch), run_model(network, batch, self.output)
-                if f.shape != g.shape:
-                    raise ModelError(f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where)
-                if self.has_positions is None:
-                    self.has_positions = follows_positions(self.dense, batch, self.output, f)
-                f, g = (without_padding(t, batch, self.has_positions) for t in (f, g))
-                measured.append(self.tolerance.measure(f, g, batch))
-        return torch.cat(measured), hashes
-
-    def _dense(self, batch: Batch, hashes: list[str]) -> Tensor:
-        """The dense output of a batch: the one of an earlier level, if the batch was the same and there was memory."""
-        key = tuple(hashes)
-        if batch.real_BT is None and key in self.dense_outputs:  # with padding, which hashes leave out, it may differ
-            return self.dense_outputs[key]
-        f = run_model(self.dense, batch, self.output)
-        if f.nbytes <= self.bytes_left:
-            self.dense_outputs[key] = f
-            self.bytes_left -= f.nbytes
-        return f
-
-
-# --- the walk ---------------------------------------------------------------------------------------------------------
-
-
-def _first_level(
-    tests: _LevelTests, calibration: AnyData | None, n_holdout: int, grid: tuple[float, ...], progress: bool
-) -> int:
+def _first_level(walk: _Levels, calibration: Data, n_holdout: int, grid: tuple[float, ...], progress: bool) -> int:
     """The level to start from: a few before the sparsest that passes on the calibration data, found by bisection.
 
     Only the size of the holdout is used, so a bad start costs sparsity, never validity. No more calibration points are
-    counted than the holdout has, because more would prove more than the holdout can. With too few points for a test,
-    or none that can be read again, the walk starts at the first level.
+    counted than the holdout has, because more would prove more than the holdout can.
     """
-    if calibration is None:
-        return 0
+    data = replace(calibration, n_points=n_holdout)
     low, high = 0, len(grid)  # level `low` passes, or is the first, which is not tried; level `high` does not pass
-    n_left = len(grid).bit_length()
-    with progress_bar("where to begin", n_left, shown=progress) as advance:
+    with progress_bar("where to begin", len(grid).bit_length(), shown=progress) as advance:
         while high - low > 1:
-            began = monotonic()
             middle = (low + high) // 2
-            passed = tests.test(calibration, "calibration", grid[middle], n_holdout).passed
-            low, high = (middle, high) if passed else (low, middle)
+            level, _ = walk.test(grid[middle], data, None)
+            low, high = (middle, high) if level.passed else (low, middle)
             advance(1)
-            n_left -= 1
-            if n_left == len(grid).bit_length() - 2:  # the first level also chooses for all others, and takes longer
-                n_more = n_left + START_MARGIN
-                text = f"prune_to tries about {n_more} more levels"
-                estimate_line(text, n_more * (monotonic() - began), shown=progress)
     return max(0, low - START_MARGIN)
-
-
-def _walk(tests: _LevelTests, holdout: Any, levels: tuple[float, ...], progress: bool) -> tuple[tuple[Level, ...], int]:
-    """The levels that were tested, the first failure last, and how many passed."""
-    path: list[Level] = []
-    with progress_bar("walking the levels", len(levels), shown=progress) as advance:
-
-        def passes() -> Iterator[bool]:
-            for keep in levels:
-                path.append(tests.test(holdout, "holdout", keep))
-                if path[-1].passed:
-                    tests.networks.forget_denser_than(path[-1].budget)
-                advance(1)
-                yield path[-1].passed
-
-        n_passed = first_failure(passes())
-    return tuple(path), n_passed
-
-
-# --- the result -------------------------------------------------------------------------------------------------------
-
-
-def _dense_result(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], why: str) -> PrunedTo:
-    return PrunedTo(
-        model=model,
-        pruned=None,
-        certificate=None,
-        path=path,
-        levels=grid,
-        start=start,
-        verdict=f"{why}; the dense network is returned",
-    )
