@@ -6,15 +6,12 @@ run can compare both reductions of a method on the same dense network.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import sipp
 from sipp.errors import OptionError
 from sipp.results import Reduce, check
-
-SEPARATOR = " "
 
 
 @dataclass(frozen=True)
@@ -27,16 +24,11 @@ class Arm:
     @property
     def label(self) -> str:
         """Its name everywhere but in folder names."""
-        return self.method if self.reduce is None else f"{self.method}{SEPARATOR}{self.reduce}"
+        return self.method if self.reduce is None else f"{self.method} {self.reduce}"
 
 
-def arm_of(label: Any, *, own: Collection[str] = ()) -> Arm:
-    """The arm with this label; OptionError if the method is unknown or takes no reduction.
-
-    `own` are names of the user's own methods, whose code need not be loaded.
-    """
-    if label in own:
-        return Arm(label)
+def arm_of(label: Any) -> Arm:
+    """The arm with this label; OptionError if the method is unknown or takes no reduction."""
     method, *reduce = label.split() if isinstance(label, str) and label.split() else [str(label)]
     known = sipp.methods()
     if method not in known:

@@ -75,11 +75,10 @@ def load_scores(path: Path) -> None:
         raise OptionError("there is no Python file of this name", where=option, fix="give a .py file")
     before = sipp.methods()
     module = ModuleType(f"sipp_code_{path.stem}")
-    module.__file__ = str(path.resolve())
+    module.__file__ = code = str(path.resolve())
     sys.modules[module.__name__] = module
     if str(path.resolve().parent) not in sys.path:
         sys.path.insert(0, str(path.resolve().parent))
-    code = module.__file__
     call_user_code(
         option, "scores", lambda: exec(compile(path.read_bytes(), code, "exec"), vars(module)), fix="correct the file"
     )
@@ -103,26 +102,14 @@ def call_user_code(spec: str, what: str, work: Callable[[], Any], *, fix: str = 
         raise OptionError(f"{spec!r} gives no {what} ({type(error).__name__}: {error})", fix=fix) from error
 
 
-# --- digests, so that a run is not resumed with different code --------------------------------------------------------
+def digest_of(name: str, code: Any = None) -> str:
+    """The name, and a digest of the file that defines the code (by default what is named so).
 
+    A run is not resumed with other code.
+    """
 
-def source_digest(spec: str) -> str:
-    """The name, and a digest of the file with the named code."""
-    source = call_user_code(spec, "source", lambda: _source_of(import_named(spec)))
-    return f"{spec} source {sha256_of(source)[:DIGEST_LENGTH]}"
+    def source() -> bytes:
+        return Path(inspect.getsourcefile(import_named(name) if code is None else code) or "").read_bytes()
 
-
-def score_digest(method: Any) -> str:
-    """A digest of the file that defines a score, and of how its weights are cut."""
-    try:
-        source = _source_of(method.score)
-    except (OSError, TypeError) as error:
-        raise OptionError(
-            f"the source of method {method.name!r} cannot be read", fix="define its function in a file"
-        ) from error
-    return sha256_of(source, repr((sorted(method.needs), method.cut)).encode())[:DIGEST_LENGTH]
-
-
-def _source_of(code: Any) -> bytes:
-    """The content of the file that defines a function or class."""
-    return Path(inspect.getsourcefile(code) or "").read_bytes()
+    content = call_user_code(name, "source", source, fix="define it in a file")
+    return f"{name} source {sha256_of(content)[:DIGEST_LENGTH]}"

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sipp_lab.files import load_state
 from sipp_lab.recipes import Recipe, load_recipe
 from sipp_lab.runs import stages
-from sipp_lab.runs.folder import FINAL, read_records, without_times
+from sipp_lab.runs.folder import FINAL, load_state, read_records, without_times
 from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (

@@ -11,11 +11,10 @@ from torch import Tensor
 from sipp.errors import OptionError
 from sipp.report.palette import style_of
 from sipp_lab.arms import Arm, arm_of
-from sipp_lab.files import load_values
 from sipp_lab.nets import build
 from sipp_lab.page import render
 from sipp_lab.runs import stages
-from sipp_lab.runs.folder import FINAL, read_run
+from sipp_lab.runs.folder import FINAL, load_values, read_run
 from sipp_lab.runs.running import run
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sipp.errors import OptionError
-from sipp_lab.files import load_state
 from sipp_lab.own_code import import_named, own_images, own_network
 from sipp_lab.recipes import Code, load_recipe
+from sipp_lab.runs.folder import load_state
 from sipp_lab.runs.running import run
 
 MINE = """

@@ -39,7 +39,7 @@ def test_a_verb_that_shares_an_option_shares_its_default(verb: str) -> None:
 
 def test_recipes_take_words_and_checks_from_the_record() -> None:
     hints = get_type_hints(PruneOptions, include_extras=True)
-    words = {row.key: row.meaning for row in recipe_keys(load_recipe("digits-iterative"))}
+    words = {row["key"]: row["meaning"] for row in recipe_keys(load_recipe("digits-iterative"))}
     for name in FROM_PRUNE:
         (option,) = (one for one in hints[name].__metadata__ if isinstance(one, Option))
         assert words[f"prune.{name}"] == option.words

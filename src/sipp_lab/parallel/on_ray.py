@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,15 +24,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sipp.errors import DataError, OptionError, SippError
 from sipp.extras import needed_for
 from sipp_lab.own_code import load_scores
+from sipp_lab.pipelines import PIPELINES
 from sipp_lab.recipes import Recipe, config_of
 from sipp_lab.runs.context import RunContext
-from sipp_lab.runs.folder import MANIFEST, read_manifest
-from sipp_lab.runs.plan import Stage
-from sipp_lab.runs.records import Origin
-from sipp_lab.runs.stages import is_done, pipeline_of, plan, train_network
+from sipp_lab.runs.folder import MANIFEST, is_done, read_manifest
+from sipp_lab.runs.records import Origin, Stage
+from sipp_lab.runs.stages import plan, train_network
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.setup import code_version_of, device_named, load_feed, threads
 
@@ -66,25 +67,16 @@ class RunOnRay:
     n_threads: int = 1
 
 
-@dataclass(frozen=True)
-class StageOutcome:
-    """How a task ended: its error, if any, and its warnings."""
-
-    error: SippError | None = None
-    warned: tuple[str, ...] = ()
-
-
-def train_stage(run: RunOnRay, stage: Stage) -> StageOutcome:
-    """Runs in a Ray process: trains the stage into the run folder, and returns how that ended."""
-    error = None
-    with warnings.catch_warnings(record=True) as caught, threads(run.n_threads):
-        try:
+def train_stage(run: RunOnRay, stage: Stage) -> SippError | None:
+    """Runs in a Ray process: trains the stage into the run folder, and returns its error, if any."""
+    try:
+        with threads(run.n_threads):
             context = RunContext(run.recipe, run.folder, _open_run(run), run.checkpoint_seconds)
-            if not is_done(run.folder, stage):  # by an earlier try
+            if not is_done(run.folder, stage.name):  # by an earlier try
                 train_network(context, stage)
-        except SippError as raised:
-            error = raised
-    return StageOutcome(error, tuple(str(warning.message) for warning in caught))
+    except SippError as error:
+        return error
+    return None
 
 
 @functools.lru_cache(maxsize=1)  # a Ray process trains several stages in turn
@@ -108,13 +100,6 @@ def _open_run(run: RunOnRay) -> Feed:
     return feed
 
 
-def next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:
-    """The stage to start now; None if all wait for others. In chains, lower levels first: chains finish together."""
-    pipeline = pipeline_of(recipe)
-    ready = [stage for stage in todo if pipeline.parent_of(stage) not in unfinished]
-    return min(ready, key=lambda stage: stage.level, default=None)
-
-
 def check_ray(options: RayOptions) -> None:
     """Checks the options, and that Ray is installed, before any work."""
     if options.n_at_once is not None and options.n_at_once < 1:
@@ -127,9 +112,7 @@ def run_on_ray(run: RunOnRay, options: RayOptions) -> Iterator[Stage]:
 
     If a process dies, another resumes its stage from the last checkpoint. An error in one stage ends all.
     """
-    import torch
-
-    todo = [stage for stage in plan(run.recipe) if not is_done(run.folder, stage)]
+    todo = [stage for stage in plan(run.recipe) if not is_done(run.folder, stage.name)]
     if not todo:
         return
     run = replace(
@@ -146,15 +129,13 @@ def run_on_ray(run: RunOnRay, options: RayOptions) -> Iterator[Stage]:
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
             while running or todo:
-                while len(running) < n_at_once and (ready := next_stage(run.recipe, todo, unfinished)) is not None:
+                while len(running) < n_at_once and (ready := _next_stage(run.recipe, todo, unfinished)) is not None:
                     todo.remove(ready)
                     running[train.remote(run, ready)] = ready
                 for ref in ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)[0]:
-                    stage, outcome = running.pop(ref), _outcome_of(ray, ref)
-                    for text in outcome.warned:
-                        warnings.warn(f"{stage.name}: {text}", stacklevel=2)
-                    if outcome.error is not None:
-                        raise outcome.error.inside(stage.name)
+                    stage = running.pop(ref)
+                    if (error := _error_of(ray, ref)) is not None:
+                        raise error.inside(stage.name)
                     unfinished.remove(stage)
                     yield stage
         finally:
@@ -162,16 +143,24 @@ def run_on_ray(run: RunOnRay, options: RayOptions) -> Iterator[Stage]:
                 ray.cancel(ref, force=True)
 
 
-def _outcome_of(ray: Any, ref: Any) -> StageOutcome:
+def _next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -> Stage | None:
+    """The stage to start now; None if all wait for others. In chains, lower levels first: chains finish together."""
+    pipeline = PIPELINES[recipe.pipeline]
+    ready = [stage for stage in todo if pipeline.parent_of(stage) not in unfinished]
+    return min(ready, key=lambda stage: stage.level, default=None)
+
+
+def _error_of(ray: Any, ref: Any) -> SippError | None:
     try:
-        outcome: StageOutcome = ray.get(ref)
-        return outcome
+        error: SippError | None = ray.get(ref)
+        return error
     except ray.exceptions.RayTaskError:
         raise
-    except ray.exceptions.RayError as error:
-        what = f"the process died {N_TRIES} times ({_first_line(error)})"
-        fix = "if memory is short, make fewer networks at once (--at-once); the same command resumes"
-        return StageOutcome(DataError(what, fix=fix))
+    except ray.exceptions.RayError as died:
+        what = f"the process died {N_TRIES} times ({_first_line(died)})"
+        return DataError(
+            what, fix="if memory is short, make fewer networks at once (--at-once); the same command resumes"
+        )
 
 
 def _first_line(error: Exception) -> str:
@@ -212,21 +201,19 @@ def _cluster(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-        own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     logging.getLogger("ray").setLevel(logging.ERROR)
     # Started in a thread, Ray cannot replace our SIGTERM handler, so a signal still stops the run gracefully. The
     # thread must live as long as Ray, whose processes end with the thread that started them.
     with ThreadPoolExecutor(1) as thread:
-        options = {"log_to_driver": False, "logging_level": "ERROR", **own}
         try:
             thread.submit(lambda: ray.init(address=address, **options)).result()
         except Exception as error:  # of many classes; Ray's own words say which
-            where = "here" if address == LOCAL else f"at {address!r}"
             raise OptionError(
-                f"Ray {where} cannot be used: {_first_line(error)}",
+                f"Ray {'here' if address == LOCAL else f'at {address!r}'} cannot be used: {_first_line(error)}",
                 fix="start one with `ray start --head`; if it asks for a token, set RAY_AUTH_MODE=token and "
                 "RAY_AUTH_TOKEN to those of the cluster",
             ) from error

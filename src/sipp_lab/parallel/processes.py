@@ -1,13 +1,13 @@
-"""Trains one network in several processes: the leader draws masks and owns the run folder, all share each batch.
+"""Trains one network in several processes: the leader decides and owns the run folder, all share each batch.
 
-All processes call every function here in the same order. An error in one is raised in all, so that none keeps waiting;
-if a process dies, torch's own timeout error ends the others.
+All processes call every function here in the same order. What the leader fails at is raised in all; if another process
+fails or dies, torchrun ends the rest, or torch's own timeout does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sipp.errors import ModelError, OptionError, SippError
-from sipp.files import sha256_of
+from sipp.errors import OptionError, SippError
 
 T = TypeVar("T")
 
@@ -65,58 +64,24 @@ def leave_processes(processes: Processes) -> None:
         dist.destroy_process_group()
 
 
-def gather(processes: Processes, value: T) -> list[T]:
-    """The values of all processes, in each of them; any that can be pickled."""
-    values = [value] * processes.world_size
-    if processes.world_size > 1:
-        dist.all_gather_object(values, value, group=processes.group)
-    return values
-
-
-def in_every_process(processes: Processes, make: Callable[[], T]) -> T:
-    """Calls `make` in every process and returns its result here; an error in one is raised in all."""
-    if processes.world_size == 1:
-        return make()
-    result: T | None = None
-    error: Exception | None = None
-    place = f"process {processes.rank} of {processes.world_size}"
-    try:
-        result = make()
-    except SippError as raised:
-        error = raised.inside(place)
-    except Exception as raised:  # other exceptions may not be picklable
-        error = RuntimeError(f"{type(raised).__name__}: {place}: {raised}")
-    if first := next((raised for raised in gather(processes, error) if raised is not None), None):
-        raise first
-    return result  # type: ignore[return-value]
-
-
 def from_leader(processes: Processes, make: Callable[[], T]) -> T:
-    """Calls `make` in the leader only, and returns its result in every process."""
+    """Calls `make` in the leader only; gives its result, or raises its error, in every process."""
     if processes.world_size == 1:
         return make()
-    box = [in_every_process(processes, make) if processes.is_leader else in_every_process(processes, lambda: None)]
+    box: list[Any] = [None, None]  # result, error
+    if processes.is_leader:
+        try:
+            box = [make(), None]
+        except SippError as failed:
+            box = [None, failed]
+        except Exception as failed:  # it may not be picklable
+            box = [None, RuntimeError(f"{type(failed).__name__}: {failed}")]
     dist.broadcast_object_list(box, src=0, group=processes.group)
-    return box[0]  # type: ignore[return-value]
-
-
-def check_same(processes: Processes, tensors: Mapping[str, Tensor], *, what: str) -> None:
-    """Raises ModelError in all processes if the tensors of one differ from the leader's."""
-    if processes.world_size == 1:
-        return
-    digests = gather(processes, _digest(tensors))
-    others = [index for index, digest in enumerate(digests) if digest != digests[0]]
-    if others:
-        raise ModelError(
-            f"{what} of process {others[0]} differ from those of process 0", fix="use one version everywhere"
-        )
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    raw = (
-        tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data for name in sorted(tensors)
-    )
-    return sha256_of(repr(sorted(tensors)).encode(), *raw)
+    result, error = box
+    if error is not None:
+        raise error
+    found: T = result
+    return found
 
 
 def add_gradients(processes: Processes, model: nn.Module) -> None:
@@ -142,5 +107,4 @@ def share_buffers(processes: Processes, model: nn.Module) -> None:
     """Broadcasts the leader's buffers (BatchNorm statistics) to all processes."""
     if processes.world_size > 1:
         for buffer in model.buffers():
-            if buffer.dtype is not torch.bool:  # masks are equal everywhere already
-                dist.broadcast(buffer, src=0)
+            dist.broadcast(buffer, src=0)

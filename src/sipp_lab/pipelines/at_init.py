@@ -8,7 +8,7 @@ from __future__ import annotations
 from sipp_lab.pipelines.cutting import cut_to, level_budget
 from sipp_lab.pipelines.pipeline import Pipeline
 from sipp_lab.runs.context import Network, Prepared, RunContext
-from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.records import Stage
 
 
 def prepare(context: RunContext, stage: Stage, network: Network) -> Prepared:

@@ -16,8 +16,8 @@ from sipp.errors import DataError, DeadRowsWarning, ModelError
 from sipp.results import NormStats, to_json
 from sipp_lab.arms import arm_of
 from sipp_lab.parallel.processes import from_leader
-from sipp_lab.runs.context import Network, Prepared, RunContext, module_of
-from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.context import Network, Prepared, RunContext
+from sipp_lab.runs.records import Stage
 from sipp_lab.seeds import prune_seed
 from sipp_lab.training.feed import eval_batches
 from sipp_lab.training.loop import evaluate
@@ -25,13 +25,14 @@ from sipp_lab.training.loop import evaluate
 # Of the certificates in a record (T14).
 CERTIFICATE_SHARE = 0.05
 CERTIFICATE_CONFIDENCE = 0.95
+SCORING_BATCH = 128  # calibration inputs per forward pass
 
 
 def n_prunable(context: RunContext, network: Network) -> int:
     """How many weights `sipp.prune` chooses among."""
     if network.masks:
         return sum(mask.numel() for mask in network.masks.values())
-    return sipp.prune(module_of(context, network), None, keep=1.0, method="magnitude", progress=False).n_weights
+    return sipp.prune(context.module_of(network), None, keep=1.0, method="magnitude", progress=False).n_weights
 
 
 def level_budget(context: RunContext, stage: Stage, network: Network) -> int:
@@ -58,8 +59,8 @@ def cut_to(
 def _cut(context: RunContext, stage: Stage, network: Network, budget: int, norm_stats: NormStats) -> Prepared:
     assert stage.method is not None
     feed, spec, arm = context.feed, context.recipe.prune, arm_of(stage.method)
-    points = list(eval_batches(feed, feed.splits.calibration, batch_size=spec.batch_size))
-    model, began = module_of(context, network), time.monotonic()
+    points = list(eval_batches(feed, feed.splits.calibration, batch_size=SCORING_BATCH))
+    model, began = context.module_of(network), time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadRowsWarning)  # the record counts them
         pruned = sipp.prune(
@@ -76,13 +77,11 @@ def _cut(context: RunContext, stage: Stage, network: Network, budget: int, norm_
         )
     pruned_in = time.monotonic() - began
     before = evaluate(pruned.model, feed, feed.splits.test, precision=context.recipe.train.precision)
-    masks = {name: mask.cpu() for name, mask in pruned.masks.items()}
-    state = {key: tensor.detach().cpu().clone() for key, tensor in pruned.model.state_dict().items()}
     began = time.monotonic()
     facts: dict[str, Any] = {"pruned": replace(pruned, seen=frozenset(), seen_all=False), "before": before}
     facts |= _certificate(context, model, pruned.model)
     facts["part_seconds"] = {"prune": pruned_in, "certify": time.monotonic() - began}
-    return Prepared(Network(state, masks), to_json(facts))
+    return Prepared(Network.of(pruned.model, pruned.masks), to_json(facts))
 
 
 def _certificate(context: RunContext, dense: Any, pruned: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sipp_lab.parallel.processes import share_buffers
 from sipp_lab.pipelines.cutting import cut_to, level_budget, n_prunable
 from sipp_lab.pipelines.pipeline import Pipeline
 from sipp_lab.runs.context import Network, Prepared, RunContext
-from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.records import Stage
 from sipp_lab.training.loop import MaskChanges, TrainState
 
 
@@ -33,7 +33,7 @@ def _cut_once(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """New masks for the current network at time t of the schedule, and the facts to record about this cut."""
     share_buffers(context.processes, state.model)  # the leader's network is scored
-    current = Network({key: tensor.detach().clone() for key, tensor in state.model.state_dict().items()}, state.masks)
+    current = Network.of(state.model, state.masks)
     budget = budget_at(t, n_prunable(context, current), level_budget(context, stage, current))
     prepared = cut_to(context, stage, current, budget)
     state.model.load_state_dict(prepared.network.state)  # sampling rescales the weights it keeps (T8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sipp_lab.runs.context import Network, Prepared, RunContext
-from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.records import Stage
 from sipp_lab.training.loop import MaskChanges
 
 

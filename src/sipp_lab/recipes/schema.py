@@ -1,52 +1,29 @@
-"""The schema of a recipe: every key with its type and range. Errors name whole keys and suggest the nearest one."""
+"""What a recipe is: every key with its type, its range and what it means. Errors name whole keys."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from sipp.errors import OptionError
 from sipp.results import PruneOptions, check
 from sipp_lab.arms import arm_of
 from sipp_lab.nets import INPUT_SHAPES, net_spec
-from sipp_lab.recipes.merging import merge
-from sipp_lab.recipes.problems import problem_words
 
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
-StepKind = Literal["auto", "eager", "graph", "compiled"]
+StepKind = Literal["auto", "eager", "compiled"]
 OWN = "own"  # a network or data from the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slash, no "..", no space
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
-
-
-def _known_pipeline(name: str) -> str:
-    from sipp_lab.pipelines import PIPELINES  # which read recipes
-
-    check.choice("pipeline", name, tuple(PIPELINES))
-    return name
-
-
-def _valid_label(label: str, info: ValidationInfo) -> str:
-    return arm_of(label, own=info.context or ()).label
-
 
 # In messages of the checks below, @ stands for the section: "@epochs" is shown as "train.epochs".
 
@@ -67,8 +44,6 @@ class DataSpec(_Section):
     """training inputs held back for scoring weights"""
     n_holdout: Annotated[int, Field(ge=0)] = 0
     """training inputs held back for certificates"""
-    split_seed: int = 0
-    """seed of that split, the same for all repetitions"""
 
 
 class Decay(_Section):
@@ -85,14 +60,22 @@ class Decay(_Section):
     def _one_of_two(self) -> Decay:
         if (self.milestones is None) == (self.every is None):
             raise ValueError("give exactly one of milestones (a list of epochs) and every (a number of epochs)")
-        rising = self.milestones or ()
-        if any(b <= a for a, b in itertools.pairwise(rising)):
+        if any(b <= a for a, b in itertools.pairwise(self.milestones or ())):
             raise ValueError("milestones must increase")
         return self
 
 
+class Distill(_Section):
+    """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
+
+    weight: Annotated[float, Field(gt=0, le=1)]
+    """weight of the parent's outputs; the labels get the rest"""
+    temperature: Annotated[float, Field(gt=0)]
+    """what both outputs are divided by"""
+
+
 class Training(_Section):
-    """Hyperparameters of training, and of retraining unless `retrain` says otherwise."""
+    """Hyperparameters of training, and of retraining but for what `retrain` says."""
 
     optimizer: Literal["sgd", "adam"]
     """the optimizer"""
@@ -121,7 +104,9 @@ class Training(_Section):
     eval_every: Count = 1
     """epochs between evaluations on the test set; the last epoch is always evaluated"""
     step: StepKind = "auto"
-    """how a step runs: as written, as a CUDA graph, or compiled"""
+    """how a step runs: as written, also compiled; on a GPU with all images in memory both become a CUDA graph"""
+    distill: Distill | None = None
+    """learn the dense parent's outputs as well; only in retrain"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:
@@ -135,41 +120,6 @@ class Training(_Section):
         if late:
             raise ValueError(f"@decay.milestones has {late[0]}, which is never reached within @epochs={self.epochs}")
         return self
-
-
-class Distill(_Section):
-    """The loss (1 - weight) x cross-entropy + weight x temperature^2 x KL(dense parent || network)."""
-
-    weight: Annotated[float, Field(gt=0, le=1)]
-    """weight of the parent's outputs; the labels get the rest"""
-    temperature: Annotated[float, Field(gt=0)]
-    """what both outputs are divided by"""
-
-
-class RetrainingDecay(_Section):
-    """What differs from `train.decay`."""
-
-    factor: Annotated[float, Field(gt=0, le=1)] | None = None
-    """as in train"""
-    milestones: tuple[Count, ...] | None = None
-    """as in train"""
-    every: Count | None = None
-    """as in train"""
-
-
-class Retraining(_Section):
-    """What differs from `train` when training after a cut; if only the epochs do, milestones keep their shares."""
-
-    epochs: Count | None = None
-    """epochs after a cut"""
-    warmup_epochs: Annotated[float, Field(ge=0)] | None = None
-    """as in train"""
-    rate: Annotated[float, Field(gt=0)] | None = None
-    """as in train"""
-    decay: RetrainingDecay | None = None
-    """as in train"""
-    distill: Distill | None = None
-    """learn the dense parent's outputs as well"""
 
 
 FROM_PRUNE = ("delta", "c_constant", "k_constant", "draws", "allocation", "reduce", "repair")
@@ -195,7 +145,9 @@ def _section_of_prune() -> Any:
 class Pruning(_section_of_prune()):  # type: ignore[misc]
     """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
 
-    methods: Annotated[tuple[Annotated[str, AfterValidator(_valid_label)], ...], Field(min_length=1)]
+    methods: Annotated[
+        tuple[Annotated[str, AfterValidator(lambda label: arm_of(label).label)], ...], Field(min_length=1)
+    ]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     alpha: Share | None = None
     """the share that each level KEEPS of what the level before kept"""
@@ -203,22 +155,16 @@ class Pruning(_section_of_prune()):  # type: ignore[misc]
     """number of levels"""
     keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """the share of all weights that each level keeps, instead of alpha and levels"""
-    batch_size: Count = 128
-    """calibration inputs per forward pass"""
 
     @model_validator(mode="after")
-    def _no_arm_twice(self, info: ValidationInfo) -> Pruning:
-        arms = [arm_of(label, own=info.context or ()) for label in self.methods]
-        if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
-            raise ValueError("a method is listed twice")
-        return self
-
-    @model_validator(mode="after")
-    def _one_ladder(self) -> Pruning:
+    def _one_ladder_and_no_arm_twice(self) -> Pruning:
         if (self.alpha is None) != (self.levels is None) or (self.alpha is None) == (self.keeps is None):
             raise ValueError("give either alpha and levels, or keeps (a list of shares)")
         if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
             raise ValueError("keeps must decrease")
+        arms = [arm_of(label) for label in self.methods]
+        if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
+            raise ValueError("a method is listed twice")
         return self
 
     @property
@@ -244,8 +190,6 @@ class Code(_Section):
     """makes the network"""
     data: str | None = None
     """gives the data"""
-    methods: dict[str, str] | None = None
-    """the user's own scores that the recipe names, each with a digest of its source"""
 
 
 class Recipe(_Section):
@@ -255,7 +199,7 @@ class Recipe(_Section):
     """the recipe's name, and the start of its runs' folders"""
     description: str = ""
     """one line"""
-    pipeline: Annotated[str, AfterValidator(_known_pipeline)]
+    pipeline: str
     """in which order networks are pruned and trained"""
     net: str
     """the network"""
@@ -265,11 +209,11 @@ class Recipe(_Section):
     """the data set and its split"""
     train: Training
     """training"""
-    retrain: Retraining | None = None
-    """what is different when training after a cut"""
+    retrain: Training | None = None
+    """training after a cut, as `train` but for what is given; milestones keep their shares of other epochs"""
     prune: Pruning
     """methods and levels"""
-    code: Code | None = None
+    code: Code = Code()
     """the user's own code, named on the command line only"""
     repetitions: Count
     """number of seeds"""
@@ -279,9 +223,8 @@ class Recipe(_Section):
     """CPU threads; null leaves torch's own choice"""
 
     @model_validator(mode="after")
-    def _fits(self) -> Recipe:
-        code = self.code or Code()
-        if (self.net == OWN) != (code.net is not None) or (self.data.name == OWN) != (code.data is not None):
+    def _network_fits_data(self) -> Recipe:
+        if (self.net == OWN) != (self.code.net is not None) or (self.data.name == OWN) != (self.code.data is not None):
             raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
         if self.net == OWN and self.init != "he":
             raise ValueError("init has no effect on your own network, which sets its own weights")
@@ -297,32 +240,21 @@ class Recipe(_Section):
         return self
 
     @model_validator(mode="after")
-    def _retrains(self) -> Recipe:
-        from sipp_lab.pipelines import PIPELINES
+    def _pipeline_has_what_is_asked(self) -> Recipe:
+        from sipp_lab.pipelines import PIPELINES  # which read recipes
 
+        check.choice("pipeline", self.pipeline, tuple(PIPELINES))
         if self.retrain is not None and not PIPELINES[self.pipeline].has_parent:
             raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
+        if self.train.distill is not None:
+            raise ValueError("train.distill: the dense network has no parent to learn from; set retrain.distill")
         if self.prune.repair and self.pipeline != "iterative":
             raise ValueError(f"prune.repair belongs to the pipeline iterative, not to {self.pipeline}")
-        try:
-            assert self.retraining.epochs
-        except ValidationError as error:
-            words = problem_words(dict(error.errors(include_url=False)[0]))
-            raise ValueError(words.replace("@", "retrain.")) from error
         return self
-
-    @property
-    def retraining(self) -> Training:
-        """How a network is trained after pruning: `train` with the changes in `retrain`."""
-        if self.retrain is None:
-            return self.train
-        train = self.train.model_dump(mode="json")
-        changes = self.retrain.model_dump(mode="json", exclude_none=True, exclude={"distill"})
-        return Training.model_validate(merge(train, changes), strict=False)
 
     def hyper_of(self, method: str | None) -> Training:
         """How a network is trained: the dense one (no method), or one that was cut."""
-        return self.train if method is None else self.retraining
+        return self.train if method is None else self.retrain or self.train
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -335,17 +267,10 @@ def check_recipe(values: Any, *, where: str) -> Recipe:
         raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
-        return Recipe.model_validate_json(json.dumps(values, default=str), context=_own_names(values))
+        return Recipe.model_validate_json(json.dumps(values, default=str))
     except ValidationError as error:
-        problems = [_describe_problem(dict(problem)) for problem in error.errors(include_url=False)]
+        problems = [_described(dict(problem)) for problem in error.errors(include_url=False)]
         raise OptionError(f"{where}: " + "; ".join(problems)) from error
-
-
-def _own_names(values: dict[str, Any]) -> tuple[str, ...]:
-    """The user's own methods in a configuration; their code need not be loaded."""
-    code = values.get("code")
-    methods = code.get("methods") if isinstance(code, dict) else None
-    return tuple(methods) if isinstance(methods, dict) else ()
 
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
@@ -353,52 +278,51 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json", exclude={"description"})
 
 
-@dataclass(frozen=True)
-class RecipeKey:
-    """One key of a recipe: its value (None if unset) and meaning."""
-
-    key: str
-    value: Any
-    meaning: str
-
-
-def recipe_keys(recipe: Recipe) -> list[RecipeKey]:
-    """Every key that a recipe may have, in order, including those this one does not set."""
-    return list(_keys_of(Recipe, recipe.model_dump(mode="json"), ""))
+def recipe_keys(recipe: Recipe) -> list[dict[str, Any]]:
+    """{"key": its whole name, "value": None if unset, "meaning"} of every key that a recipe may have, in order."""
+    rows = []
+    for key, meaning in _keys_of(Recipe, ""):
+        value: Any = recipe.model_dump(mode="json")
+        for part in key.split("."):
+            value = None if value is None else value[part]
+        rows.append({"key": key, "value": value, "meaning": meaning})
+    return rows
 
 
-def _keys_of(model: type[BaseModel], values: dict[str, Any], prefix: str) -> Iterator[RecipeKey]:
-    for name, field in model.model_fields.items():
-        inner, value = _section_of(field.annotation), values.get(name)
+def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    """(key, what it means) of every key, in order."""
+    for name, field in section.model_fields.items():
+        inner = _section_in(field.annotation)
         if inner is None:
-            yield RecipeKey(prefix + name, value, field.description or "")
+            yield prefix + name, field.description or ""
         else:
-            yield from _keys_of(inner, value or {}, f"{prefix}{name}.")
+            yield from _keys_of(inner, f"{prefix}{name}.")
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class in an annotation (optional or not); None for a plain value."""
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section in an annotation (optional or not); None for a plain value."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def known_keys(path: tuple[str, ...]) -> list[str]:
-    """The keys allowed in a section of a recipe: () is the top level, ("train",) the section `train`."""
-    start = "".join(f"{part}." for part in path)
-    below = (row.key.removeprefix(start) for row in _keys_of(Recipe, {}, "") if row.key.startswith(start))
-    return list(dict.fromkeys(key.partition(".")[0] for key in below))
+PLAIN_WORDS = {"int_type": "must be a whole number", "float_type": "must be a number", "missing": "is missing"}
 
 
-def _describe_problem(error: dict[str, Any]) -> str:
-    path = tuple(str(part) for part in error["loc"])
-    key = ".".join(path) or "the recipe"
-    if error["type"] == "extra_forbidden":
-        known = known_keys(path[:-1])
-        hint = check.nearest(key, [".".join((*path[:-1], name)) for name in known])
+def _described(problem: dict[str, Any]) -> str:
+    """A problem that pydantic found, in words, with its whole key."""
+    *path, last = (str(part) for part in problem["loc"] or ("the recipe",))
+    start, kind, value = "".join(f"{part}." for part in path), problem["type"], problem["input"]
+    key = start + last
+    if kind == "extra_forbidden":
+        below = (name.removeprefix(start) for name, _ in _keys_of(Recipe, "") if name.startswith(start))
+        known = list(dict.fromkeys(name.partition(".")[0] for name in below))
+        hint = check.nearest(key, [start + name for name in known])
         return f"unknown key {key!r}{hint}; known: {', '.join(known)}"
-    hint = ""
-    if isinstance(error["input"], str) and error["type"] in ("float_type", "int_type"):
-        hint = " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
-    return problem_words({**error, "loc": (key,)}).replace("@", f"{key}." if path else "") + hint
+    if kind == "value_error":  # a check above
+        return f"{key}: {problem['ctx']['error']}".replace("@", f"{key}." if problem["loc"] else "")
+    said = problem["msg"].replace("Input should", "must").replace("String should", "must")
+    words = f"{key!r} {PLAIN_WORDS.get(kind, said)}"
+    words += "" if isinstance(value, dict) else f", found {value!r:.60}"
+    if isinstance(value, str) and kind in ("float_type", "int_type"):
+        words += " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
+    return words

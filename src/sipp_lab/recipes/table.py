@@ -6,7 +6,6 @@ one seed.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,11 +177,6 @@ def _all() -> dict[str, Values]:
             recipes[name] = _full(net, row, pipeline)
             if row.short:
                 recipes[name + SHORT] = _short(name, recipes[name], row)
-    for pipeline in (ITERATIVE, AT_INIT):  # the third decay as in the authors' configuration; the table has it at 180
-        wrn = recipes[f"wrn16-8-cifar10-{pipeline}"]
-        words = f"wrn16-8 on CIFAR-10, third decay at epoch 160, {WORDS[pipeline]}"
-        train = {**wrn["train"], "decay": {"factor": 0.2, "milestones": [60, 120, 160]}}
-        recipes[f"wrn16-8-cifar10-{pipeline}-decay160"] = {**wrn, "description": words, "train": train}
     for name, row_of_digits in DIGITS_ROWS.items():
         for pipeline in (ITERATIVE, AT_INIT, GRADUAL) if name == "digits" else (ITERATIVE, AT_INIT):
             recipes[f"{name}-{pipeline}"] = _on_digits(*row_of_digits, pipeline)
@@ -190,8 +184,3 @@ def _all() -> dict[str, Values]:
 
 
 RECIPES = _all()
-
-
-def values_of(name: str) -> Values:
-    """A copy of the values of a recipe, which callers may change."""
-    return copy.deepcopy(RECIPES[name])

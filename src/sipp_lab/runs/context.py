@@ -14,12 +14,11 @@ from sipp_lab.nets import build
 from sipp_lab.own_code import own_network
 from sipp_lab.parallel.processes import ALONE, Processes
 from sipp_lab.recipes import Recipe
-from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.records import Stage
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.loop import TrainState
 
-MODEL = "model."
-MASK = "mask."
+MODEL, MASK = "model.", "mask."  # prefixes of a network's tensors in a file
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,26 @@ class Network:
     state: dict[str, Tensor]
     masks: dict[str, Tensor]
 
+    @classmethod
+    def of(cls, model: nn.Module, masks: Mapping[str, Tensor]) -> Network:
+        """A copy of the model as it is now."""
+        state = {key: tensor.detach().cpu().clone() for key, tensor in model.state_dict().items()}
+        return cls(state, {name: mask.cpu() for name, mask in masks.items()})
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor]) -> Network:
+        """The inverse of `tensors`."""
+        return cls(with_prefix(tensors, MODEL), with_prefix(tensors, MASK))
+
     def tensors(self) -> dict[str, Tensor]:
         """State and masks in one dictionary, as they are saved."""
         states = {MODEL + key: tensor for key, tensor in self.state.items()}
         return {**states, **{MASK + key: tensor for key, tensor in self.masks.items()}}
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with the prefix, under the rest of their names."""
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)
@@ -54,41 +69,23 @@ class RunContext:
     on_step: Callable[[Stage, TrainState], None] = lambda stage, state: None
     processes: Processes = ALONE
 
-    def place(self, stage: Stage) -> Path:
-        """The folder of a stage."""
-        return self.folder / stage.name
+    def initial_network(self, seed: int) -> Network:
+        """The initial network of a seed, the same for every method and level."""
+        return Network.of(self._new_module(seed), {})
 
+    def module_of(self, network: Network) -> nn.Module:
+        """The network as a module on the device."""
+        model = self._new_module(0)
+        model.load_state_dict(network.state)
+        if self.feed.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model.to(self.feed.device)
 
-def network_of(tensors: Mapping[str, Tensor]) -> Network:
-    """The inverse of `Network.tensors`."""
-    return Network(with_prefix(tensors, MODEL), with_prefix(tensors, MASK))
-
-
-def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with the prefix, under the rest of their names."""
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
-def module_of(context: RunContext, network: Network) -> nn.Module:
-    """The network as a module on the device; does not advance torch's global generator."""
-    with torch.random.fork_rng(devices=[]):
-        model = _build(context)
-    model.load_state_dict(network.state)
-    if context.feed.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model.to(context.feed.device)
-
-
-def initial_network(context: RunContext, seed: int) -> Network:
-    """The initial network of a seed, the same for every method and level."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _build(context)
-    return Network({key: tensor.detach().clone() for key, tensor in model.state_dict().items()}, {})
-
-
-def _build(context: RunContext) -> nn.Module:
-    recipe = context.recipe
-    if recipe.code is not None and recipe.code.net is not None:
-        return own_network(recipe.code.net)
-    return build(recipe.net, n_classes=context.feed.data.n_classes, init=recipe.init)
+    def _new_module(self, seed: int) -> nn.Module:
+        """Does not advance torch's global generator."""
+        recipe = self.recipe
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if recipe.code.net is not None:
+                return own_network(recipe.code.net)
+            return build(recipe.net, n_classes=self.feed.data.n_classes, init=recipe.init)

@@ -19,13 +19,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
 import sipp
 from sipp.errors import DataError, OptionError, SippError
-from sipp.files import TEMPORARY, sha256_of
+from sipp.files import TEMPORARY, make_folder, read_file, sha256_of, write_atomic
 from sipp.results import from_json, to_json
-from sipp_lab import files
-from sipp_lab.runs.plan import stages_of
-from sipp_lab.runs.records import Manifest, NetworkRecord, Origin
+from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, stages_of
 
 try:
     import fcntl
@@ -38,10 +40,10 @@ LOCK = "lock"
 RECORDS = "records.jsonl"
 FINAL = "final.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
+KEY = "values"  # of the JSON text in the metadata of a state
 CLOCK_FIELDS = ("seconds", "part_seconds")  # fields of a record that vary between identical runs
 
 Values = dict[str, Any]
-RunState = Literal["running", "finished", "stopped"]
 
 
 @functools.cache  # the loaded code does not change
@@ -121,43 +123,65 @@ def is_locked(folder: Path) -> bool:
 
 def _write_manifest(folder: Path, config: Values, origin: Origin, *, accept_changes: bool) -> None:
     """Writes the manifest of a new run; refuses a run that was started with something else."""
-    path, current = folder / MANIFEST, to_json(origin)
-    if not path.exists():
-        files.write_json(path, to_json(Manifest(config, (origin,))))
-        return
-    known = read_manifest(folder)
-    last = to_json(known.origins[-1])
-    changed = [f"{key} (was: {last[key]}; now: {current[key]})" for key in current if last[key] != current[key]]
-    if changed and not accept_changes:
-        raise OptionError(
-            f"{folder} was started with different {', '.join(changed)}: its numbers would mix both. Pass "
-            "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
-        )
-    if changed:
-        files.write_json(path, to_json(Manifest(known.config, (*known.origins, origin))))
+    origins: tuple[Origin, ...] = ()
+    if (folder / MANIFEST).exists():
+        origins = read_manifest(folder).origins
+        last, current = to_json(origins[-1]), to_json(origin)
+        changed = [f"{key} (was: {last[key]}; now: {current[key]})" for key in current if last[key] != current[key]]
+        if not changed:
+            return
+        if not accept_changes:
+            raise OptionError(
+                f"{folder} was started with different {', '.join(changed)}: its numbers would mix both. Pass "
+                "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
+            )
+    values = to_json(Manifest(config, (*origins, origin)))
+    write_atomic(folder / MANIFEST, json.dumps(values, sort_keys=True, allow_nan=False, indent=1).encode())
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a run."""
-    path = folder / MANIFEST
-    manifest: Manifest = from_json(Manifest, files.read_json(path), path)
-    return manifest
+# --- what is in it ----------------------------------------------------------------------------------------------------
 
 
-# --- records ----------------------------------------------------------------------------------------------------------
+def save_state(path: Path, tensors: Mapping[str, Tensor], values: Values) -> None:
+    """Saves tensors, and values that JSON can hold, as one safetensors file."""
+    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    make_folder(path.parent)
+    write_atomic(path, save(own, {KEY: json.dumps(values, allow_nan=False)}))
 
 
-def stage_record(place: Path) -> Values | None:
-    """The record stored with the network of a stage; None if it is not finished."""
-    return dict(files.load_values(place / FINAL)["record"]) if (place / FINAL).is_file() else None
+def load_state(path: Path) -> tuple[dict[str, Tensor], Values]:
+    """The tensors (on the CPU) and values of `save_state`."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()[KEY])  # noqa: SIM118
+
+
+def load_values(path: Path) -> Values:
+    """The values of `save_state`, without its tensors."""
+    with _opened(path) as file:
+        return dict(json.loads(file.metadata()[KEY]))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        fix = "remove it; the same command makes it again"
+        raise DataError(f"is damaged, or was not written by sipp ({error})", where=path, fix=fix) from error
+
+
+def is_done(folder: Path, stage_name: str) -> bool:
+    """Whether the network of a stage is trained and recorded."""
+    return (folder / stage_name / FINAL).is_file()
 
 
 def write_records(folder: Path, records: list[Values]) -> None:
     """Rewrites `records.jsonl` if it changes."""
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
     path = folder / RECORDS
-    if not path.is_file() or path.read_bytes() != text.encode():
-        files.write_whole(path, text.encode())
+    if not path.is_file() or path.read_bytes() != text:
+        write_atomic(path, text)
 
 
 def read_records(folder: Path) -> list[Values]:
@@ -167,7 +191,7 @@ def read_records(folder: Path) -> list[Values]:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             records.append(json.loads(line))
         return records
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"is not whole (line {len(records) + 1}: {error})",
             where=path,
@@ -204,21 +228,31 @@ class Run:
         return () if is_ours else ("These results were produced by a different version of the code.",)
 
 
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a run."""
+    path = folder / MANIFEST
+    try:
+        values = json.loads(read_file(path))
+    except ValueError as error:
+        raise DataError(f"is not JSON ({error})", where=path) from error
+    manifest: Manifest = from_json(Manifest, values, path)
+    return manifest
+
+
 def read_run(folder: Path) -> Run:
     """Reads a run folder, finished or not."""
     manifest, lines = read_manifest(folder), enumerate(read_records(folder), start=1)
     records = tuple(from_json(NetworkRecord, record, f"{folder / RECORDS} line {number}") for number, record in lines)
-    return Run(folder.resolve().name, manifest.config, manifest.origins, records, n_stages_of(manifest, folder))
+    return Run(folder.resolve().name, manifest.config, manifest.origins, records, _n_stages(manifest, folder))
 
 
-def n_stages_of(manifest: Manifest, folder: Path) -> int:
+def _n_stages(manifest: Manifest, folder: Path) -> int:
     """How many networks the run has when it is finished."""
     try:
         config = manifest.config
         prune = config["prune"]
-        seeds = range(config["seed"], config["seed"] + config["repetitions"])
         levels = prune["levels"] if prune.get("keeps") is None else len(prune["keeps"])
-        return len(stages_of(seeds, prune["methods"], levels))
+        return len(stages_of(range(config["repetitions"]), prune["methods"], levels))
     except (KeyError, TypeError) as error:
         raise DataError(f"its configuration is not that of a run ({error})", where=folder / MANIFEST) from error
 
@@ -231,7 +265,7 @@ class RunStatus:
     pipeline: str = ""
     n_done: int = 0
     n_stages: int = 0
-    state: RunState | Literal["broken"] = "broken"
+    state: Literal["running", "finished", "stopped", "broken"] = "broken"
     n_origins: int = 1  # more than 1: resumed with different data, code or device
     what: str = ""
     fix: str = ""
@@ -239,17 +273,15 @@ class RunStatus:
 
 def list_runs(out: Path) -> list[RunStatus]:
     """Every run in `out`, by name, including those that cannot be read."""
-    folders = sorted(path.parent for path in out.glob(f"*/{MANIFEST}"))
-    return [_status(folder) for folder in folders]
+    return [_status(folder) for folder in sorted(path.parent for path in out.glob(f"*/{MANIFEST}"))]
 
 
 def _status(folder: Path) -> RunStatus:
     try:
-        manifest = read_manifest(folder)
-        n_stages, n_done = n_stages_of(manifest, folder), len(read_records(folder))
-        state: RunState = "running" if is_locked(folder) else "finished" if n_done == n_stages else "stopped"
-        return RunStatus(folder, str(manifest.config["pipeline"]), n_done, n_stages, state, len(manifest.origins))
+        run = read_run(folder)
     except SippError as error:
         return RunStatus(folder, what=error.fault, fix=error.fix)
     except OSError as error:
         return RunStatus(folder, what=f"{error.filename or folder}: {error.strerror or error}", fix="allow reading it")
+    state: Any = "running" if is_locked(folder) else "finished" if run.finished else "stopped"
+    return RunStatus(folder, str(run.config["pipeline"]), len(run.records), run.n_stages, state, len(run.origins))

@@ -1,12 +1,42 @@
-"""What a run writes: where its numbers come from, and a record of each network."""
+"""What a run is made of and what it writes: its stages, where its numbers come from, a record of each network."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sipp.results import Accuracy, AnyCertificate, BlendTrial, Pruned
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One network of a run: the dense one (level 0, no method), or a level of an arm (`method` is its label)."""
+
+    seed: int
+    method: str | None
+    level: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        if self.method is None:
+            return f"seed{self.seed}.dense"
+        return f"seed{self.seed}.{self.method.replace(' ', '-')}.{self.level:02d}"
+
+    @property
+    def dense(self) -> Stage:
+        """The dense network of its seed."""
+        return Stage(self.seed, None, 0)
+
+
+def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list[Stage]:
+    """All networks for these seeds, methods and levels, in training order."""
+    stages = []
+    for seed in seeds:
+        stages.append(Stage(seed, None, 0))
+        stages += [Stage(seed, method, level) for method in methods for level in range(1, levels + 1)]
+    return stages
 
 
 @dataclass(frozen=True)

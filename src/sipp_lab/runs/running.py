@@ -15,9 +15,8 @@ from sipp_lab.parallel.on_ray import RayOptions, RunOnRay, check_ray, run_on_ray
 from sipp_lab.parallel.processes import ALONE, Processes, from_leader
 from sipp_lab.recipes import Recipe, config_of
 from sipp_lab.runs.context import RunContext
-from sipp_lab.runs.folder import Values, open_run, stage_record, write_records
-from sipp_lab.runs.plan import Stage
-from sipp_lab.runs.records import Origin
+from sipp_lab.runs.folder import FINAL, Values, is_done, load_values, open_run, write_records
+from sipp_lab.runs.records import Origin, Stage
 from sipp_lab.runs.stages import plan, train_networks
 from sipp_lab.training.feed import n_steps
 from sipp_lab.training.loop import TrainState
@@ -74,40 +73,37 @@ def run(
     # On Ray the GPUs may be on other machines, and this process trains nothing.
     target = torch.device("cuda") if ray is not None and device == "cuda" else device_named(device)
     stages, version = plan(recipe), code_version_of(recipe)  # calls the user's own code before anything is written
-    records: dict[Stage, Values] = {}
-    n_made = 0
     with threads(recipe.n_threads), ExitStack() as stack:
-        place = torch.device("cpu") if ray is not None else target
-        feed = load_feed(recipe, data_root=data_root, device=place)
+        feed = load_feed(recipe, data_root=data_root, device=torch.device("cpu") if ray is not None else target)
         device_name = target.type if processes.world_size == 1 else f"{target.type} x {processes.world_size}"
         origin = Origin(data=feed.splits.digest, code=version, device=device_name)
         opened = open_run(out, config_of(recipe), origin, accept_changes=accept_changes)
         folder = from_leader(processes, lambda: stack.enter_context(opened))
+        records: dict[Stage, Values] = {}
+        n_made, shown_at = 0, 0.0
 
         def add(done: list[Stage]) -> None:
             """Adds the records of these stages that are finished, and rewrites all in the order of the plan."""
-            found = {stage: stage_record(folder / stage.name) for stage in done}
-            records.update({stage: record for stage, record in found.items() if record is not None})
+            for stage in done:
+                if is_done(folder, stage.name):
+                    records[stage] = load_values(folder / stage.name / FINAL)["record"]
             write_records(folder, [records[stage] for stage in stages if stage in records])
-
-        if processes.is_leader:
-            add(stages)
-        shown_at = 0.0
 
         def show(stage: Stage, state: TrainState | None) -> None:
             nonlocal shown_at
             if not processes.is_leader or (state is not None and time.monotonic() - shown_at < SHOW_SECONDS):
                 return
             shown_at, hyper = time.monotonic(), recipe.hyper_of(stage.method)
-            epochs = 0.0 if state is None else state.epoch + state.step / n_steps(feed, hyper.batch_size)
+            epochs = 0.0 if state is None else state.epoch + state.step / n_steps(feed, hyper)
             tests = [] if state is None else [row.test.top1 for row in state.rows if row.test is not None]
             last = tests[-1] if tests else None
             on_progress(Progress(stage.name, len(records), len(stages), epochs, hyper.epochs, last, state is None))
 
-        todo = [stage for stage in stages if stage not in records]
-        if todo and processes.is_leader:
-            n_epochs = recipe.hyper_of(todo[0].method).epochs
-            on_progress(Progress(todo[0].name, len(records), len(stages), n_epochs=n_epochs))
+        if processes.is_leader:
+            add(stages)
+            if todo := [stage for stage in stages if stage not in records]:
+                n_epochs = recipe.hyper_of(todo[0].method).epochs
+                on_progress(Progress(todo[0].name, len(records), len(stages), n_epochs=n_epochs))
         finished: Iterator[Stage]
         if ray is not None:
             finished = run_on_ray(RunOnRay(recipe, folder, data_root, target.type, checkpoint_seconds, origin), ray)

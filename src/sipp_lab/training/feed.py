@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp_lab.data.imagefolder import FolderIndex, folder_batches
+from sipp_lab.data.imagefolder import FolderIndex, Mode, folder_batches
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.data.splits import Splits, epoch_order
 from sipp_lab.data.transforms import draw_shifts, join_shifts, normalise, shift
+from sipp_lab.recipes.schema import Training
 from sipp_lab.seeds import step_seed
 
 Batch = tuple[Tensor, Tensor]
@@ -40,13 +41,13 @@ class Feed:
     channels_last: bool = False
 
 
-def n_steps(feed: Feed, batch_size: int) -> int:
+def n_steps(feed: Feed, hyper: Training) -> int:
     """Steps per epoch, including a short last batch."""
-    return math.ceil(len(feed.splits.train) / batch_size)
+    return math.ceil(len(feed.splits.train) / hyper.batch_size)
 
 
 def train_batches(
-    feed: Feed, *, seed: int, epoch: int, batch_size: int, augmented: bool, share: Share = (0, 1)
+    feed: Feed, hyper: Training, *, seed: int, epoch: int, share: Share = (0, 1)
 ) -> Iterator[tuple[int, Batch]]:
     """Yields (step, batch) for one epoch, in the order given by (seed, epoch).
 
@@ -55,35 +56,30 @@ def train_batches(
     """
     if not len(feed.splits.train):
         raise DataError("there is nothing to train on: the training split is empty")
-    order = epoch_order(feed.splits.train, seed=seed, epoch=epoch)
+    order, size = epoch_order(feed.splits.train, seed=seed, epoch=epoch), hyper.batch_size
     step, (rank, world_size) = 0, share
     if isinstance(feed.data, FolderIndex):
-        if batch_size % world_size:
-            raise OptionError(f"batch_size={batch_size} cannot be divided evenly among {world_size} processes")
-        own = [chunk[rank::world_size] if rank < len(chunk) else chunk[:1] for chunk in order.split(batch_size)]
+        if size % world_size:
+            raise OptionError(f"batch_size={size} cannot be divided evenly among {world_size} processes")
+        own = [chunk[rank::world_size] if rank < len(chunk) else chunk[:1] for chunk in order.split(size)]
+        mode: Mode = "train" if hyper.augment else "val"  # crops and flips while decoding
+        each, n_workers = size // world_size, feed.n_workers
         loaded = folder_batches(
-            feed.data,
-            torch.cat(own),
-            mode="train" if augmented else "val",  # crops and flips while decoding
-            batch_size=batch_size // world_size,
-            n_workers=feed.n_workers,
-            seed=seed,
-            epoch=epoch,
+            feed.data, torch.cat(own), mode=mode, batch_size=each, n_workers=n_workers, seed=seed, epoch=epoch
         )
-        for offset, (images, labels) in enumerate(loaded):
-            is_padding = rank >= len(order) - offset * batch_size
-            yield offset, _to_device(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
+        for step, (images, labels) in enumerate(loaded):
+            is_padding = rank >= len(order) - step * size
+            yield step, _to_device(feed, images, torch.full_like(labels, NO_LABEL) if is_padding else labels)
         return
     # Several batches at a time: fewer, larger GPU operations, and no synchronisation at each step.
-    at_once = max(1, AHEAD // batch_size) * batch_size
-    for items in order.to(feed.data.images.device).split(at_once):
-        images, sizes = feed.data.images[items], [len(batch) for batch in items.split(batch_size)]
-        if augmented:  # drawn for whole batches, so that it does not depend on the number of processes
+    for items in order.to(feed.data.images.device).split(max(1, AHEAD // size) * size):
+        images, sizes = feed.data.images[items], [len(batch) for batch in items.split(size)]
+        if hyper.augment:  # drawn for whole batches, so that it does not depend on the number of processes
             seeds = [step_seed(seed, epoch, step + i) for i in range(len(sizes))]
-            drawn = [draw_shifts(n, torch.Generator().manual_seed(shift_seed)) for n, shift_seed in zip(sizes, seeds)]
+            drawn = [draw_shifts(n, torch.Generator().manual_seed(one)) for n, one in zip(sizes, seeds)]
             images = shift(images, join_shifts(drawn, images.device))
         images, labels = _to_device(feed, images, feed.data.labels[items])
-        for batch, targets in zip(images.split(batch_size), labels.split(batch_size)):
+        for batch, targets in zip(images.split(size), labels.split(size)):
             if rank < len(targets):
                 yield step, (batch[rank::world_size], targets[rank::world_size])
             else:

@@ -20,19 +20,11 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.results import Accuracy, Gradual
 from sipp_lab.data.imageset import ImageSet
-from sipp_lab.parallel.processes import (
-    ALONE,
-    Processes,
-    add_gradients,
-    check_same,
-    share_buffers,
-    sum_over_processes,
-)
-from sipp_lab.recipes.schema import Precision, StepKind, Training
+from sipp_lab.parallel.processes import ALONE, Processes, add_gradients, share_buffers, sum_over_processes
+from sipp_lab.recipes.schema import Precision, Training
 from sipp_lab.seeds import step_seed
-from sipp_lab.training.distill import Teacher, distilled_losses
 from sipp_lab.training.feed import NO_LABEL, Feed, eval_batches, n_steps, train_batches
-from sipp_lab.training.step import Forward, Step, learning_rate, logits_of, make_step, resolve_step
+from sipp_lab.training.step import Forward, Step, Teacher, distilled_losses, learning_rate, logits_of, make_step
 
 TOP_K = 5
 
@@ -68,7 +60,7 @@ class MaskChanges:
 
     `after`: the steps after which they do, counted from 1 over all epochs; fixed in advance, so that all processes
     agree. `masks(step, state)` returns the new masks (pruned weights stay pruned; parameters not named keep their mask)
-    and facts to record; all processes call it with the same state.
+    and facts to record, the same in all processes.
     """
 
     after: frozenset[int]
@@ -82,7 +74,7 @@ def new_state(model: nn.Module, hyper: Training, *, masks: Mapping[str, Tensor] 
     """The initial state; with masks, pruned weights are held at zero."""
     device = next(model.parameters()).device
     state = TrainState(model, make_optimizer(model, hyper), torch.zeros(3, dtype=torch.float64, device=device))
-    if masks is not None:
+    if masks:
         set_masks(state, masks)
     return state
 
@@ -129,56 +121,46 @@ def train(
     hyper: Training,
     *,
     seed: int,
-    on_step: OnStep | None = None,
-    on_epoch: OnStep | None = None,
+    on_step: OnStep = lambda state: None,
+    on_epoch: OnStep = lambda state: None,
     changes: MaskChanges | None = None,
     processes: Processes = ALONE,
     teacher: Teacher | None = None,
 ) -> TrainState:
     """Trains to the last epoch; `on_step` is called after every step, `on_epoch` after every epoch.
 
-    With a `teacher`, the loss (also in the rows of epochs) is that of `distill.py`. Masks change (`changes`) right
-    after a step, before `on_step` and before the epoch is evaluated, so a saved state has the new masks. Several
-    processes split every batch and sum their gradients: the same step as in one process, except for rounding and for
-    BatchNorm, which sees only a process's own share (the leader's statistics are kept). torch's global generator (for
-    dropout) is seeded for every step and restored at the end.
+    With a `teacher`, the loss (also in the rows of epochs) is `distilled_losses`. Masks change (`changes`) right after
+    a step, before `on_step` and before the epoch is evaluated, so a saved state has the new masks. Several processes
+    split every batch and sum their gradients: the same step as in one process, except for rounding and for BatchNorm,
+    which sees only a process's own share (the leader's statistics are kept). torch's global generator (for dropout) is
+    seeded for every step and restored at the end.
     """
-    in_memory = isinstance(feed.data, ImageSet)
-    kind = resolve_step(hyper.step, feed.device, in_memory=in_memory, n_processes=processes.world_size)
-    step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
-    n_all = n_steps(feed, hyper.batch_size)
+    step, n_all = make_train_step(state, feed, hyper, teacher=teacher, processes=processes), n_steps(feed, hyper)
     try:
         with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
             while state.epoch < hyper.epochs:
                 state.model.train()
-                batches = train_batches(
-                    feed,
-                    seed=seed,
-                    epoch=state.epoch,
-                    batch_size=hyper.batch_size,
-                    augmented=hyper.augment,
-                    share=(processes.rank, processes.world_size),
-                )
-                for number, (images, labels) in batches:
+                share = processes.rank, processes.world_size
+                for number, (images, labels) in train_batches(feed, hyper, seed=seed, epoch=state.epoch, share=share):
                     torch.manual_seed(step_seed(seed, state.epoch, number))
                     n_items = min(hyper.batch_size, len(feed.splits.train) - number * hyper.batch_size)
                     step(images, labels, learning_rate(hyper, state.epoch + number / n_all), n_items)
                     state.step = number + 1
                     n_done = state.epoch * n_all + state.step
                     if changes is not None and n_done in changes.after:
-                        _change_masks(state, changes, n_done, processes)
+                        masks, facts = changes.masks(n_done, state)
+                        set_masks(state, masks)
+                        state.facts = {**state.facts, **facts}
                         # a recorded graph would use the old masks
-                        step = make_train_step(state, hyper, kind, teacher=teacher, processes=processes)
-                    if on_step is not None:
-                        on_step(state)
+                        step = make_train_step(state, feed, hyper, teacher=teacher, processes=processes)
+                    on_step(state)
                 share_buffers(processes, state.model)
                 sums = sum_over_processes(processes, state.sums).tolist()
                 state.sums.zero_()
                 is_tested = (state.epoch + 1) % hyper.eval_every == 0 or state.epoch + 1 == hyper.epochs
                 test = evaluate(state.model, feed, feed.splits.test, precision=hyper.precision) if is_tested else None
                 _end_epoch(state, hyper, sums, test, n_all=n_all, seed=seed)
-                if on_epoch is not None:
-                    on_epoch(state)
+                on_epoch(state)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"out of memory in epoch {state.epoch + 1}, step {state.step + 1}, with batch_size={hyper.batch_size}",
@@ -189,7 +171,7 @@ def train(
 
 
 def make_train_step(
-    state: TrainState, hyper: Training, kind: StepKind, *, teacher: Teacher | None = None, processes: Processes = ALONE
+    state: TrainState, feed: Feed, hyper: Training, *, teacher: Teacher | None = None, processes: Processes = ALONE
 ) -> Step:
     """A function that makes one training step, without synchronising with the device."""
 
@@ -213,18 +195,15 @@ def make_train_step(
             n_own = (labels != NO_LABEL).sum()
             state.sums.add_(torch.stack([loss.double() * n_items, n_right.double(), n_own.double()]))
 
-    is_recorded = kind != "eager" and state.sums.is_cuda and processes.world_size == 1
+    is_recordable = state.sums.is_cuda and isinstance(feed.data, ImageSet) and processes.world_size == 1
     return make_step(
-        state.model, state.optimizer, compute, kind=kind, batch_size=hyper.batch_size, is_recorded=is_recorded
+        state.model,
+        state.optimizer,
+        compute,
+        batch_size=hyper.batch_size,
+        is_compiled=hyper.step == "compiled",
+        is_recorded=is_recordable and hyper.step != "eager",
     )
-
-
-def _change_masks(state: TrainState, changes: MaskChanges, n_done: int, processes: Processes) -> None:
-    """Applies the mask changes after this many steps."""
-    masks, facts = changes.masks(n_done, state)
-    check_same(processes, masks, what=f"masks after step {n_done}")
-    set_masks(state, masks)
-    state.facts = {**state.facts, **facts}
 
 
 def _end_epoch(
@@ -238,14 +217,8 @@ def _end_epoch(
             f"training diverged: the loss of epoch {number} is {loss}, with seed {seed}",
             fix="use a lower learning rate or a longer warm-up",
         )
-    row = EpochRow(
-        epoch=number,
-        rate=learning_rate(hyper, state.epoch + (n_all - 1) / n_all),
-        train_loss=loss / n_items,
-        train_top1=n_right / n_items,
-        test=test,
-    )
-    state.rows = (*state.rows, row)
+    rate = learning_rate(hyper, state.epoch + (n_all - 1) / n_all)
+    state.rows = (*state.rows, EpochRow(number, rate, loss / n_items, n_right / n_items, test))
     state.epoch, state.step = number, 0
 
 

@@ -10,14 +10,16 @@ from typing import Literal
 
 import torch
 
+import sipp
 from sipp.errors import OptionError
+from sipp_lab.arms import arm_of
 from sipp_lab.data.cifar10 import load_cifar10
 from sipp_lab.data.digits import load_digits
 from sipp_lab.data.imagefolder import FolderIndex, index_folders
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.data.mnist import load_mnist
 from sipp_lab.data.splits import split_images
-from sipp_lab.own_code import own_images, own_network, source_digest
+from sipp_lab.own_code import digest_of, own_images, own_network
 from sipp_lab.recipes import Recipe
 from sipp_lab.runs.folder import code_version
 from sipp_lab.training.feed import Feed
@@ -28,31 +30,32 @@ MANY_IMAGES, MOST_WORKERS = 10_000, 8  # in a folder of so many, several process
 
 def load_feed(recipe: Recipe, *, data_root: Path, device: torch.device) -> Feed:
     """Loads the recipe's data and splits it; images in memory are moved to the device."""
-    spec, data = recipe.data, _load(recipe, data_root)
-    splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout, seed=spec.split_seed)
+    data: ImageSet | FolderIndex
+    if recipe.code.data is not None:
+        data = own_images(recipe.code.data)
+    elif recipe.data.name == "imagenet":
+        data = index_folders(data_root / "imagenet")
+    elif recipe.data.name == "digits":
+        data = load_digits()
+    else:
+        data = load_mnist(data_root) if recipe.data.name == "mnist" else load_cifar10(data_root)
+    splits = split_images(data, n_calibration=recipe.data.n_calibration, n_holdout=recipe.data.n_holdout)
     if isinstance(data, ImageSet):
         return Feed(data.to(device), splits, device, channels_last=recipe.train.channels_last)
     n_workers = min(MOST_WORKERS, os.cpu_count() or 1) if len(data.paths) >= MANY_IMAGES else 0
     return Feed(data, splits, device, n_workers, recipe.train.channels_last)
 
 
-def _load(recipe: Recipe, root: Path) -> ImageSet | FolderIndex:
-    if recipe.code is not None and recipe.code.data is not None:
-        return own_images(recipe.code.data)
-    if recipe.data.name == "imagenet":
-        return index_folders(root / "imagenet")
-    if recipe.data.name == "digits":
-        return load_digits()
-    return load_mnist(root) if recipe.data.name == "mnist" else load_cifar10(root)
-
-
 def code_version_of(recipe: Recipe) -> str:
-    """The code behind a run's results: this package, torch, and the user's own code if any."""
-    names = () if recipe.code is None else (recipe.code.net, recipe.code.data)
-    if recipe.code is not None and recipe.code.net is not None:
+    """The code behind a run's results: this package, torch, and the user's own network, data and scores if any."""
+    code, known = recipe.code, sipp.methods()
+    if code.net is not None:
         with torch.random.fork_rng(devices=[]):
-            own_network(recipe.code.net)  # fails early if it cannot be built
-    return ", ".join([code_version(), *(source_digest(name) for name in names if name is not None)])
+            own_network(code.net)  # fails early if it cannot be built
+    own = [name for name in (code.net, code.data) if name is not None]
+    rows = [known[arm_of(label).method] for label in recipe.prune.methods]
+    scores = [digest_of(row.name, row.score) for row in rows if row.is_own]
+    return ", ".join([code_version(), *(digest_of(name) for name in own), *scores])
 
 
 def device_named(name: Device) -> torch.device:

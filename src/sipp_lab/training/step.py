@@ -1,4 +1,4 @@
-"""A training step: plain, recorded as a CUDA graph, or compiled; and the learning-rate schedule.
+"""One training step: its loss, its learning rate, and how it runs (as written, compiled, recorded as a CUDA graph).
 
 A small network on a large GPU spends its time launching kernels. A CUDA graph launches all kernels of a step at once;
 `torch.compile` also reduces their number. The graph holds exactly the operations of the plain step, masks included.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
-from sipp_lab.recipes.schema import Precision, StepKind, Training
+from sipp_lab.recipes.schema import Precision, Training
+from sipp_lab.training.feed import NO_LABEL
 
 Forward = Callable[[Tensor], Tensor]
 Compute = Callable[[Forward, Tensor, Tensor, int], None]  # one step: network, images, labels, batch size
@@ -23,18 +25,56 @@ Step = Callable[[Tensor, Tensor, float, int], None]  # images, labels, rate, bat
 WARM_UP_STEPS = 3  # before recording, to create optimizer state and let libraries choose kernels
 
 
-def resolve_step(kind: StepKind, device: torch.device, *, in_memory: bool, n_processes: int) -> StepKind:
-    """Resolves "auto": a CUDA graph on a GPU with all images in memory, otherwise the plain step."""
-    recordable = device.type == "cuda" and in_memory and n_processes == 1
-    if kind == "auto":
-        return "graph" if recordable else "eager"
-    if kind == "graph" and not recordable:
-        raise OptionError(
-            f"train.step=graph needs one process, a GPU and images in memory; here: {n_processes} "
-            f"processes, {device.type}, images {'in memory' if in_memory else 'in files'}",
-            fix="use train.step=auto",
-        )
-    return kind
+@dataclass(frozen=True)
+class Teacher:
+    """A network in eval mode whose outputs are learnt as well as the labels."""
+
+    model: nn.Module
+    weight: float  # of its outputs, in (0, 1]; 1 ignores the labels
+    temperature: float  # divides the logits of both networks
+
+
+def distilled_losses(logits: Tensor, labels: Tensor, teacher_logits: Tensor, teacher: Teacher) -> Tensor:
+    """The loss of each item: (1 - w) CE(labels) + w T^2 KL(teacher || network), with temperature T.
+
+    The factor T^2 compensates for the softening, which divides gradients by T^2 (Hinton et al. 2015). Items labelled
+    `NO_LABEL` have loss 0.
+    """
+    hard_N = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
+    t = teacher.temperature
+    soft_N = F.kl_div(
+        F.log_softmax(logits / t, dim=1), F.log_softmax(teacher_logits / t, dim=1), reduction="none", log_target=True
+    ).sum(1)
+    soft_N = soft_N.masked_fill(labels == NO_LABEL, 0.0)
+    return (1 - teacher.weight) * hard_N + teacher.weight * t**2 * soft_N
+
+
+def logits_of(forward: Forward, images: Tensor, precision: Precision) -> Tensor:
+    """The network's output in float32, as the loss needs it; the network runs in the given precision."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        return forward(images).float()
+
+
+def learning_rate(hyper: Training, epoch: float) -> float:
+    """The learning rate after `epoch` epochs, a fractional number: 2.5 is the middle of the third epoch.
+
+    It rises linearly from 0 during warm-up, and is multiplied by the decay factor at each milestone, or every so many
+    epochs, counted from the start including warm-up. Retraining repeats the whole schedule (learning-rate rewinding),
+    unless the recipe changes it (`retrain`).
+    """
+    rise = 1.0 if hyper.warmup_epochs == 0 else min(1.0, epoch / hyper.warmup_epochs)
+    decay = hyper.decay
+    n_decays = int(epoch // decay.every) if decay.every is not None else bisect_right(decay.milestones or (), epoch)
+    return hyper.rate * rise * decay.factor**n_decays
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Sets the learning rate; in place if it is a tensor that a graph reads."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 @contextmanager
@@ -60,12 +100,12 @@ def make_step(
     optimizer: torch.optim.Optimizer,
     compute: Compute,
     *,
-    kind: StepKind,
     batch_size: int,
+    is_compiled: bool,
     is_recorded: bool,
 ) -> Step:
     """A function that makes one step; a short last batch always takes the plain step."""
-    forward: Forward = torch.compile(model, dynamic=False) if kind == "compiled" else model
+    forward: Forward = torch.compile(model, dynamic=False) if is_compiled else model
     recorded: tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None = None  # and the tensors from which it reads a batch
     n_warm = 0
 
@@ -88,31 +128,3 @@ def make_step(
             graph.replay()
 
     return step
-
-
-def learning_rate(hyper: Training, epoch: float) -> float:
-    """The learning rate after `epoch` epochs, a fractional number: 2.5 is the middle of the third epoch.
-
-    It rises linearly from 0 during warm-up, and is multiplied by the decay factor at each milestone, or every so many
-    epochs, counted from the start including warm-up. Retraining repeats the whole schedule (learning-rate rewinding),
-    unless the recipe changes it (`retrain`).
-    """
-    rise = 1.0 if hyper.warmup_epochs == 0 else min(1.0, epoch / hyper.warmup_epochs)
-    decay = hyper.decay
-    n_decays = int(epoch // decay.every) if decay.every is not None else bisect_right(decay.milestones or (), epoch)
-    return hyper.rate * rise * decay.factor**n_decays
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Sets the learning rate; in place if it is a tensor that a graph reads."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
-def logits_of(forward: Forward, images: Tensor, precision: Precision) -> Tensor:
-    """The network's output in float32, as the loss needs it; the network runs in the given precision."""
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        return forward(images).float()

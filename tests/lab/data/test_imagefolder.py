@@ -142,23 +142,8 @@ def test_a_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert set(multiprocessing.active_children()) <= before  # buried: no late signal of its death can come
 
 
-@pytest.mark.parametrize("error", [RuntimeError("gone"), ConnectionResetError("gone"), EOFError("gone")])
-def test_every_error_of_a_dead_worker_names_its_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    index = index_folders(make_folders(tmp_path))
-
-    def first_batch_then_death(*args: object, **kwargs: object):
-        yield [torch.zeros(2), torch.zeros(2)]
-        raise error
-
-    monkeypatch.setattr(module, "DataLoader", first_batch_then_death)
-    with pytest.raises(DataError, match=r"items 2 .. 3 of 6 were awaited: .*gone"):
-        list(batches(index, torch.arange(6), n_workers=1))
 
 
-def test_no_items_no_batches(tmp_path: Path) -> None:
-    assert list(batches(index_folders(make_folders(tmp_path)), torch.arange(0))) == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(640, 480), (49, 49), (30, 500), (333, 111)])
@@ -237,22 +222,8 @@ def test_random_windows_lie_within_the_image(width: int, height: int) -> None:
         assert 0 <= w.left < w.left + w.width <= width and 0 <= w.top < w.top + w.height <= height
 
 
-def test_windows_of_extreme_shapes_are_the_middle() -> None:
-    # 8 % of the area of 1000 x 10 with an allowed ratio is higher than 10 pixels, so no try ever fits.
-    wide = draw_crop(1000, 10, torch.Generator().manual_seed(0))
-    assert (wide.left, wide.top, wide.width, wide.height) == (493, 0, 13, 10)
-    tall = draw_crop(10, 1000, torch.Generator().manual_seed(0))
-    assert (tall.left, tall.top, tall.width, tall.height) == (0, 493, 10, 13)
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_resized_crop_shows_the_window(mirrored: bool) -> None:
-    image = coded_image(256, 256)  # pixel (x, y) has red x and green y
-    out = np.asarray(resized_crop(image, Crop(20, 100, 112, 56, mirrored)), float)
-    assert out.shape == (224, 224, 3)
-    red = out[112, :, 0][::-1] if mirrored else out[112, :, 0]
-    assert abs(red[0] - 20) <= 1 and abs(red[-1] - 131) <= 1 and abs(red[112] - 76) <= 1
-    assert abs(out[0, 5, 1] - 100) <= 1 and abs(out[-1, 5, 1] - 155) <= 1
 
 
 def test_train_mode_sees_the_drawn_window(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sipp.results.jsonio import to_json
 from sipp.results.pruned import Pruned, PrunedLayer
 from sipp_lab.pipelines import Pipeline
 from sipp_lab.runs.context import Network, Prepared, RunContext
-from sipp_lab.runs.plan import Stage
+from sipp_lab.runs.records import Stage
 from sipp_lab.training.loop import MaskChanges, TrainState
 
 

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -17,39 +16,28 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import torch
-import typer
-from lab.small_runs import SMALL, contents, small
-from typer.testing import CliRunner
+from lab.small_runs import contents, small
 
-from sipp.cli import run_work
-from sipp.cli.commands import run_command
-from sipp.cli.options import as_command
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError, OptionError, SippError
 from sipp_lab.parallel import on_ray
 from sipp_lab.parallel.on_ray import (
     RayOptions,
     RunOnRay,
-    StageOutcome,
-    next_stage,
     run_on_ray,
     train_stage,
 )
 from sipp_lab.parallel.processes import Processes
-from sipp_lab.recipes import Recipe, config_of
-from sipp_lab.runs.folder import code_version, list_runs, open_run
-from sipp_lab.runs.plan import Stage
-from sipp_lab.runs.records import Origin
+from sipp_lab.recipes import config_of
+from sipp_lab.runs.folder import code_version, open_run
+from sipp_lab.runs.records import Origin, Stage
 from sipp_lab.runs.running import FinishedRun, Progress, run
-from sipp_lab.runs.stages import pipeline_of, plan
+from sipp_lab.runs.stages import plan
 from sipp_lab.training.setup import load_feed
 
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
 TWO = "prune.methods=[sipp-hybrid, magnitude]"
 ITERATIVE, AT_INIT = small("digits-iterative", TWO), small("digits-at-init", TWO)
-
-app = typer.Typer()
-app.command()(as_command(run_command.run))
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------
@@ -115,31 +103,6 @@ def test_two_workers_give_the_records_and_weights_of_one_process(
     assert most_at_once <= 2  # that two begin together is tested below: here it depends on how soon processes start
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_sweep_that_is_asked_to_stop(whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = [part for setting in (*SMALL, TWO) for part in ("--set", setting)]
-    command = ["digits-iterative", *settings, "--out", str(tmp_path), "--device", "cpu", "--engine", "ray"]
-
-    def ask(progress: Progress) -> None:
-        if progress.is_end and progress.stage.endswith("01"):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def stop(*given: Any) -> None:
-        raise SystemExit(143)
-
-    handler = signal.signal(signal.SIGTERM, stop)
-    monkeypatch.setattr(run_work, "_shown", lambda advance: ask)
-    try:
-        stopped = CliRunner().invoke(app, [*command, "--at-once", "2"], catch_exceptions=False)
-        assert signal.getsignal(signal.SIGTERM) is stop
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert stopped.exit_code == 128 + signal.SIGTERM and "run the same command again" in stopped.output
-    assert [one.state for one in list_runs(tmp_path)] == ["stopped"]
-    resumed = run(ITERATIVE, out=tmp_path, device="cpu", accept_changes=True)
-    assert 0 < resumed.n_made < 5 and contents(resumed.folder) == contents(whole.folder)
-
-
 # the last of these: a worker that is started anew imports everything again
 @pytest.mark.usefixtures("cluster")
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,50 +147,11 @@ def test_where_ray_is_missing_the_extra_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
-    command = ["digits-iterative", "--out", str(tmp_path), "--ray-address", "auto"]
-    with pytest.raises(OptionError, match="--engine ray"):
-        CliRunner().invoke(app, command, catch_exceptions=False)
     with pytest.raises(OptionError, match="n_at_once=0"):
         run(ITERATIVE, out=tmp_path, ray=RayOptions(n_at_once=0))
     with pytest.raises(OptionError, match="accelerate"):
         run(ITERATIVE, out=tmp_path, ray=RayOptions(), processes=Processes(0, 2))
     assert not list(tmp_path.iterdir())
-
-
-def began_order(recipe: Recipe, n_workers: int) -> list[list[str]]:
-    """The stages begun together when `n_workers` stages at a time end together."""
-    todo, rounds = plan(recipe), []
-    unfinished = set(todo)
-    while unfinished:
-        now: list[Stage] = []
-        while len(now) < n_workers and (stage := next_stage(recipe, todo, unfinished)) is not None:
-            assert pipeline_of(recipe).parent_of(stage) not in unfinished
-            todo.remove(stage)
-            now.append(stage)
-        unfinished -= set(now)
-        rounds.append([stage.name.removeprefix("seed0.") for stage in now])
-    return rounds
-
-
-def test_stages_start_when_their_parents_are_done() -> None:
-    assert began_order(ITERATIVE, 2) == [
-        ["dense"],
-        ["sipp-hybrid.01", "magnitude.01"],
-        ["sipp-hybrid.02", "magnitude.02"],
-    ]
-    assert began_order(AT_INIT, 2) == [
-        ["dense", "sipp-hybrid.01"],
-        ["magnitude.01", "sipp-hybrid.02"],
-        ["magnitude.02"],
-    ]
-    alone = [
-        ["dense"],
-        ["sipp-hybrid.01"],
-        ["magnitude.01"],
-        ["sipp-hybrid.02"],
-        ["magnitude.02"],
-    ]  # chains end together
-    assert began_order(ITERATIVE, 1) == alone
 
 
 def test_shares_of_the_machines() -> None:
@@ -257,23 +181,13 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
     dense = plan(ITERATIVE)[0]
     elsewhere = train_stage(replace(job, folder=tmp_path / "elsewhere"), dense)
-    assert isinstance(elsewhere.error, DataError) and "share" in str(elsewhere.error)
+    assert isinstance(elsewhere, DataError) and "share" in str(elsewhere)
     other_run = train_stage(replace(job, recipe=AT_INIT), dense)
-    assert isinstance(other_run.error, DataError)
+    assert isinstance(other_run, DataError)
     for changed in ("data", "code"):
         found = train_stage(replace(job, origin=replace(job.origin, **{changed: "other"})), dense)
-        assert isinstance(found.error, OptionError) and "same version" in str(found.error)
+        assert isinstance(found, OptionError) and "same version" in str(found)
     assert not list(job.folder.glob("seed*"))
-
-
-def test_a_task_says_what_it_warned_of(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(context: object, stage: Stage) -> None:
-        warnings.warn("a warning", stacklevel=2)
-        raise ModelError("training diverged")
-
-    monkeypatch.setattr(on_ray, "train_network", train)
-    outcome = train_stage(job, plan(ITERATIVE)[0])
-    assert str(outcome.error) == "training diverged" and outcome.warned == ("a warning",)
 
 
 class FakeRef(NamedTuple):
@@ -291,7 +205,7 @@ class FakeRay:
         class RayTaskError(RayError):
             pass
 
-    def __init__(self, script: dict[str, StageOutcome | None]) -> None:
+    def __init__(self, script: dict[str, SippError | None]) -> None:
         self.script, self.events, self.left_running, self.most_running = script, list[str](), 0, 0
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -317,10 +231,10 @@ class FakeRay:
     def get(self, ref: Any) -> Any:
         if not isinstance(ref, FakeRef):
             return ref
-        outcome = self.script.get(ref.stage.name, StageOutcome())
-        if outcome is None:
+        error = self.script.get(ref.stage.name)
+        if ref.stage.name in self.script and error is None:
             raise self.exceptions.RayError("out of memory\nand more")
-        return outcome
+        return error
 
     def cancel(self, ref: FakeRef, *, force: bool) -> None:
         self.left_running -= 1
@@ -328,7 +242,7 @@ class FakeRay:
 
 
 def swept(
-    job: RunOnRay, script: dict[str, StageOutcome | None], monkeypatch: pytest.MonkeyPatch
+    job: RunOnRay, script: dict[str, SippError | None], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[str]]:
     """(stages that were done, events) of a sweep of such tasks; an error is the last event."""
     fake, made = FakeRay(script), []
@@ -347,16 +261,6 @@ def test_a_sweep_in_the_order_of_the_chains(job: RunOnRay, monkeypatch: pytest.M
     assert made == events and sorted(made) == sorted(s.name for s in plan(ITERATIVE))
 
 
-def test_as_many_stages_as_the_machine_has_room_for_are_under_way(
-    job: RunOnRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n_at_once, expected in ((None, 2), (1, 1), (2, 2)):
-        fake = FakeRay({})
-        monkeypatch.setattr(on_ray, "_cluster", lambda address, fake=fake: nullcontext(fake))
-        list(run_on_ray(job, RayOptions(n_at_once=n_at_once)))
-        assert fake.most_running == expected
-
-
 def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
     made, events = swept(job, {"seed0.magnitude.01": None}, monkeypatch)
     assert events[-1].startswith("DataError: seed0.magnitude.01: the process died 3 times (out of memory)")
@@ -366,30 +270,6 @@ def test_a_process_that_dies_again_and_again(job: RunOnRay, monkeypatch: pytest.
 def test_an_error_in_one_stage_stops_the_others_and_keeps_its_kind(
     job: RunOnRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, events = swept(job, {"seed0.magnitude.01": StageOutcome(error=ModelError("training diverged"))}, monkeypatch)
+    made, events = swept(job, {"seed0.magnitude.01": ModelError("training diverged")}, monkeypatch)
     assert events[-2:] == ["cancel seed0.sipp-hybrid.02", "ModelError: seed0.magnitude.01: training diverged"]
     assert "seed0.magnitude.01" not in made and len(set(made)) == len(made)
-
-
-def test_rays_own_reason_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**options: object) -> None:
-        raise RuntimeError("Authentication failed: invalid token\nsee the docs")
-
-    monkeypatch.setattr(on_ray, "_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=refuse))
-    with pytest.raises(OptionError, match="Ray at 'auto' cannot be used: Authentication failed: invalid token; start"):
-        on_ray._cluster("auto").__enter__()
-
-
-def test_a_sweep_that_is_closed_cancels_what_is_under_way(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeRay({})
-    monkeypatch.setattr(on_ray, "_cluster", lambda address: nullcontext(fake))
-    sweep = run_on_ray(replace(job, recipe=AT_INIT), RayOptions())
-    assert next(sweep).name == "seed0.dense"
-    sweep.close()  # type: ignore[attr-defined]
-    assert fake.events[-1] == "cancel seed0.sipp-hybrid.01"
-
-
-def test_nothing_to_do_needs_no_ray(job: RunOnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "plan", lambda recipe: [])
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert list(run_on_ray(job, RayOptions())) == []

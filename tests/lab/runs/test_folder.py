@@ -13,8 +13,7 @@ from safetensors.torch import _TYPES
 
 from sipp.errors import DataError, OptionError
 from sipp.files import TEMPORARY
-from sipp_lab.files import load_state, load_values, read_json, save_state, write_whole
-from sipp_lab.runs.folder import is_locked, open_run, run_name
+from sipp_lab.runs.folder import is_locked, load_state, load_values, open_run, read_manifest, save_state
 from sipp_lab.runs.records import Origin
 
 CONFIG: dict[str, Any] = {"name": "toy", "seed": 1}
@@ -42,27 +41,6 @@ def test_a_file_that_is_cut_or_of_another_kind_is_an_error(tmp_path: Path) -> No
         path.write_bytes(broken)
         with pytest.raises(DataError, match="is damaged"):
             load_state(path)
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x"
-    write_whole(path, b"old")
-
-    def full(*paths: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(DataError, match="No space left"):
-        write_whole(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file: the folder could not be made"):
-        write_whole(tmp_path / "file" / "x", b"")
-    with pytest.raises(DataError, match="file"), open_run(tmp_path / "file" / "runs", CONFIG, ORIGIN):
-        pass
 
 
 def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
@@ -94,9 +72,4 @@ def test_another_origin_is_refused_without_the_flag(tmp_path: Path, changed: str
         pass
     with open_run(tmp_path, CONFIG, other, accept_changes=True):
         pass
-    assert len(read_json(first / "manifest.json")["origins"]) == 2
-
-
-def test_another_configuration_has_another_folder() -> None:
-    assert run_name(CONFIG) != run_name({**CONFIG, "seed": 2})
-    assert run_name(CONFIG) == run_name(dict(reversed(CONFIG.items())))
+    assert len(read_manifest(first).origins) == 2

@@ -4,11 +4,12 @@ import math
 
 import torch
 from lab.hyperparameters import hyperparameters
+from lab.training.test_loop import make_feed
 from torch import nn
 
-from sipp_lab.training.distill import Teacher, distilled_losses
 from sipp_lab.training.feed import NO_LABEL
 from sipp_lab.training.loop import TrainState, make_train_step
+from sipp_lab.training.step import Teacher, distilled_losses
 
 WEIGHT, T = 0.3, 2.5
 
@@ -48,7 +49,7 @@ def test_a_step_follows_the_teacher_and_leaves_it_alone() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     sums = torch.zeros(3, dtype=torch.float64)
     state, teacher = TrainState(net, optimizer, sums), Teacher(parent, 1.0, 1.0)  # the labels, all 0, count nothing
-    step = make_train_step(state, hyperparameters(1, 16, 1.0), "eager", teacher=teacher)
+    step = make_train_step(state, make_feed(), hyperparameters(1, 16, 1.0), teacher=teacher)
     step(images, labels, 0.0, 16)
     first = sums[0].item() / 16
     for _ in range(400):

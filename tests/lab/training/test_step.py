@@ -8,45 +8,11 @@ import pytest
 import torch
 from lab.hyperparameters import hyperparameters
 from lab.training.test_loop import HYPER, bits, equal, make_feed, make_net
-from pydantic import ValidationError
 
-from sipp.errors import OptionError
-from sipp_lab.recipes.schema import StepKind
 from sipp_lab.training import feed as feeds
 from sipp_lab.training.feed import train_batches
 from sipp_lab.training.loop import new_state, train
-from sipp_lab.training.step import resolve_step, set_rate
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
-@pytest.mark.parametrize(
-    ("kind", "device", "in_memory", "n_processes", "expected"),
-    [
-        ("auto", CPU, True, 1, "eager"),
-        ("auto", GPU, True, 1, "graph"),
-        ("auto", GPU, False, 1, "eager"),
-        ("auto", GPU, True, 2, "eager"),
-        ("eager", GPU, True, 1, "eager"),
-        ("compiled", CPU, True, 1, "compiled"),
-        ("graph", GPU, True, 1, "graph"),
-    ],
-)
-def test_auto_picks_the_kind_of_step(
-    kind: StepKind, device: torch.device, in_memory: bool, n_processes: int, expected: StepKind
-) -> None:
-    assert resolve_step(kind, device, in_memory=in_memory, n_processes=n_processes) == expected
-
-
-@pytest.mark.parametrize(("device", "in_memory", "n_processes"), [(CPU, True, 1), (GPU, False, 1), (GPU, True, 2)])
-def test_a_graph_that_cannot_be_recorded_is_refused(device: torch.device, in_memory: bool, n_processes: int) -> None:
-    with pytest.raises(OptionError, match=r"train\.step=auto"):
-        resolve_step("graph", device, in_memory=in_memory, n_processes=n_processes)
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValidationError, match="compiled"):
-        hyperparameters(1, 8, 0.1, step="fast")
+from sipp_lab.training.step import set_rate
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -79,8 +45,8 @@ def test_batches_do_not_depend_on_how_many_are_made_at_once(ahead: int, monkeypa
     feed = make_feed(uint8=True)
 
     def batches() -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        options = {"seed": 5, "epoch": 1, "batch_size": 8, "augmented": True}
-        return [(step, images, labels) for step, (images, labels) in train_batches(feed, **options)]
+        hyper = hyperparameters(2, 8, 0.1, augment=True)
+        return [(step, images, labels) for step, (images, labels) in train_batches(feed, hyper, seed=5, epoch=1)]
 
     expected = batches()
     monkeypatch.setattr(feeds, "AHEAD", ahead)

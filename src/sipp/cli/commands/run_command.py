@@ -77,8 +77,8 @@ def _explain(recipe: Any) -> Answer:
     rows = recipe_keys(recipe)
     table = words.plain_table("key", "value", "meaning", texts=("value", "meaning"))
     for row in rows:
-        table.add_row(row.key, escape(_as_yaml(row.value)), escape(row.meaning))
-    return Answer([table], {"kind": "recipe", "name": recipe.name, "keys": [vars(row) for row in rows]})
+        table.add_row(row["key"], escape(_as_yaml(row["value"])), escape(row["meaning"]))
+    return Answer([table], {"kind": "recipe", "name": recipe.name, "keys": rows})
 
 
 def _as_yaml(value: Any) -> str:
