@@ -15,7 +15,7 @@ from common import alternate, peak_extra_bytes, write_figures
 from torch import Tensor, nn
 
 from sipp.pruning.budgets import AllocationProblem, allocate, allocation_problem, sampling_constant
-from sipp.pruning.largest_scores import largest
+from sipp.pruning.rows import largest
 from sipp.pruning.sampling import sparsify
 from sipp_lab.nets import build
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from sipp.pruning import budgets, sampling
-from sipp.pruning.largest_scores import largest_in_rows
-from sipp.pruning.sparse_rows import SparseRows, masked_rows, tail_sum
+from sipp.pruning.rows import SparseRows, largest_in_rows, masked_rows, tail_sum
 from sipp.results.options import Allocation
 
 Bound = dict[str, Any]  # n_outputs, delta, c_constant

@@ -21,7 +21,7 @@ import sipp
 from sipp.bounds.assumption import LEAST_OF_ROW, floored
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.ranking import rank
-from sipp.pruning.sparse_rows import RAND, eps_given
+from sipp.pruning.rows import RAND, eps_given
 from sipp.results.bounds import coverage
 from sipp.results.jsonio import to_json
 from sipp.results.options import PruneOptions

@@ -8,8 +8,7 @@ from hypothesis.extra.numpy import arrays
 from one_layer import allocate, draws_for, problem, sparsify
 from oracles import budget as oracle
 
-from sipp.pruning.largest_scores import largest, sorted_scores
-from sipp.pruning.sparse_rows import DET, RAND, WHOLE
+from sipp.pruning.rows import DET, RAND, WHOLE, largest
 
 OPTIONS = {"n_outputs": 20, "delta": 1e-3, "c_constant": 3.0}
 SCORES = st.one_of(
@@ -33,7 +32,6 @@ def test_largest_is_a_stable_sort_and_masks_are_nested(scores: list[np.ndarray],
     tensors = [torch.from_numpy(layer) for layer in scores]
     masks = largest(tensors, budget)
     assert all(np.array_equal(mask.numpy(), right) for mask, right in zip(masks, oracle.largest(scores, budget)))
-    assert all(map(torch.equal, largest(tensors, budget, ascending=sorted_scores(tensors)), masks))
     fewer = largest(tensors, data.draw(st.integers(0, budget)))
     assert all(not (less & ~more).any() for less, more in zip(fewer, masks))
 

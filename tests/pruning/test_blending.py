@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import only_alive, rank
+from sipp.pruning.ranking import rank
 from sipp.results.blend import BlendChoice, BlendTrial
 from sipp.results.options import DEFAULT_METHOD, PruneOptions
 from sipp.scoring.task import task_of
@@ -65,15 +65,6 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
     assert moved == pytest.approx(pruned.choice.taken.error, rel=1e-4)  # and the network has the mask of the choice
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_the_blend_is_about_as_good_as_magnitude_and_sensitivity_on_held_back_points() -> None:
-    for seed in range(4):
-        pruned = sipp.prune(net(), [points(seed=seed)], keep=0.3, floor=0)
-        tried = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
-        best = min(tried[0.0, "max"], tried[1.0, "max"], LOST)
-        assert min(pruned.choice.taken.error, LOST) <= (1 + MAGNITUDE_NOISE) * best
-
-
 def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
     pruned = sipp.prune(net(), [points()], keep=0.5)
     assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
@@ -94,22 +85,6 @@ def test_the_blend_works_with_two_points_and_with_an_iterator() -> None:
     assert once.choice == again.choice and once.choice.n_inputs == 20 and once.choice.is_held_back
 
 
-def test_recurrent_networks_and_networks_whose_points_hide() -> None:
-    torch.manual_seed(0)
-
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(5, 8, batch_first=True)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.lstm(x)[0][:, -1])
-
-    pruned = sipp.prune(Last(), torch.randn(40, 6, 5), keep=0.6)
-    assert len(pruned.choice.tried) == 2 + 2 * len(POWERS)
-
-
 @pytest.mark.parametrize(
     ("errors", "p"),
     [
@@ -121,6 +96,7 @@ def test_recurrent_networks_and_networks_whose_points_hide() -> None:
         ([0.5, 0.32, 0.3], 0.25),
         ([5.0, 1.2, math.inf], 0.0),  # nothing is left of any output
         ([0.99, 0.2, 0.1], 0.25),
+        ([math.inf, 0.99, 0.95], 0.0),
     ],
 )
 def test_a_difference_that_is_noise_decides_nothing(errors: list[float], p: float) -> None:
@@ -158,12 +134,6 @@ def test_the_blend_picks_wanda_if_row_scales_differ() -> None:
     assert all(torch.equal(mask, own.masks[name]) for name, mask in pruned.masks.items())
 
 
-@pytest.mark.parametrize(("error", "is_taken"), [(0.29, False), (0.28, True)])
-def test_wanda_must_win_by_a_margin(error: float, is_taken: bool) -> None:
-    tried = [BlendTrial(0.5, "max", 0.3), BlendTrial(0.0, "mean", error, by_rows=True)]
-    assert best_of(tried).by_rows == is_taken
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
     class Log(nn.Module):
@@ -185,25 +155,14 @@ def test_a_blend_whose_output_is_not_finite_is_not_taken() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_weights_that_an_earlier_step_pruned_come_last_in_every_blend() -> None:
     model = net()
-    ranking = rank(task_of(model, [points()]), PruneOptions(method="sipp-blend", floor=0))
-    generator = torch.Generator().manual_seed(0)
-    alive = {w.name: torch.rand(w.n_rows, w.fan_in, generator=generator) < 0.4 for w in ranking.weights}
+    task, generator = task_of(model, [points()]), torch.Generator().manual_seed(0)
+    alive = {w.name: torch.rand(w.n_rows, w.fan_in, generator=generator) < 0.4 for w in task.weights}
+    ranking = rank(task, PruneOptions(method="sipp-blend", floor=0), alive=alive)
     n_alive = sum(int(mask.sum()) for mask in alive.values())
     for budget in (n_alive // 2, n_alive):
-        masks = cut(only_alive(ranking, alive), budget, seed=0).masks
+        masks = cut(ranking, budget, seed=0).masks
         assert sum(int(mask.sum()) for mask in masks.values()) == budget
         assert not any(bool((mask & ~alive[name]).any()) for name, mask in masks.items())
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_where_nothing_is_left_magnitude_is_taken() -> None:
-    model, x = net(), points()
-    with torch.no_grad():
-        model[4].weight.mul_(1e-3)  # magnitude and sensitivity leave it nothing
-        model[4].bias.zero_()
-    pruned = sipp.prune(model, [x], budget=3, floor=0)
-    assert pruned.choice is not None and all(one.error >= LOST for one in pruned.choice.tried)
-    assert pruned.choice.taken == pruned.choice.tried[0] and pruned.choice.taken.name == "magnitude"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.pruning.budgets import AllocationProblem, curves_of, round_to_sum
-from sipp.pruning.largest_scores import largest
+from sipp.pruning.rows import largest
 
 OPTIONS = {"n_outputs": 50, "delta": 1e-3, "c_constant": 3.0}
 KINDS = ("plain", "heavy", "two scales", "steps", "lognormal")
@@ -65,20 +65,6 @@ def test_largest_orders_tiny_huge_negative_and_signed_zero() -> None:
     for budget in range(8):
         masks = [mask.flatten().tolist() for mask in largest(layers, budget)]
         assert {(i, j) for i, mask in enumerate(masks) for j, kept in enumerate(mask) if kept} == set(order[:budget])
-
-
-def test_largest_compares_layers_of_different_precision_and_layout() -> None:
-    exact = torch.tensor([[0.1, 0.2]], dtype=torch.float64)
-    rounded = torch.tensor([[0.1], [0.2]], dtype=torch.float32).t()  # float32(0.1) > 0.1, float32(0.2) > 0.2
-    assert [mask.tolist() for mask in largest([exact, rounded], 3)] == [[[False, True]], [[True, True]]]
-    half = torch.tensor([[0.1, 0.3]], dtype=torch.bfloat16)  # 0.10009765625 is more than both others
-    masks = [mask.tolist() for mask in largest([exact, half, rounded], 4)]
-    assert masks == [[[False, True]], [[True, True]], [[False, True]]]
-    big = torch.rand(1500, 1100, generator=torch.Generator().manual_seed(0))
-    before = big.clone()
-    mask = largest([big], 1000)[0]
-    assert int(mask.sum()) == 1000 and torch.equal(big, before)
-    assert big[mask].min() > big[~mask].max()
 
 
 def test_largest_refuses_what_it_cannot_rank() -> None:
@@ -196,28 +182,6 @@ def backwards(posed: AllocationProblem) -> AllocationProblem:
     return replace(posed, scale_R=scale_R, curves=curves)
 
 
-def test_the_oracle_for_whole_numbers_is_enumeration() -> None:
-    rows = rows_of(some_layers(70, "plain", n_layers=3, n_rows=1, largest_fan_in=8))
-    cost = [[oracle.eps_kept(row, m, **OPTIONS) for m in range(len(row) + 1)] for row in rows]
-    for budget in range(3, sum(map(len, rows)) + 1):
-        assert oracle.best_by_row(cost, budget) == pytest.approx(oracle.best_by_enumeration(cost, budget), rel=1e-12)
-
-
-def test_every_layer_counts_alike_whatever_its_rows() -> None:
-    """A layer given twice over keeps as much as before in all; in the paper's form it gets more."""
-    layers = [layer[:, :12] for layer in some_layers(5, "plain", n_layers=8, n_rows=4) if layer.shape[1] >= 12][:2]
-    weights, twice = signed(layers, 0), [torch.cat([layers[0]] * 2), layers[1]]
-    signs = [torch.cat([weights[0]] * 2), weights[1]]
-    share = {}
-    for allocation in ("layers", "paper"):
-        kept = relax(problem(layers, allocation, weights, **OPTIONS), 40)
-        more = relax(problem(twice, allocation, signs, **OPTIONS), 60)
-        n, n_twice = len(kept) // 2, 2 * (len(kept) // 2)
-        share[allocation] = more[:n_twice].sum() / more[n_twice:].sum() / (kept[:n].sum() / kept[n:].sum())
-    assert share["layers"] == pytest.approx(2**0.5, rel=0.2)  # a slope of about m^-1.5 to m^-2 at half the price
-    assert share["paper"] > 1.2 * share["layers"]
-
-
 # ------------------------------------------------------------------------------------------------- whole numbers
 
 
@@ -256,19 +220,6 @@ def test_rounding_keeps_the_sum_and_the_expectation() -> None:
     assert not in_expectation(no_order, relaxed, target)
 
 
-def test_rounding_can_choose_any_two_of_four() -> None:
-    chosen = {tuple(round_to_sum(np.full(4, 0.5), np.random.default_rng(s)).tolist()) for s in range(100)}
-    assert len(chosen) == 6  # in a fixed order, neighbours could never be rounded up together
-
-
-def test_rounding_absorbs_noise_and_leaves_whole_numbers_alone() -> None:
-    noise = np.array([2.0 + 1e-11, 3.0 - 1e-11, 1.5 + 2e-8, 0.5, 0.0])
-    for seed in range(50):
-        rounded = round_to_sum(noise, np.random.default_rng(seed))
-        assert rounded[:2].tolist() == [2, 3] and rounded[4] == 0 and rounded.sum() == 7
-    assert round_to_sum(np.array([1.0, 4.0]), np.random.default_rng(0)).tolist() == [1, 4]
-
-
 @pytest.mark.parametrize("allocation", ["layers", "paper"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_sum_is_exact_for_every_budget_and_seed(dtype: torch.dtype, allocation: str) -> None:
@@ -285,23 +236,6 @@ def test_the_sum_is_exact_for_every_budget_and_seed(dtype: torch.dtype, allocati
             flat = np.concatenate([k.ravel() for k in kept])
             assert flat.dtype == np.int64 and int(flat.sum()) == min(budget, n_positive)
             assert (flat >= 0).all() and (flat <= posed.caps_R).all()
-
-
-@pytest.mark.parametrize("allocation", ["layers", "paper"])
-def test_rounding_stays_next_to_the_relaxed_numbers_and_repeats_with_its_seed(allocation: str) -> None:
-    posed = problem(some_layers(12, "plain"), allocation, **OPTIONS)
-    budget = int(posed.caps_R.sum()) // 3
-    relaxed = relax(posed, budget)
-    runs = [np.concatenate([k.ravel() for k in allocate(posed, budget, seed)]) for seed in (0, 0, 1, 2, 3)]
-    assert np.array_equal(runs[0], runs[1]) and any(not np.array_equal(runs[0], run) for run in runs[2:])
-    for run in runs:
-        assert ((run >= np.floor(relaxed - 1e-8)) & (run <= np.ceil(relaxed + 1e-8))).all()
-
-
-@pytest.mark.parametrize("allocation", ["layers", "paper"])
-def test_rows_of_one_weight_can_outnumber_the_budget(allocation: str) -> None:
-    kept = allocate(problem([torch.linspace(0.5, 1.5, 30)[:, None]], allocation, **OPTIONS), 7)[0]
-    assert sorted(kept.sum(1).tolist()) == [0] * 23 + [1] * 7
 
 
 @pytest.mark.parametrize("allocation", ["layers", "paper"])

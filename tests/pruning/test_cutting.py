@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sipp.pruning.spared_rows import with_spared
 from torch import Tensor, nn
 
 import sipp
 from sipp.pruning.ranking import N_SAMPLE
-from sipp.pruning.sparse_rows import WHOLE, masked_rows
 from sipp.results.pruned import OutputChange, moved_warning
 from sipp.scoring.methods import METHODS
 
@@ -29,18 +27,6 @@ def distance(dense: nn.Module, pruned: nn.Module, x: Tensor) -> float:
     with torch.no_grad():
         f, g = dense(x).double(), pruned(x).double()
     return float((g - f).norm() / f.norm())
-
-
-def test_spared_rows_are_as_they_were_and_lose_nothing() -> None:
-    generator = torch.Generator().manual_seed(0)
-    dense, scores = torch.randn(3, 6, generator=generator), torch.rand(3, 6, generator=generator)
-    mask, spared = torch.rand(3, 6, generator=generator) > 0.5, torch.tensor([False, True, False])
-    rows = masked_rows(dense, mask, scores, c_constant=3.0)
-    (found,) = with_spared([spared], [dense], [rows])
-    assert torch.equal(found.values_FK[1], dense[1]) and bool(found.mask_FK[1].all())
-    assert found.eps_F[1] == 0 < rows.eps_F[1] and found.strategy_FS[1] == WHOLE != rows.strategy_FS[1]
-    for ours, theirs in ((found.values_FK, rows.values_FK), (found.eps_F, rows.eps_F), (found.mask_FK, mask)):
-        assert torch.equal(ours[~spared], theirs[~spared])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -66,11 +52,6 @@ def test_a_large_output_change_is_warned_of_and_a_small_one_is_not() -> None:
     assert "Nothing is guaranteed for new inputs" in " ".join(str(little).split())
     for word in ("repair=True", "another method", "larger keep"):
         assert word in " ".join(str(much).split())
-
-
-def test_output_change_is_unknown_without_data() -> None:
-    pruned = sipp.prune(net(), None, keep=0.5, method="magnitude")
-    assert pruned.moved is None and moved_warning(pruned) == ""
 
 
 @pytest.mark.filterwarnings("ignore")

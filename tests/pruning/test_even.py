@@ -1,11 +1,9 @@
 """The same share for every row: exact in total, rounded where it is lost most, with a lower limit where asked for."""
 
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from sipp.errors import OptionError
-from sipp.pruning.largest_scores import even_rows
+from sipp.pruning.rows import even_rows
 
 SHAPES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=4)
 FEW = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 7)), min_size=1, max_size=3)  # where all budgets are tried
@@ -27,28 +25,11 @@ def test_rows_get_their_share_and_the_total_is_exact(shapes: list[tuple[int, int
             assert int(layer.min()) >= min(least, fan_in)
 
 
-def test_what_is_left_over_goes_where_rounding_took_most() -> None:
-    # half of 1, 3 and 8 weights is 0.5, 1.5 and 4: one weight is left for the first two rows, which lost the same
-    assert [layer.tolist() for layer in even_rows([(1, 1), (1, 3), (1, 8)], 6)] == [[1], [1], [4]]
-    # a quarter of 5 and of 7 is 1.25 and 1.75
-    assert [layer.tolist() for layer in even_rows([(1, 5), (1, 7)], 3)] == [[1], [2]]
-
-
 def test_a_row_too_short_for_its_share_still_has_its_limit() -> None:
     shapes = [(3, 2), (1, 100)]
     assert [layer.tolist() for layer in even_rows(shapes, 6)] == [[0, 0, 0], [6]]
     assert [layer.tolist() for layer in even_rows(shapes, 6, least=1)] == [[1, 1, 1], [3]]
     assert sum(int(layer.sum()) for layer in even_rows(shapes, 2, least=1)) == 2  # not one for each: no limit
-
-
-@pytest.mark.parametrize("budget", [-1, 13])
-def test_a_budget_that_cannot_be_is_refused(budget: int) -> None:
-    with pytest.raises(OptionError, match="between 0 and the number of weights, 12"):
-        even_rows([(3, 4)], budget)
-
-
-def test_rows_get_int64_counts() -> None:
-    assert even_rows([(2, 3)], 3)[0].dtype == torch.int64
 
 
 @given(SHAPES, st.floats(0, 1))

@@ -9,13 +9,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.pruning.cutting import cut, dead_rows
-from sipp.pruning.largest_scores import largest, largest_above_floor, minimum_of_layers
-from sipp.pruning.ranking import rank
-from sipp.results.options import PruneOptions
+from sipp.pruning.rows import largest_above_floor
 from sipp.scoring.methods import NAMES
-from sipp.scoring.task import task_of
-from sipp_lab.nets import build
 
 OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
 
@@ -47,12 +42,6 @@ def test_the_budget_is_exact_and_the_floor_holds(seed: int, keep: float, share: 
         assert all(int(mask.sum()) >= n for mask, n in zip(masks, least))
 
 
-def test_a_floor_that_binds_nowhere_changes_nothing() -> None:
-    scores = [torch.rand(4, 50, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    plain = largest(scores, 300)
-    assert all(map(torch.equal, plain, largest_above_floor(scores, scores, 300, share=0.1)))
-
-
 def test_what_is_kept_beyond_the_floor_is_the_largest() -> None:
     scores = [torch.tensor([[9.0, 8.0, 7.0], [1.0, 2.0, 3.0]]), torch.tensor([[0.1, 0.2, 0.0]])]
     masks = largest_above_floor(scores, scores, 4, share=0.0)
@@ -64,12 +53,6 @@ def test_what_is_kept_beyond_the_floor_is_the_largest() -> None:
         [True, False, False],
         [False, False, True],
     ]
-
-
-def test_the_floor_of_rows_comes_before_that_of_layers() -> None:
-    scores = torch.tensor([[9.0, 8.0, 7.0], [0.3, 0.1, 0.1], [0.2, 0.1, 0.1]])
-    (mask,) = largest_above_floor([scores], [scores], 4, share=0.99)  # 3 for the layer and one a row would be 5
-    assert mask.tolist() == [[True, True, False], [True, False, False], [True, False, False]]
 
 
 def test_both_floors_hold_wherever_the_budget_reaches_for_both() -> None:
@@ -109,22 +92,6 @@ def test_sampled_groups_have_a_lower_limit_and_the_others_share_the_rest(seed: i
     assert all(np.array_equal(layer.ravel(), one) for layer, one in zip(each_its_own, least))
 
 
-@pytest.mark.parametrize("budget", [12, 30, 60, 100])
-def test_layers_that_are_sampled_have_a_lower_limit_too(budget: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    wide = torch.rand(4, 60, generator=generator, dtype=torch.float64) ** 60  # next to nothing but a few weights
-    layers = [wide, torch.rand(8, 10, generator=generator, dtype=torch.float64)]
-    limits = minimum_of_layers(layers, budget, 0.9)
-    posed, least = problem(layers, **OPTIONS), [np.ones(4), np.ones(8)]
-    plain, kept = (allocate(posed, budget, least=least, layer_least=limit) for limit in (None, limits))
-    assert sum(int(layer.sum()) for layer in kept) == budget and all(int(layer.min()) >= 1 for layer in kept)
-    assert int(plain[0].sum()) < limits[0]
-    if budget >= limits[0] + 8 and budget >= 12 + limits[1]:
-        assert all(int(layer.sum()) >= limit for layer, limit in zip(kept, limits))
-    else:  # rows go first
-        assert all(bool((layer == 1).all()) for layer in kept) == (budget == 12)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("draws", ["until", "fixed"])
 @pytest.mark.parametrize("method", ["sipp-rand", "sipp-hybrid"])
@@ -159,19 +126,6 @@ def test_no_row_dies_with_a_floor_whatever_the_method(method: str) -> None:
     pruned = sipp.prune(net(), data, keep=0.033, method=method, floor=0.001)  # 69 weights for 64 rows
     assert pruned.kept == round(0.033 * pruned.n_weights) and not any(layer.dead_rows for layer in pruned.layers)
     assert any(layer.dead_rows for layer in sipp.prune(net(), data, keep=0.02, method="magnitude", floor=0).layers)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", NAMES)
-def test_no_row_of_the_digits_network_dies_at_two_per_cent(method: str) -> None:
-    torch.manual_seed(0)
-    model = build("digits-cnn").eval()
-    data = [(torch.rand(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 10)]
-    ranking = rank(task_of(model, data), PruneOptions(method=method, floor=0.1))
-    pruned = cut(ranking, round(0.02 * ranking.n_weights))
-    kept = sum(int(mask.sum()) for mask in pruned.masks.values())
-    assert kept == pruned.budget
-    assert not any(dead_rows(dense, rows.values_FK) for dense, rows in zip(pruned.dense, pruned.rows))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -47,29 +47,6 @@ def test_release_makes_masks_permanent_with_plain_zeros() -> None:
     assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
 
 
-def test_a_weight_that_is_not_finite_is_masked_too() -> None:
-    model = nn.Linear(3, 1)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[torch.nan, torch.inf, 2.0]]))
-    torch_prune.custom_from_mask(model, "weight", torch.tensor([[0.0, 0.0, 1.0]]))
-    sipp.release(model)
-    assert model.weight.tolist() == [[0.0, 0.0, 2.0]]
-
-
-def test_a_mask_of_any_numbers_multiplies() -> None:
-    model = nn.Sequential(nn.Linear(64, 32))
-    soft = torch.tensor([0.0, 0.5, 1.0, -2.0]).repeat(32, 16)
-    with torch.no_grad():
-        model[0].weight[0, 0] = -0.0
-    soft[0, 0] = 0.5
-    torch_prune.custom_from_mask(model[0], "weight", soft)
-    before = model(X)
-    torch.testing.assert_close(sipp.sparse(model, X)(X), before)
-    sipp.release(model)
-    assert torch.equal(model(X), before)
-    assert n_negative_zeros(model) == 0
-
-
 def test_a_recurrent_network_runs_with_its_zeros() -> None:
     model, x = nn.LSTM(4, 8, batch_first=True), torch.rand(2, 5, 4)
     torch_prune.l1_unstructured(model, "weight_hh_l0", 0.9)

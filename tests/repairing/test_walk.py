@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import joint as oracle
+from oracles.patterns import obeys
 from oracles.refit import conv_patches
 from oracles.sparsegpt import sparsegpt as sparsegpt_oracle
 from repairing.fit_points import alike, even_masks, f64, fit_points, split_of
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.outputs import output_error
-from sipp.pruning import ranked as weights_module
-from sipp.pruning.largest_scores import even_layers, obeys_pattern
+from sipp.pruning import ranking as weights_module
+from sipp.pruning.rows import even_layers
 from sipp.repairing import Repaired, data_split, fit, repair_network
 from sipp.repairing.parts import Side, StatesInMemory
 from sipp.repairing.search import MaskRule
@@ -139,7 +140,7 @@ def test_budgets_rows_and_patterns() -> None:
     masks = sipp.prune(net, None, pattern="2:4", method="magnitude").masks
     for way in ("joint", "alps", "sparsegpt"):
         made = repair_network(net, masks, split_of(points), way, pattern=Pattern(2, 4))  # type: ignore[arg-type]
-        assert all(obeys_pattern(mask.flatten(1), Pattern(2, 4)) for mask in made.masks.values())
+        assert all(obeys(mask.flatten(1).tolist(), 2, 4) for mask in made.masks.values())
         assert all(int(mask.sum()) == int(masks[name].sum()) for name, mask in made.masks.items())
         assert any(layer.mask_origin == "searched" and layer.n_moved for layer in made.record.layers)
 

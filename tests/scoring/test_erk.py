@@ -8,7 +8,7 @@ from oracles import scores as oracle
 from torch import nn
 
 import sipp
-from sipp.pruning.largest_scores import largest
+from sipp.pruning.rows import largest
 from sipp.scoring.erk import erk
 from sipp.scoring.task import task_of
 

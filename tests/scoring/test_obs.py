@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.pruning.largest_scores import even_layers
+from sipp.pruning.rows import even_layers
 from sipp.scoring import obs as file
 from sipp.scoring.obs import DAMPING, obs
 from sipp.scoring.task import task_of

@@ -14,7 +14,7 @@ from scipy.stats import chi2_contingency
 from torch import Tensor
 
 from sipp.pruning import sampling
-from sipp.pruning.largest_scores import largest_in_rows
+from sipp.pruning.rows import largest_in_rows
 
 Reweighting = Callable[[Tensor, Tensor, Tensor], Tensor]  # weights, counts, shares -> new weights
 Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # shares, kept, generator -> counts

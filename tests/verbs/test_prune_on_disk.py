@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
-from sipp.pruning import ranked as weights_module
+from sipp.pruning import ranking as weights_module
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.results.options import PruneOptions

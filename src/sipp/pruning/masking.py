@@ -30,7 +30,6 @@ DataParallel on several devices: hold the wrapper, since replicas are not masked
 every rank, and all take the masks of the first; inside of it, or before wrapping, give every rank the same masks.
 """
 
-import difflib
 import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,19 +38,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import Parameter, is_lazy
+from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import check_can_be_written
-from sipp.pruning.given_masks import WithMasks, masks_in
+from sipp.pruning.given_masks import WithMasks, fold_torch_masks, masks_in
 from sipp.pruning.lora import HOLD_STATE as STATE, check_lora, mask_lora, merge_lora
-from sipp.pruning.torch_masks import fold_torch_masks
 from sipp.results import hashing
 
 LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts into a name
-N_NEAREST = 3  # names suggested for an unknown one
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,11 @@ class _Held:
     name: str
     param: Parameter
     owners: tuple[tuple[nn.Module, str], ...]
+
+    @property
+    def mask(self) -> Tensor | None:
+        # A tie may cross the border of a part that was held alone: any owner may be the one that knows.
+        return next((_mask_at(module, local) for module, local in self.owners if local in _masks_at(module)), None)
 
 
 class _State:
@@ -121,7 +123,7 @@ def hold_masks(
 ) -> Hold:
     """`hold` with the masks themselves: {parameter name: bool tensor}."""
     check_can_be_written(model)
-    checked = _checked_masks(model, masks)
+    checked = [(entry, _checked_mask(name, entry, masks[name])) for name, entry in _resolve(model, masks).items()]
     optimizers = checked_optimizers(model, optimizer)
     check_lora(model)
     checked = _of_first_rank(model, checked)
@@ -129,17 +131,23 @@ def hold_masks(
     for entry, mask in checked:
         n_zeroed += int(torch.count_nonzero(_gathered(entry.param.detach().masked_fill(mask, 0))))
         for module, local in entry.owners:
-            _keep_mask(module, local, mask)
+            # Through __dict__: nn.RNNBase and torch.compile's wrapper override setattr.
+            module.__dict__.setdefault(STATE, _State()).masks[local] = mask.clone()
+            _add_hook(module._forward_pre_hooks, module.register_forward_pre_hook, _apply_own_masks)
+            _add_hook(module._state_dict_pre_hooks, module.register_state_dict_pre_hook, _apply_own_masks)
         if entry.param.grad is not None:
-            entry.param.grad = _masked_grad(entry.param.grad, mask)
+            entry.param.grad = torch.where(mask, entry.param.grad, 0)
     for root in _roots(model):
         _add_hook(root._forward_pre_hooks, root.register_forward_pre_hook, _apply_all_masks)
+    watched = model.__dict__.setdefault(STATE, _State()).step_hooks
     for new in optimizers:
-        watched = model.__dict__.setdefault(STATE, _State()).step_hooks
         if new not in watched:
             watched[new] = new.register_step_post_hook(functools.partial(_apply_all_masks, model))
-    for watched_optimizer in model.__dict__.get(STATE, _State()).step_hooks:
-        _clear_optimizer_state(watched_optimizer, checked)
+    for one in watched:  # momentum and moments of weights outside the masks
+        for entry, mask in checked:
+            for value in one.state.get(entry.param, {}).values():
+                if isinstance(value, Tensor) and value.shape == entry.param.shape:
+                    value.masked_fill_(~mask.to(value.device), 0)
     _apply_all_masks(model)
     mask_lora(model)
     held = masks_of(model)
@@ -179,7 +187,7 @@ def release(model: nn.Module) -> None:
 
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the held masks, by canonical name; empty if none is held."""
-    held = ((entry, _mask_of(entry)) for entry in _parameters(model))
+    held = ((entry, entry.mask) for entry in _parameters(model))
     return {entry.name: _gathered(mask).clone() for entry, mask in held if mask is not None}
 
 
@@ -208,23 +216,19 @@ def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
     known = {entry.name: entry for entry in entries}
     by_param = {entry.param: entry for entry in entries}
     for full, param in model.named_parameters(remove_duplicate=False):
-        known.setdefault(full, by_param[param])
-        known.setdefault(hashing.canonical(full), by_param[param])
-        if full.startswith(PEFT_PREFIX) or LORA_PART in full:  # by the name that it had before
-            known.setdefault(full.removeprefix(PEFT_PREFIX).replace(LORA_PART, "."), by_param[param])
-    fix = "use names from model.named_parameters()"
+        before = full.removeprefix(PEFT_PREFIX).replace(LORA_PART, ".")  # by the name that it had before peft
+        for name in (full, hashing.canonical(full), before):
+            known.setdefault(name, by_param[param])
+    resolved = {}
     for name in names:
-        if not isinstance(name, str):
-            raise OptionError(f"{name!r:.60} is not a parameter's name", fix=fix)
-    resolved = {name: known.get(name) or known.get(hashing.canonical(name)) for name in names}
-    unknown = [name for name, entry in resolved.items() if entry is None]
-    if unknown:
-        near = {name: difflib.get_close_matches(name, known, n=N_NEAREST) for name in unknown}
-        if any(f"{name}_orig" in known for name in unknown):
-            fix = "call sipp.release(model) first: torch.nn.utils.prune has renamed its parameters"
-        lines = (f"{name!r} (nearest: {', '.join(close) or 'none'})" for name, close in near.items())
-        raise OptionError(f"the model has no parameter {'; '.join(lines)}", fix=fix)
-    return {name: entry for name, entry in resolved.items() if entry is not None}
+        entry = known.get(name) or known.get(hashing.canonical(name))
+        if entry is None:
+            fix = "use names from model.named_parameters()"
+            if f"{name}_orig" in known:
+                fix = "call sipp.release(model) first: torch.nn.utils.prune has renamed its parameters"
+            raise OptionError(f"the model has no parameter {name!r:.60}", fix=fix)
+        resolved[name] = entry
+    return resolved
 
 
 def _roots(model: nn.Module) -> list[nn.Module]:
@@ -245,34 +249,21 @@ def _check_module(model: Any) -> None:
         )
 
 
-def _checked_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> list[tuple[_Held, Tensor]]:
-    """(parameter, its new mask on its device), one pair per parameter, every pair checked."""
-    checked: dict[str, tuple[_Held, Tensor]] = {}
-    for name, entry in _resolve(model, masks).items():
-        mask = _checked_mask(entry, masks[name])
-        if entry.name in checked and not torch.equal(checked[entry.name][1], mask):
-            raise OptionError(f"{name!r} is tied to {entry.name!r} but has another mask", fix="give one mask for both")
-        checked[entry.name] = (entry, mask)
-    return list(checked.values())
-
-
-def _checked_mask(entry: _Held, mask: Tensor) -> Tensor:
+def _checked_mask(name: str, entry: _Held, mask: Tensor) -> Tensor:
     """The mask on the parameter's device; raises if it cannot be held."""
-    name, param = entry.name, entry.param
-    if is_lazy(param) or param.is_meta:
-        raise ModelError(f"parameter {name!r} has no values yet", fix="run the model, or load weights, before hold()")
-    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise OptionError(f"the mask of {name!r} is {kind}", fix="give a torch.bool tensor (True = kept)")
+    param: Any = entry.param
     if mask.shape != param.shape:
         raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
     if not bool(_gathered(torch.isfinite(param.detach())).all()):
         raise ModelError(
             f"parameter {name!r} holds NaN or infinite values", fix="load a checkpoint without such values"
         )
-    _refuse_sparse(param.grad, name)
-    mask = _sharded_like(mask.detach().to(param.device), param)
-    old = _mask_of(entry)
+    mask = mask.detach().to(param.device)
+    if hasattr(param, "placements"):  # FSDP (fully_shard) has sharded it
+        from torch.distributed.tensor import distribute_tensor  # which is slow to import
+
+        mask = distribute_tensor(mask, param.device_mesh, param.placements)
+    old = entry.mask
     n_revived = 0 if old is None else int(_gathered(mask & ~old).sum())
     if n_revived:
         raise OptionError(
@@ -294,25 +285,9 @@ def _of_first_rank(model: nn.Module, checked: list[tuple[_Held, Tensor]]) -> lis
     return shared
 
 
-def _sharded_like(mask: Tensor, param: Any) -> Tensor:
-    """The mask sharded like the parameter, if FSDP (fully_shard) has sharded that."""
-    if not hasattr(param, "placements"):
-        return mask
-    from torch.distributed.tensor import distribute_tensor  # which is slow to import
-
-    return distribute_tensor(mask, param.device_mesh, param.placements)
-
-
 def _gathered(tensor: Tensor) -> Tensor:
     """The full tensor, gathered from its shards if it is sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _refuse_sparse(grad: Tensor | None, name: str) -> None:
-    if grad is not None and grad.layout is not torch.strided:
-        raise ModelError(
-            f"the gradient of {name!r} is sparse; a held parameter needs dense gradients", fix="set sparse=False"
-        )
 
 
 def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
@@ -350,18 +325,6 @@ def _mask_at(module: nn.Module, local: str) -> Tensor:
     return masks[local]
 
 
-def _mask_of(entry: _Held) -> Tensor | None:
-    # A tie may cross the border of a part that was held alone: any owner may be the one that knows.
-    return next((_mask_at(module, local) for module, local in entry.owners if local in _masks_at(module)), None)
-
-
-def _keep_mask(module: nn.Module, local: str, mask: Tensor) -> None:
-    # Through __dict__: nn.RNNBase and torch.compile's wrapper override setattr.
-    module.__dict__.setdefault(STATE, _State()).masks[local] = mask.clone()
-    _add_hook(module._forward_pre_hooks, module.register_forward_pre_hook, _apply_own_masks)
-    _add_hook(module._state_dict_pre_hooks, module.register_state_dict_pre_hook, _apply_own_masks)
-
-
 def _apply_mask(module: nn.Module, local: str) -> None:
     """Sets the held parameter to zero outside its mask, and hooks its gradient to do the same."""
     if getattr(module, "_is_replica", False):  # DataParallel on several devices: only the original is masked
@@ -397,28 +360,22 @@ def _apply_all_masks(root: nn.Module, *_: Any) -> None:
         _apply_own_masks(module)
 
 
+# --- hooks: top-level functions that know only what they are called with, so copies and pickles keep them -----------
+
+
 def _watch_gradient(module: nn.Module, local: str, param: Parameter) -> None:
     hooks = module.__dict__[STATE].grad_hooks
     known = hooks.get(local)
-    if known is not None and known[0]() is param:
-        return
-    hook = functools.partial(_on_gradient, weakref.ref(module), local)
-    hooks[local] = (weakref.ref(param), param.register_hook(hook))
+    if known is None or known[0]() is not param:
+        hook = functools.partial(_on_gradient, weakref.ref(module), local)
+        hooks[local] = (weakref.ref(param), param.register_hook(hook))
 
 
-def _clear_optimizer_state(optimizer: Optimizer, checked: Sequence[tuple[_Held, Tensor]]) -> None:
-    """Clears the optimizer state (momentum, moments) of weights outside the masks."""
-    for entry, mask in checked:
-        for value in optimizer.state.get(entry.param, {}).values():
-            if isinstance(value, Tensor) and value.shape == entry.param.shape:
-                value.masked_fill_(~mask.to(value.device), 0)
-
-
-def _masked_grad(grad: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, grad, 0)  # not a product: a masked place may hold inf or NaN
-
-
-# --- hooks: top-level functions that know only what they are called with, so copies and pickles keep them -----------
+def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> Tensor | None:
+    module = owner()
+    if module is None or local not in _masks_at(module):
+        return None
+    return torch.where(_mask_at(module, local), grad, 0)  # not a product: a masked place may hold inf or NaN
 
 
 def _add_hook(hooks: Mapping[int, Any], register: Any, hook: Any) -> None:
@@ -429,11 +386,3 @@ def _add_hook(hooks: Mapping[int, Any], register: Any, hook: Any) -> None:
 def _drop_hooks(hooks: dict[int, Any]) -> None:
     for key in [key for key, hook in hooks.items() if hook in (_apply_all_masks, _apply_own_masks)]:
         del hooks[key]
-
-
-def _on_gradient(owner: "weakref.ref[nn.Module]", local: str, grad: Tensor) -> Tensor | None:
-    module = owner()
-    if module is None or local not in _masks_at(module):
-        return None
-    _refuse_sparse(grad, local)
-    return _masked_grad(grad, _mask_at(module, local))

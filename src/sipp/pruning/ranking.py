@@ -5,18 +5,19 @@ A ranking does not depend on the budget: one ranking can be cut to any number of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs import Batch, Data, fresh, points_at, to_rows, warn_of_frozen
+from sipp.inputs import Batch, Data, Weight, fresh, points_at, to_rows, warn_of_frozen
 from sipp.progress import progress_bar
-from sipp.pruning.blending import blend_inputs
-from sipp.pruning.ranked import BlendInputs, Ranking, is_like_a_language_model
-from sipp.results import PruneOptions, check, pattern_of
+from sipp.pruning.blending import BlendInputs, blend_inputs
+from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
+from sipp.results import Pattern, PruneOptions, check, method_name, pattern_of
 from sipp.scoring import (
     MethodInfo,
     ScoringTask,
@@ -29,128 +30,177 @@ from sipp.scoring import (
 )
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
+MOST_WEIGHTS_OF_SMALL = 4 << 20  # a network with more weights is large: a repair fits all of it only once
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What a ranking reads, decided before any pass."""
+class Ranking:
+    """The scores of all prunable weights, and all else that a cut to any budget needs."""
 
-    task: ScoringTask  # with the points to score
-    method_task: ScoringTask  # with the points that the method reads, noted in `method_keys`
-    held_back: Data | None  # points held back to choose a blend
-    needs_first_mask_only: bool  # a search follows, for which Wanda's mask is enough
-    why_no_sensitivities: str  # empty if they are computed
-    method_keys: set[str]  # filled while the method reads
+    model: nn.Module  # the dense network, untouched
+    weights: tuple[Weight, ...]
+    scores: tuple[Tensor, ...]  # F x K on the CPU, one per weight: the largest are kept
+    sensitivities: Sensitivities | None  # None if no sensitivities were computed: then nothing is guaranteed
+    options: PruneOptions  # method "given": weights that the caller chose
+    why_no_sensitivities: str = ""  # why there are no sensitivities; empty if there are
+    sample: Batch | None = None  # a few points to run networks on; None without sensitivities
+    alive: tuple[Tensor, ...] = ()  # bool F x K: what an earlier pruning left, and nothing else stays; (): all
+    floor: float | None = None  # under rows and layers; None: they may lose all weights
+    pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
+    blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
+    chosen_by_points: bool = True  # whether points chose the weights; False: they serve statements only
+    method_keys: frozenset[str] = frozenset()  # keys of other points that the method read
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """Keys of the points that chose the weights, as far as they are known."""
+        if self.options.method == "given" or not self.chosen_by_points:
+            return frozenset()
+        found = self.sensitivities
+        return self.method_keys | (frozenset() if found is None else found.point_keys | found.selection_keys)
+
+    @property
+    def seen_all(self) -> bool:
+        """Whether no other points chose them: unknown, so False, if the caller brought the weights."""
+        return self.options.method != "given" and (bool(self.seen) or not self.chosen_by_points)
+
+    def without_scores(self) -> Ranking:
+        """The ranking after its last cut, which can be repaired and stated, but not cut again.
+
+        Its scores are twice as large as the network.
+        """
+        return replace(self, scores=(), blend=None)
+
+    @property
+    def method_name(self) -> str:
+        return method_name(self.options.method)
+
+    @property
+    def n_weights(self) -> int:
+        return sum(weight.n_weights for weight in self.weights)
+
+    @cached_property
+    def dense(self) -> list[Tensor]:
+        """F x K per weight, on the CPU: the weights before pruning."""
+        return [to_rows(weight, self.model.get_parameter(weight.name).detach()).cpu() for weight in self.weights]
+
+    def sensitivity(self, i: int) -> Tensor | None:
+        """F x K of weight i, on the CPU; None if there are none."""
+        return None if self.sensitivities is None else self.sensitivities.layers[i].sensitivity_FK.cpu()
+
+    @property
+    def sampling_constant(self) -> float:
+        """S~ of T6 for a sum of sensitivities of 1."""
+        assert self.sensitivities is not None
+        options, n_outputs = self.options, self.sensitivities.n_outputs
+        return sampling_constant(n_outputs=n_outputs, delta=options.delta, c_constant=options.c_constant)
+
+    @cached_property
+    def problem(self) -> AllocationProblem:
+        """OptAlloc for the rows of a method that samples, without its budget (T10)."""
+        return allocation_problem(self.dense, self.scores, self.sampling_constant, self.options.allocation)
 
 
-def rank(task: ScoringTask, options: PruneOptions, *, progress: bool = False, statements: bool = False) -> Ranking:
+def rank(
+    task: ScoringTask,
+    options: PruneOptions,
+    *,
+    alive: Mapping[str, Tensor] | None = None,
+    statements: bool = False,
+    progress: bool = False,
+) -> Ranking:
     """Scores every prunable weight by one method.
 
-    `statements` also computes what only statements need: sensitivities in addition to the scores of a baseline (T17).
+    `alive` are the masks of an earlier pruning: what they prune stays pruned. `statements` also computes what only
+    statements need: sensitivities in addition to the scores of a baseline (T17).
     """
     check.flag("progress", progress)
-    info = checked_method(options)
+    info, data = checked_method(options), task.data
     warn_of_frozen(task.model, task.weights)
-    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
+    if data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
-    plan = _plan(task, options, info, statements=statements)
-    method_scores = None
+    is_start = needs_first_mask_only(task, info, options)
+    why_not = _why_no_sensitivities(info, data, options.statements if is_start else statements, is_start)
+    # The points that the method reads are noted, too: of a loader that shuffles, they may be others than those scored.
+    keys, held_back = set[str](), None
+    method_task = task.collecting(keys)
+    if info.is_blend:
+        task, held_back = hold_back_points(method_task if is_start else task)
+        method_task = task
+    scores: Sequence[Tensor] | None = None
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            method_scores = own_scores(plan.method_task, info) if info.is_own else score_of(info)(plan.method_task)
+            found = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
+        scores = [to_rows(weight, found[weight.name]).cpu() for weight in task.weights]
     sensitivities, sample = None, None
-    if not plan.why_no_sensitivities:
-        sensitivities, sample = _measure(plan, options, info, progress=progress)
-        repaired_on = task.data if options.repair or info.fitting else None
-        sensitivities = _with_selection_points(sensitivities, frozenset(plan.method_keys), plan.held_back, repaired_on)
+    if not why_not:
+        with_means = info.is_blend and not is_start
+        sensitivities, sample = _measure(task, options, info, with_means=with_means, progress=progress)
+        chose = [held_back, data if options.repair or info.fitting else None]
+        more = (part.hashes() for part in chose if part is not None and not part.is_empty)
+        all_keys = sensitivities.selection_keys.union(keys, *more)
+        sensitivities = replace(sensitivities, selection_keys=all_keys)
+        scores = [layer.sensitivity_FK.cpu() for layer in sensitivities.layers] if scores is None else scores
     blend = None
-    if info.is_blend and (sensitivities is not None or plan.needs_first_mask_only):
-        blend = blend_inputs(plan.task, None if plan.needs_first_mask_only else sensitivities, plan.held_back)
+    if info.is_blend and (sensitivities is not None or is_start):
+        blend = blend_inputs(task, None if is_start else sensitivities, held_back)
+        if scores is None:
+            scores = blend.wanda_scores
+    if scores is None:
+        scores = [to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights]
+    kept = [to_rows(weight, alive[weight.name]).cpu() for weight in task.weights] if alive else []
+    if kept:
+        scores = [_alive_first(*layer, is_sampled=info.is_sampled) for layer in zip(scores, kept)]
     return Ranking(
         model=task.model,
         weights=task.weights,
-        scores=_scores_to_cut(plan.task, sensitivities, method_scores, blend),
+        scores=tuple(scores),
         sensitivities=sensitivities,
         options=options,
-        why_no_sensitivities=plan.why_no_sensitivities,
+        why_no_sensitivities=why_not,
         sample=sample,
-        floor=floor_of(options),
+        alive=tuple(kept),
+        floor=(method_of(options.method).floor if options.floor is None else float(options.floor)) or None,
         pattern=None if options.pattern is None else pattern_of(options.pattern),
         blend=blend,
         chosen_by_points=info.needs_data,
-        method_keys=frozenset(plan.method_keys),
+        method_keys=frozenset(keys),
     )
 
 
-def _plan(task: ScoringTask, options: PruneOptions, info: MethodInfo, *, statements: bool) -> _Plan:
-    """Which points the method reads, which are scored and held back, and whether there will be sensitivities.
-
-    The hashes of the points that the method reads are noted too: of a loader that shuffles, they may be others than
-    those that are scored.
-    """
-    first_mask_only = needs_first_mask_only(task, info, options)
-    statements = options.statements if first_mask_only else statements
-    why_not = _why_no_sensitivities(info, task.data, statements, first_mask_only)
-    keys: set[str] = set()
-    if info.is_blend:
-        scored, held_back = hold_back_points(task.collecting(keys) if first_mask_only else task)
-        return _Plan(scored, scored, held_back, first_mask_only, why_not, keys)
-    return _Plan(task, task.collecting(keys), None, first_mask_only, why_not, keys)
-
-
-def _measure(plan: _Plan, options: PruneOptions, info: MethodInfo, *, progress: bool) -> tuple[Sensitivities, Batch]:
+def _measure(
+    task: ScoringTask, options: PruneOptions, info: MethodInfo, *, with_means: bool, progress: bool
+) -> tuple[Sensitivities, Batch]:
     """The sensitivities of a model, and the first points that were scored."""
     sample = list[Batch]()
-    with progress_bar("scoring", plan.task.points.n_points_known, shown=progress) as advance:
+    with progress_bar("scoring", task.points.n_points_known, shown=progress) as advance:
 
         def on_batch(batch: Batch) -> None:
             advance(batch.n_points)
             if not sample:
                 sample.append(fresh(points_at(batch, slice(N_SAMPLE))))
 
-        found = measure_sensitivities(
-            plan.task,
-            reduce=options.reduce or info.reduce,
-            on_batch=on_batch,
-            with_means=info.is_blend and not plan.needs_first_mask_only,
-        )
-    return found, sample[0]
+        reduce = options.reduce or info.reduce
+        return measure_sensitivities(task, reduce=reduce, on_batch=on_batch, with_means=with_means), sample[0]
 
 
-def _scores_to_cut(
-    task: ScoringTask,
-    sensitivities: Sensitivities | None,
-    method_scores: Mapping[str, Tensor] | None,
-    blend: BlendInputs | None,
-) -> tuple[Tensor, ...]:
-    """The scores to cut by, F x K per weight.
+def _alive_first(scores_FK: Tensor, alive_FK: Tensor, *, is_sampled: bool) -> Tensor:
+    """The scores with 0 for pruned weights and, unless the method samples, a positive score for all others.
 
-    The method's own; else the sensitivities; else Wanda's, if a search only needs a first mask; else magnitudes.
+    Otherwise a budget above the number of positive scores would take pruned weights back, and `random` would rank them
+    like any other.
     """
-    if method_scores is not None:
-        return tuple(to_rows(weight, method_scores[weight.name]).cpu() for weight in task.weights)
-    if sensitivities is not None:
-        return tuple(layer.sensitivity_FK.cpu() for layer in sensitivities.layers)
-    if blend is not None and blend.wanda_scores is not None:
-        return blend.wanda_scores
-    return tuple(to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights)
+    # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
+    least = 0.0 if is_sampled else torch.finfo(scores_FK.dtype).tiny
+    return torch.where(alive_FK, scores_FK.clamp(min=least), 0.0)
 
 
-def floor_of(options: PruneOptions) -> float | None:
-    """The floor under rows and layers: the option, or the method's default; None if there is none."""
-    floor = method_of(options.method).floor if options.floor is None else float(options.floor)
-    return floor or None
-
-
-def _with_selection_points(
-    sensitivities: Sensitivities, method_keys: frozenset[str], *parts: Data | None
-) -> Sensitivities:
-    """The sensitivities with these points added to `selection_keys`."""
-    used = [data for data in parts if data is not None and not data.is_empty]
-    keys = sensitivities.selection_keys.union(method_keys, *(data.hashes() for data in used))
-    return replace(sensitivities, selection_keys=keys)
+def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
+    """Whether a network is large and all its weights are matrices: trying whole networks is too expensive then."""
+    n_weights = sum(weight.n_weights for weight in weights)
+    return n_weights > MOST_WEIGHTS_OF_SMALL and all(parameters[weight.name].ndim == 2 for weight in weights)
 
 
 def needs_first_mask_only(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
@@ -179,28 +229,3 @@ def hold_back_points(task: ScoringTask) -> tuple[ScoringTask, Data]:
     """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
     scored, held_back = task.points.hold_back()
     return task.with_points(scored), held_back
-
-
-def only_alive(ranking: Ranking, alive: Mapping[str, Tensor]) -> Ranking:
-    """The ranking with score 0 for pruned weights and, unless the method samples, a positive score for all others.
-
-    Otherwise a budget above the number of positive scores would take pruned weights back, and `random` would rank them
-    like any other.
-    """
-    if not alive:
-        return ranking
-    scores = []
-    for weight, scores_FK in zip(ranking.weights, ranking.scores):
-        alive_FK = to_rows(weight, alive[weight.name]).to(scores_FK.device)
-        # The smallest normal number: it decides ties only, and can only add to a bound (T5), never lower it.
-        least = torch.finfo(scores_FK.dtype).tiny if not method_of(ranking.options.method).is_sampled else 0.0
-        scores.append(torch.where(alive_FK, scores_FK.clamp(min=least), 0.0))
-    return replace(ranking, scores=tuple(scores), is_thinned=True)
-
-
-def masks_within(masks: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The masks without weights that are already pruned; without `alive`, the masks as they are.
-
-    `only_alive` ranks pruned weights last, but a weight that is alive and exactly 0 ties with them.
-    """
-    return {name: mask & alive[name] if alive else mask for name, mask in masks.items()}

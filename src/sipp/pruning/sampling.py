@@ -6,24 +6,24 @@ groups, because each group is about quadrants of its own (T2), and hybrid choose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from sipp.errors import DataError
-from sipp.pruning.budgets import (
-    AllocationProblem,
-    allocate,
-    allocation_problem,
-    draws_for,
-    eps_rand,
-    sampling_constant,
+from sipp.pruning.budgets import allocate, draws_for, eps_rand
+from sipp.pruning.ranking import Ranking
+from sipp.pruning.rows import (
+    DET,
+    RAND,
+    WHOLE,
+    SparseRows,
+    best_in_each_row,
+    largest_in_rows,
+    minimum_of_layers,
+    row_chunks,
+    with_restored,
 )
-from sipp.pruning.largest_scores import best_in_each_row, largest_in_rows, minimum_of_layers
-from sipp.pruning.ranked import Ranking
-from sipp.pruning.sparse_rows import DET, RAND, WHOLE, SparseRows, row_chunks, with_restored
 from sipp.results import Draws
 from sipp.scoring import method_of
 
@@ -33,25 +33,12 @@ _MOST_DRAWS = 2.0**53  # numbers of draws beyond it are no exact float64; fewer 
 _LARGEST_RATE = 2.0**52  # above it a Poisson count is its mean: they differ by one part in 2^26
 
 
-def problem_of(ranking: Ranking, dense: Sequence[Tensor]) -> AllocationProblem:
-    """OptAlloc for the rows of a ranking, without its budget."""
-    return allocation_problem(dense, ranking.scores, _scale(ranking), ranking.options.allocation)
-
-
-def _scale(ranking: Ranking) -> float:
-    assert ranking.sensitivities is not None
-    options, n_outputs = ranking.options, ranking.sensitivities.n_outputs
-    return sampling_constant(n_outputs=n_outputs, delta=options.delta, c_constant=options.c_constant)
-
-
-def sampled_rows(
-    ranking: Ranking, dense: Sequence[Tensor], problem: AllocationProblem, budget: int, *, seed: int
-) -> list[SparseRows]:
+def sampled_rows(ranking: Ranking, budget: int, *, seed: int) -> list[SparseRows]:
     """The rows of all layers at this budget: each group has its share (T10), and is sampled or, if hybrid, sorted.
 
     With a floor, a row keeps a weight, its best one if none of its weights can be drawn.
     """
-    rng = np.random.default_rng(seed)
+    rng, dense, problem = np.random.default_rng(seed), ranking.dense, ranking.problem
     undrawable = [torch.zeros(scores_FK.shape, dtype=torch.bool, device="cpu") for scores_FK in ranking.scores]
     least, layer_least = None, None
     if ranking.floor is not None:
@@ -71,7 +58,7 @@ def sampled_rows(
             kept_FS,
             is_hybrid=method_of(ranking.options.method).cut == "hybrid",
             draws=ranking.options.draws,
-            scale=_scale(ranking),
+            scale=ranking.sampling_constant,
             c_constant=ranking.options.c_constant,
             rng=rng,
         )

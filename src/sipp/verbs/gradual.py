@@ -12,21 +12,7 @@ from torch.optim import Optimizer
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, check_can_be_written, data_of
 from sipp.progress import progress_line
-from sipp.pruning import (
-    Ranking,
-    checked_optimizers,
-    cut_rows,
-    hold_masks,
-    lora_merged,
-    masks_by_name,
-    masks_of,
-    masks_within,
-    only_alive,
-    prepare_rows,
-    rank,
-    release,
-    write_rows,
-)
+from sipp.pruning import checked_optimizers, cut, hold_masks, lora_merged, masks_of, rank, release
 from sipp.results import (
     DEFAULT_METHOD,
     Gradual,
@@ -104,7 +90,8 @@ def gradual(
                 continue
             with lora_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude)
-                masks = _cut(rank(task, options), masks, budget_at(times[step + 1], n_weights, last))
+                ranking, budget = rank(task, options, alive=masks), budget_at(times[step + 1], n_weights, last)
+                masks = cut(ranking, budget, seed=options.seed, into=ranking.model).masks
             hold_masks(model, masks, optimizer=optimizer)
             for averaged in averages:
                 hold_masks(averaged, masks)
@@ -138,14 +125,6 @@ def _train(train_step: Callable[[int], object], step: int) -> None:
         raise OptionError(
             f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
         ) from error
-
-
-def _cut(ranking: Ranking, alive: dict[str, Tensor], budget: int) -> dict[str, Tensor]:
-    """Cuts the ranked model in place to this budget, within the masks `alive`, and returns the new masks."""
-    ranking = only_alive(ranking, alive)
-    rows, _ = cut_rows(ranking, prepare_rows(ranking), budget, seed=ranking.options.seed)
-    write_rows(ranking.model, ranking, rows)  # sampling changes the weights that it keeps (T8)
-    return masks_within(masks_by_name(ranking.model, ranking, rows), alive)
 
 
 def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:

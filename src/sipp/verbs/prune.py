@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from sipp.bounds import statements_of
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
-from sipp.inputs import AnyData, Data, data_of, to_rows
+from sipp.inputs import AnyData, Data, data_of
 from sipp.native import memory
-from sipp.progress import progress_bar
 from sipp.pruning import (
     Cut,
     Ranking,
@@ -20,9 +19,6 @@ from sipp.pruning import (
     cut,
     cut_as_given,
     hold_back_points,
-    masks_within,
-    n_candidates,
-    only_alive,
     output_change,
     rank,
 )
@@ -52,7 +48,7 @@ from sipp.results import (
     numerics,
     words,
 )
-from sipp.scoring import MethodInfo, ScoringTask, checked_method, repairs_of, task_of
+from sipp.scoring import ScoringTask, checked_method, repairs_of, task_of
 
 
 @check.explain_unknown_options
@@ -131,9 +127,11 @@ def prune(
     budget = budget_for(options, task.weights)
     alive = _checked_within(within, task, budget)
     task, new_points = _with_new_points(task, options, holdout)
-    ranking, network_cut = _ranked_and_cut(task, options, info, budget, alive, progress=progress)
+    states = options.statements or info.uses_sensitivities
+    ranking = rank(task, options, alive=alive, statements=states, progress=progress)
+    network_cut = cut(ranking, budget, seed=options.seed, progress=progress)
+    ranking, repaired = ranking.without_scores(), None
     memory.give_back_freed()
-    repaired = None
     if repairs:
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
@@ -146,7 +144,6 @@ def prune(
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
     )
-    pruned = _counted_within(pruned, ranking, alive) if alive else pruned
     warn_of_dead_rows(pruned)
     return pruned
 
@@ -166,18 +163,6 @@ def _checked_within(within: Mapping[str, Tensor] | None, task: ScoringTask, budg
     if budget > n_alive:
         raise OptionError(f"{budget:,} weights are asked for, but within= leaves {n_alive:,}", fix="keep fewer")
     return within
-
-
-def _counted_within(pruned: Pruned, ranking: Ranking, alive: Mapping[str, Tensor]) -> Pruned:
-    """The record with masks that stay within `alive`; every row without a weight is dead, whenever it lost the last.
-
-    Of sampled rows, a weight that is alive and exactly 0 ties with pruned ones.
-    """
-    masks, layers = masks_within(pruned.masks, alive), []
-    for weight, layer in zip(ranking.weights, pruned.layers):
-        mask_FK = to_rows(weight, masks[weight.name])
-        layers.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=int((~mask_FK.any(1)).sum())))
-    return replace(pruned, masks=masks, layers=tuple(layers), kept=sum(layer.kept for layer in layers))
 
 
 def _refuse_contradictions(
@@ -210,23 +195,6 @@ def _with_new_points(
     if options.bound == "sound" and task.data is not None:
         return hold_back_points(task)
     return task, None
-
-
-def _ranked_and_cut(
-    task: ScoringTask,
-    options: PruneOptions,
-    info: MethodInfo,
-    budget: int,
-    alive: Mapping[str, Tensor],
-    *,
-    progress: bool,
-) -> tuple[Ranking, Cut]:
-    """Scores all weights and cuts the network to its budget; the ranking comes without its large scores."""
-    ranking = rank(task, options, progress=progress, statements=options.statements or info.uses_sensitivities)
-    ranking = only_alive(ranking, alive)
-    n_cuts = None if ranking.blend is None else n_candidates(ranking.blend)  # a blend is chosen among several cuts
-    with progress_bar("cutting", n_cuts, shown=progress) as advance:
-        return ranking.without_scores(), cut(ranking, budget, seed=options.seed, advance=advance)
 
 
 def pruned_of(

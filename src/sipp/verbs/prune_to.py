@@ -32,7 +32,7 @@ from sipp.certificates import (
 from sipp.errors import DataError, OptionError
 from sipp.inputs import AnyData, Data, copy_of, data_of
 from sipp.progress import progress_bar
-from sipp.pruning import Ranking, cut, cut_as_given, cut_rows, prepare_rows, rank, write_rows
+from sipp.pruning import Ranking, cut, cut_as_given, rank
 from sipp.repairing import DataSplit, Repaired, apply_repairs, split_data
 from sipp.results import (
     CONFIDENCE,
@@ -195,7 +195,6 @@ class _Levels:
     ) -> None:
         self.ranking, self.options, self.tolerance, self.output = ranking, options, tolerance, output
         self.split = split_data(ranking.model, calibration) if options.repair and calibration is not None else None
-        self.prepared = None if self.split else prepare_rows(ranking, many_budgets=True)
         self.shared_copy = copy_of(ranking.model)
         self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget, with the blend it started from
         self.dense_outputs: dict[tuple[str, ...], Tensor] = {}
@@ -236,10 +235,7 @@ class _Levels:
         """The network of a level; without repair, it is valid until the next call."""
         if self.split is not None:
             return self._repaired(self.split, budget)[0].model
-        assert self.prepared is not None
-        rows, _ = cut_rows(self.ranking, self.prepared, budget, seed=self.options.seed)
-        write_rows(self.shared_copy, self.ranking, rows)
-        return self.shared_copy
+        return cut(self.ranking, budget, seed=self.options.seed, into=self.shared_copy).model
 
     def _repaired(self, split: DataSplit, budget: int) -> tuple[Repaired, BlendChoice | None]:
         """The repaired network of a level; the first one that is tried chooses the blend of all."""

@@ -11,7 +11,7 @@ import torch
 from fresh_process import run_script
 from scoring.kernels.many_ways import scores
 
-from sipp.pruning import sparse_rows
+from sipp.pruning import rows
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.cpu import kernel as cpu, plain_loops
 from sipp.scoring.kernels.protocol import KernelFunctions
@@ -60,11 +60,11 @@ def test_sums_of_rows_do_not_depend_on_threads(n: int, threads: object) -> None:
     found = []
     for n_threads in (1, 2, 3):
         threads(n_threads)  # type: ignore[operator]
-        found.append(float(sparse_rows.row_totals(row)))
+        found.append(float(rows.row_totals(row)))
     assert found[0] == found[1] == found[2] == pytest.approx(float(row.sum()), rel=1e-13)
-    lanes = np.zeros(sparse_rows.N_SUMS)
+    lanes = np.zeros(rows.N_SUMS)
     for j, value in enumerate(row[0].tolist()):
-        lanes[j % sparse_rows.N_SUMS] += value
+        lanes[j % rows.N_SUMS] += value
     while len(lanes) > 1:
         lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
     assert found[0] == lanes[0]  # the order that is promised

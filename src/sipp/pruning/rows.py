@@ -1,14 +1,18 @@
-"""Selects the weights with the largest scores, exactly as many as the budget says (T10 for SiPP-det).
+"""Which weights of a layer's rows stay, and the bound on the relative error of what is left (T5, T10, T17).
 
-`largest` compares all layers; `largest_above_floor` also leaves every row and layer a minimum; `largest_in_rows` works
-within rows (`even_rows` gives them the same share); `largest_in_groups` keeps n of every m consecutive weights of a
-row. A row is that of the weight as a matrix in torch's storage order: (out, in) of a linear layer, (out, in x height x
-width) of a convolution.
+`largest` compares all layers, and exactly as many weights as the budget says stay (T10 for SiPP-det);
+`largest_above_floor` also leaves every row and layer a minimum; `largest_in_rows` works within rows (`even_rows` gives
+them the same share); `largest_in_groups` keeps n of every m consecutive weights of a row. A row is that of the weight
+as a matrix in torch's storage order: (out, in) of a linear layer, (out, in x height x width) of a convolution.
+
+A bound is about one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,15 +21,117 @@ from torch.nn import functional as F
 
 from sipp.errors import DataError, OptionError
 from sipp.native import threads
-from sipp.pruning.sparse_rows import row_chunks
 from sipp.results import Pattern, numerics
 
+DET = 0  # the most sensitive weights, unchanged (T5)
+RAND = 1  # a re-weighted sample (T6, T8)
+WHOLE = 2  # nothing of positive sensitivity was lost
+STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
 
-def largest(scores: Sequence[Tensor], budget: int, *, ascending: np.ndarray | None = None) -> list[Tensor]:
+CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
+CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
+N_SUMS = 32  # number j of a row goes to the sum j % N_SUMS, and these meet at the end
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """The rows of one weight after pruning."""
+
+    values_FK: Tensor
+    mask_FK: Tensor
+    strategy_FS: Tensor  # int8: DET, RAND or WHOLE, of the row (S = 1) or of its weights of each sign (S = 2)
+    n_draws_FS: Tensor  # float64, draws made; 0 where nothing was drawn
+    eps_F: Tensor  # float64, the bound of T5, T6 or T9
+
+
+def given_rows(
+    weight_FK: Tensor, values_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float
+) -> SparseRows:
+    """Rows with given values, however they were found, with the bound of T17.
+
+    Without sensitivities the bound is 0 for a row that did not change, and infinite otherwise.
+    """
+    if sensitivity_FK is None:
+        eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(numerics.BOUND_DTYPE)
+    else:
+        eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
+    return _not_sampled(values_FK, mask_FK, eps_F)
+
+
+def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float) -> SparseRows:
+    """Rows with the masked weights unchanged, however the mask was chosen (T5, T17 with r_j = 0 or 1)."""
+    values_FK = torch.where(mask_FK, weight_FK, 0.0)
+    if sensitivity_FK is None:
+        return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=c_constant)
+    eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
+    return _not_sampled(values_FK, mask_FK, eps_F)
+
+
+def _not_sampled(values_FK: Tensor, mask_FK: Tensor, eps_F: Tensor) -> SparseRows:
+    strategy_F1 = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)[:, None]
+    return SparseRows(values_FK, mask_FK, strategy_F1, n_draws_FS=torch.zeros_like(eps_F)[:, None], eps_F=eps_F)
+
+
+def with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
+    """The rows with these weights restored to their dense values."""
+    values_FK = torch.where(restored_FK, weight_FK, rows.values_FK)
+    return replace(rows, values_FK=values_FK, mask_FK=rows.mask_FK | restored_FK)
+
+
+def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
+    """T17, F float64: C times the sum of |1 - r_j| s_j for rows whose weights w_j became r_j w_j, however chosen.
+
+    With r_j = 0 for removed and 1 for kept weights this is T5. Infinite if a weight was 0 and no longer is, or is NaN:
+    then there is no r_j.
+    """
+    sums = []
+    for rows in row_chunks(*weight_FK.shape, device=weight_FK.device.type):
+        weight, values = weight_FK[rows].to(numerics.BOUND_DTYPE), values_FK[rows].to(numerics.BOUND_DTYPE)
+        changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
+        lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(numerics.BOUND_DTYPE), torch.inf)
+        # torch splits the sum of a single long row among its threads, but not those of two rows
+        sums.append((lost.expand(2, -1) if len(lost) == 1 else lost).sum(1)[: len(lost)])
+    return c_constant * torch.cat([torch.zeros(0, dtype=numerics.BOUND_DTYPE, device=weight_FK.device), *sums])
+
+
+def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
+    """F float64: the sum of the entries outside the mask, computed directly, not as a difference of sums."""
+    tails = [
+        row_totals(sensitivity_FK[rows].to(numerics.BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
+        for rows in row_chunks(*sensitivity_FK.shape, device=sensitivity_FK.device.type)
+    ]
+    return torch.cat([torch.zeros(0, dtype=numerics.BOUND_DTYPE, device=sensitivity_FK.device), *tails])
+
+
+def row_totals(values_FK: Tensor) -> Tensor:
+    """F float64: each row's sum. On a CPU in a fixed order; torch's depends on threads where rows are few."""
+    if values_FK.device.type != "cpu":
+        return values_FK.sum(1, dtype=numerics.BOUND_DTYPE)
+    rows = values_FK.detach().numpy()
+    sums = np.zeros((len(rows), N_SUMS))
+    for start in range(0, rows.shape[1], N_SUMS):
+        part = rows[:, start : start + N_SUMS]
+        sums[:, : part.shape[1]] += part
+    width = N_SUMS // 2
+    while width > 0:
+        sums = sums[:, :width] + sums[:, width:]
+        width //= 2
+    return torch.from_numpy(sums[:, 0].copy())
+
+
+def row_chunks(n_rows: int, fan_in: int, *, device: str = "cpu") -> Iterator[slice]:
+    """Slices of a bounded number of weights, at least a row, that cover a matrix on this kind of device."""
+    step = max(1, (CHUNK_CPU if device == "cpu" else CHUNK_OTHER) // max(1, fan_in))
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+# --- Which weights stay -----------------------------------------------------------------------------------------------
+
+
+def largest(scores: Sequence[Tensor], budget: int) -> list[Tensor]:
     """One bool mask per layer: the `budget` largest scores of all layers, ties in (layer, row, column) order.
 
-    T10 for SiPP-det: the sum of eps_det over rows is C times the sum of the scores left out. `ascending` are the scores
-    as `sorted_scores` gives them: with several budgets, one sort is faster than a selection for each.
+    T10 for SiPP-det: the sum of eps_det over rows is C times the sum of the scores left out.
     """
     n_scores = sum(layer.numel() for layer in scores)
     if not 0 <= budget <= n_scores:
@@ -33,10 +139,11 @@ def largest(scores: Sequence[Tensor], budget: int, *, ascending: np.ndarray | No
     check_scores(scores)
     if budget == 0 or budget == n_scores:
         return [torch.full(layer.shape, budget > 0, dtype=torch.bool, device=layer.device) for layer in scores]
-    flat = _flat(scores)
-    if ascending is None:
-        ascending = _joined(flat)
-        ascending.partition(n_scores - budget)
+    # in a dtype that NumPy knows and that holds every score exactly
+    dtype = torch.float64 if any(layer.dtype == torch.float64 for layer in scores) else torch.float32
+    flat = [layer.detach().flatten().to(dtype) for layer in scores]
+    ascending = torch.cat([layer.cpu() for layer in flat]).numpy()
+    ascending.partition(n_scores - budget)
     threshold = float(ascending[n_scores - budget])
     n_ties = budget - int((ascending[n_scores - budget :] > threshold).sum())
     masks = []
@@ -49,33 +156,11 @@ def largest(scores: Sequence[Tensor], budget: int, *, ascending: np.ndarray | No
     return masks
 
 
-def sorted_scores(scores: Sequence[Tensor]) -> np.ndarray:
-    """The scores of all layers, from the smallest to the largest."""
-    check_scores(scores)
-    ascending = _joined(_flat(scores))
-    ascending.sort()
-    return ascending
-
-
-def _flat(scores: Sequence[Tensor]) -> list[Tensor]:
-    """The scores of each layer in one row, all in a dtype that NumPy knows and that holds every score exactly."""
-    dtype = torch.float64 if any(layer.dtype == torch.float64 for layer in scores) else torch.float32
-    return [layer.detach().flatten().to(dtype) for layer in scores]
-
-
-def _joined(flat: Sequence[Tensor]) -> np.ndarray:
-    """A copy of all scores, to be reordered."""
-    return torch.cat([layer.cpu() for layer in flat]).numpy()
-
-
 def check_scores(scores: Sequence[Tensor]) -> None:
     """Raises a DataError for scores that are NaN or not floating point."""
     for index, layer in enumerate(scores):
         if not layer.is_floating_point() or bool(layer.isnan().any()):
             raise DataError(f"scores of layer {index} hold NaN or are not floating point ({layer.dtype})")
-
-
-# --- With a floor under rows and layers -------------------------------------------------------------------------------
 
 
 def largest_above_floor(
@@ -121,9 +206,6 @@ def best_in_each_row(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:
 
 def _count(masks: Sequence[Tensor]) -> int:
     return sum(int(mask.sum()) for mask in masks)
-
-
-# --- Within rows, with the same share for all -------------------------------------------------------------------------
 
 
 def largest_in_rows(values_FK: Tensor, kept_F: Tensor) -> Tensor:
@@ -201,46 +283,18 @@ def _rounded(sizes: Tensor, limits: Tensor, share: float) -> Tensor:
     return torch.minimum(torch.maximum(whole, limits), sizes)
 
 
-# --- n of every m weights of a row ------------------------------------------------------------------------------------
-
-
-# If the fan-in is no multiple of m, the row counts as padded with zeros, as in kernels for such patterns: its last,
-# shorter group keeps up to n of its weights.
-
-
 def largest_in_groups(score_FK: Tensor, pattern: Pattern) -> Tensor:
-    """F x K bool: the n largest scores of every group of m, ties going to the smaller column."""
+    """F x K bool: the n largest scores of every group of m, ties going to the smaller column.
+
+    If the fan-in is no multiple of m, the row counts as padded with zeros, as in kernels for such patterns: its last,
+    shorter group keeps up to n of its weights.
+    """
     check_scores([score_FK])
     n_rows, fan_in = score_FK.shape
-    groups_FGM = _groups(score_FK, pattern.m, fill=-torch.inf)
-    n_groups = groups_FGM.shape[1]
+    n_groups = -(-fan_in // pattern.m)
+    groups_NM = F.pad(score_FK, (0, n_groups * pattern.m - fan_in), value=-torch.inf).reshape(-1, pattern.m)
     kept_FG = torch.full((n_rows, n_groups), pattern.n, dtype=torch.int64, device=score_FK.device)
     if fan_in % pattern.m:
         kept_FG[:, -1] = min(pattern.n, fan_in % pattern.m)
-    mask = largest_in_rows(groups_FGM.reshape(-1, pattern.m), kept_FG.reshape(-1))
+    mask = largest_in_rows(groups_NM, kept_FG.reshape(-1))
     return mask.view(n_rows, n_groups * pattern.m)[:, :fan_in].contiguous()
-
-
-def obeys_pattern(weight_FK: Tensor, pattern: Pattern) -> bool:
-    """Whether every group of m has at most n non-zero (or True) entries."""
-    return bool((_groups(weight_FK != 0, pattern.m, fill=0).sum(2) <= pattern.n).all())
-
-
-def breaking_pattern(tensors: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
-    """The names of masks or weights that break the pattern; empty if all obey it.
-
-    Rows lie along the first axis; a matrix that is stored transposed (inputs x outputs) may obey it along its columns.
-    """
-    names = []
-    for name, tensor in tensors.items():
-        matrix_FK = tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        if not obeys_pattern(matrix_FK, pattern) and not (tensor.dim() == 2 and obeys_pattern(matrix_FK.t(), pattern)):
-            names.append(name)
-    return names
-
-
-def _groups(matrix_FK: Tensor, m: int, fill: float) -> Tensor:
-    """F x G x m: the rows, padded to whole groups."""
-    n_rows, fan_in = matrix_FK.shape
-    n_groups = -(-fan_in // m)
-    return F.pad(matrix_FK, (0, n_groups * m - fan_in), value=fill).reshape(n_rows, n_groups, m)
