@@ -28,10 +28,9 @@ def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(way, x, n_copies):
         return 1.0 if way.name == "dense" else 0.5
 
-    monkeypatch.setattr(linear, "time_kernel", seconds)
     monkeypatch.setattr(plan, "time_kernel", seconds)
     monkeypatch.setattr(linear, "FEW_TOKEN_SHAPES", linear.FEW_TOKEN_SHAPES[:1])  # each is compiled per layer
-    monkeypatch.setattr(linear, "MOST_BYTES", 99.0)
+    monkeypatch.setattr(plan, "MOST_BYTES", 99.0)
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 1.0, 0.5][: len(calls)])
 

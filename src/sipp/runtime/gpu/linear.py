@@ -1,4 +1,4 @@
-"""Finds the fastest kernel for a linear layer on this GPU by timing, or the reason to leave it to torch.
+"""The kernels that may run a linear layer on a GPU in place of torch's, and how they are compared with it and timed.
 
 For few tokens, reading the weight takes most of the time, so storing it without zeros helps (`kernels.py`). For many
 tokens, tensor cores multiply faster than zeros can be skipped, unless the zeros are 2:4, which they support.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,12 +21,10 @@ from sipp.native import two_of_four
 from sipp.results import numerics
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
-from sipp.runtime.timing import is_enough_faster
 
 MOST_TOKENS = 16  # up to this many are few
 # threads per row, warps per program, pairs of blocks prefetched
 FEW_TOKEN_SHAPES = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
-MOST_BYTES = 0.95  # of the dense size: a larger layout cannot be faster
 TINY = 1e-300
 # allowed difference from torch, relative to the largest sum: rounding, and another order of the terms
 AGREEMENT = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
@@ -48,101 +46,9 @@ class LinearKernel:
 MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel]  # from a weight and a bias
 
 
-@dataclass(frozen=True)
-class KernelChoice:
-    """The kernel for layers of one kind; `why` says why it is torch's, if it is."""
-
-    make: MakeKernel
-    is_dense: bool
-    seconds: float | None = None
-    dense_seconds: float | None = None
-    why: str = ""
-
-
-def fastest_kernel(
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor,
-    n_copies: Callable[[int], int],
-    dense: Callable[[], float],
-) -> KernelChoice:
-    """The fastest kernel for x (tokens x columns), timed on copies of the weights in turn.
-
-    `n_copies` gives the number of copies for the bytes of a kernel's weights, so that they come from the same level of
-    memory as in the network. `dense` measures torch's time.
-    """
-    makers, why = _candidates(weight, x)
-    kernels = {make: make(weight, bias) for make in makers}
-    kernels = {make: kernel for make, kernel in kernels.items() if kernel.n_bytes <= MOST_BYTES * weight.nbytes}
-    if not kernels:
-        return KernelChoice(dense_kernel, True, why=why or "values and places take no fewer bytes")
-    errors = {make: kernel_error(kernel, weight, bias, x) for make, kernel in kernels.items()}
-    kernels = {make: kernel for make, kernel in kernels.items() if errors[make] <= AGREEMENT[x.dtype]}
-    if not kernels:
-        return KernelChoice(dense_kernel, True, why=why_wrong(min(errors.values())))
-    dense_seconds = dense()
-    times = {make: time_kernel(kernel, x, n_copies(kernel.n_bytes)) for make, kernel in kernels.items()}
-    best = min(times, key=times.__getitem__)
-    if not is_enough_faster(times[best], dense_seconds):
-        return KernelChoice(dense_kernel, True, times[best], dense_seconds, "dense is as fast")
-    return KernelChoice(best, False, times[best], dense_seconds)
-
-
 def dense_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel:
     """torch's own linear layer."""
     return LinearKernel("dense", lambda x, own: F.linear(x, own[0], bias), (weight,))
-
-
-def time_kernel(kernel: LinearKernel, x: Tensor, n_copies: int) -> float:
-    """Seconds per call, on `n_copies` copies of the weights in turn."""
-    copies = [kernel.tensors, *(tuple(t.clone() for t in kernel.tensors) for _ in range(n_copies - 1))]
-    return recording.kernel_seconds([partial(kernel.call, x, own) for own in copies])
-
-
-def why_wrong(by: float) -> str:
-    """The reason to reject a kernel whose sums differ from torch's."""
-    return f"the kernel is {by:.0e} off on the example"
-
-
-def kernel_error(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
-    """The largest difference from torch, relative to the largest sum; infinite if the kernel fails."""
-    with numerics.exact_matmul():  # TF32 would be further off than the kernels are
-        expected = F.linear(x, weight, bias).double()
-    try:
-        sums = kernel.call(x, kernel.tensors).double()
-    except recording.kernel_errors():
-        return math.inf
-    return float((sums - expected).abs().max() / expected.abs().max().clamp(min=TINY))
-
-
-def timing_group(weight: Tensor, x: Tensor) -> Hashable:
-    """What decides which kernels apply, apart from sizes and sparsity; similar layers are timed only once."""
-    if weight.dtype not in AGREEMENT or weight.dtype != x.dtype:
-        return None
-    has_pattern = int8_scales(weight) is not None if len(x) <= MOST_TOKENS else _is_two_of_four(weight)
-    return bool((weight != 0).all()), bool(x.isfinite().all()), bool(weight.isfinite().all()), has_pattern
-
-
-def _candidates(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
-    """The kernels that could be faster than torch's; if there are none, the reason."""
-    if bool((weight != 0).all()):
-        return [], "no zeros"
-    if x.dtype not in AGREEMENT or weight.dtype != x.dtype:
-        return [], f"{str(x.dtype).removeprefix('torch.')} numbers"
-    if not bool(x.isfinite().all()) or not bool(weight.isfinite().all()):
-        return [], "the example is not finite here"
-    return _few_token_kernels(weight) if len(x) <= MOST_TOKENS else _many_token_kernels(weight, x)
-
-
-def _few_token_kernels(weight: Tensor) -> tuple[list[MakeKernel], str]:
-    if weight.shape[1] > MOST_COLUMNS:
-        return [], f"more than {MOST_COLUMNS:,} columns"
-    if importlib.util.find_spec("triton") is None:
-        return [], "needs Triton, which is not installed"
-    if not hasattr(importlib.import_module("triton.language"), "tuple"):
-        return [], "needs Triton 3.3 or newer"
-    is_int8 = (False,) if int8_scales(weight) is None else (False, True)
-    return [partial(walk_kernel, shape=shape, as_int8=as_int8) for shape in FEW_TOKEN_SHAPES for as_int8 in is_int8], ""
 
 
 def walk_kernel(weight: Tensor, bias: Tensor | None, shape: tuple[int, int, int], as_int8: bool) -> LinearKernel:
@@ -160,9 +66,36 @@ def walk_kernel(weight: Tensor, bias: Tensor | None, shape: tuple[int, int, int]
     return LinearKernel(f"walks, {values} values", call, walks.tensors)
 
 
-def _many_token_kernels(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
+def _two_of_four_kernel(weight: Tensor, bias: Tensor | None, algorithm: int) -> LinearKernel:
+    packed = two_of_four.compress(weight)
+    return LinearKernel(
+        f"2:4, kernel {algorithm}", lambda x, own: two_of_four.product(x, own[0], bias, algorithm), (packed,)
+    )
+
+
+def candidates(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
+    """The kernels that could be faster than torch's for x (tokens x columns); if there are none, the reason."""
+    if bool((weight != 0).all()):
+        return [], "no zeros"
+    if x.dtype not in AGREEMENT or weight.dtype != x.dtype:
+        return [], f"{str(x.dtype).removeprefix('torch.')} numbers"
+    if not bool(x.isfinite().all()) or not bool(weight.isfinite().all()):
+        return [], "the example is not finite here"
+    return _for_few_tokens(weight) if len(x) <= MOST_TOKENS else _for_many_tokens(weight, x)
+
+
+def _for_few_tokens(weight: Tensor) -> tuple[list[MakeKernel], str]:
+    if weight.shape[1] > MOST_COLUMNS:
+        return [], f"more than {MOST_COLUMNS:,} columns"
+    if importlib.util.find_spec("triton") is None or not hasattr(importlib.import_module("triton.language"), "tuple"):
+        return [], "needs Triton 3.3 or newer"
+    is_int8 = (False,) if int8_scales(weight) is None else (False, True)
+    return [partial(walk_kernel, shape=shape, as_int8=as_int8) for shape in FEW_TOKEN_SHAPES for as_int8 in is_int8], ""
+
+
+def _for_many_tokens(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
     n_rows, n_columns = weight.shape
-    if not _is_two_of_four(weight):
+    if not is_two_of_four(weight):
         return [], f"{len(x):,} tokens: tensor cores multiply faster than zeros are skipped"
     if x.dtype == torch.float32:
         return [], "2:4 needs fp16 or bf16"
@@ -178,13 +111,23 @@ def _many_token_kernels(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], st
     return [partial(_two_of_four_kernel, algorithm=algorithm) for algorithm in {fastest, two_of_four.FIRST}], ""
 
 
-def _is_two_of_four(weight: Tensor) -> bool:
+def is_two_of_four(weight: Tensor) -> bool:
     n_rows, n_columns = weight.shape
     return n_columns % 4 == 0 and int((weight.view(n_rows, -1, 4) != 0).sum(-1).max()) <= 2
 
 
-def _two_of_four_kernel(weight: Tensor, bias: Tensor | None, algorithm: int) -> LinearKernel:
-    packed = two_of_four.compress(weight)
-    return LinearKernel(
-        f"2:4, kernel {algorithm}", lambda x, own: two_of_four.product(x, own[0], bias, algorithm), (packed,)
-    )
+def kernel_error(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
+    """The largest difference from torch, relative to the largest sum; infinite if the kernel fails."""
+    with numerics.exact_matmul():  # TF32 would be further off than the kernels are
+        expected = F.linear(x, weight, bias).double()
+    try:
+        sums = kernel.call(x, kernel.tensors).double()
+    except recording.kernel_errors():
+        return math.inf
+    return float((sums - expected).abs().max() / expected.abs().max().clamp(min=TINY))
+
+
+def time_kernel(kernel: LinearKernel, x: Tensor, n_copies: int) -> float:
+    """Seconds per call, on `n_copies` copies of the weights in turn."""
+    copies = [kernel.tensors, *(tuple(t.clone() for t in kernel.tensors) for _ in range(n_copies - 1))]
+    return recording.kernel_seconds([partial(kernel.call, x, own) for own in copies])

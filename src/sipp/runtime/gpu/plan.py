@@ -8,43 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sipp.runtime.gpu.layouts import int8_scales
 from sipp.runtime.gpu.linear import (
     AGREEMENT,
     MOST_TOKENS,
-    KernelChoice,
     LinearKernel,
+    MakeKernel,
+    candidates,
     dense_kernel,
-    fastest_kernel,
+    is_two_of_four,
     kernel_error,
     time_kernel,
-    timing_group,
-    why_wrong,
 )
 from sipp.runtime.graph import CONV, LINEAR, Graph, Op
 from sipp.runtime.steps import Plan, Step, Values, constant_weights, fold_constants, kept_share, plan_of, torch_step
+from sipp.runtime.timing import is_enough_faster
 
 LEAST_WEIGHTS = 1 << 16  # smaller layers take no longer than their launch
 KEEP_BINS = 50  # similar layers whose kept share agrees to 1/50 are timed only once
+MOST_BYTES = 0.95  # of the dense size: a larger layout cannot be faster
 
 
 @dataclass(frozen=True)
-class JoinedLayers:
+class Layers:
     """Linear layers that read the same tokens, as one product: their weights below one another."""
 
-    ops: list[Op]
     weights: list[Tensor]
-    weight: Tensor
     bias: Tensor | None
+    weight: Tensor
     tokens: Tensor  # of the example: tokens x columns
 
 
-Known = dict[Hashable, KernelChoice]  # by what layers that are timed only once have in common
+@dataclass(frozen=True)
+class Choice:
+    """The kernel for layers of one kind; None: torch's, and `why`."""
+
+    make: MakeKernel | None
+    seconds: float | None = None
+    dense_seconds: float | None = None
+    why: str = ""
+
+
+Known = dict[Hashable, Choice]  # by what layers that are timed only once have in common
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> Plan:
@@ -65,13 +75,11 @@ def _steps_of(op: Op, graph: Graph, values: Values, known: Known) -> list[Step]:
     if not _can_be_sparse(op, graph, values):
         return [torch_step(op, _why_not(op))]
     group = _readers_of_same(op, graph, values)
-    if len(group) > 1:
-        layers = _joined(group, graph, values)
-        kernel, choice = _checked_kernel(layers, graph, known)
-        if kernel is not None:
-            return _sparse_steps(layers, kernel, choice)
+    together = _sparse_or_dense(group, graph, values, known)
+    if together or len(group) == 1:
+        return together
     # alone, one of them may be worth it
-    return [_step_alone(_joined([member], graph, values), graph, known) for member in group]
+    return [step for member in group for step in _sparse_or_dense([member], graph, values, known)]
 
 
 def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
@@ -81,57 +89,48 @@ def _can_be_sparse(op: Op, graph: Graph, values: Values) -> bool:
     return weights[0].ndim == 2 and weights[0].numel() >= LEAST_WEIGHTS and values[op.args[0].value].numel() > 0
 
 
+def _why_not(op: Op) -> str:
+    """Why torch runs a layer with weights."""
+    if op.target is CONV:
+        return "convolution: tensor cores multiply faster than zeros are skipped"
+    return f"fewer than {LEAST_WEIGHTS:,} weights, or not its own" if op.target is LINEAR else ""
+
+
 def _readers_of_same(op: Op, graph: Graph, values: Values) -> list[Op]:
     """The linear layers that read the same few tokens and can be joined with this one, which comes first."""
-    x, weight = values[op.args[0].value], graph.constants[op.args[1].value]
-    if x.numel() // weight.shape[1] > MOST_TOKENS or weight.dtype != x.dtype:
+    own, x = constant_weights(op, graph.constants) or [], values[op.args[0].value]
+    if x.numel() // own[0].shape[1] > MOST_TOKENS or own[0].dtype != x.dtype or kept_share(own[0]) == 1:
         return [op]
 
     def is_alike(other: Op) -> bool:
-        if other.out < op.out or other.target is not LINEAR or other.args[0] != op.args[0]:
+        is_later = other.out > op.out and other.target is LINEAR and other.args[0] == op.args[0]
+        if not is_later or not _can_be_sparse(other, graph, values):
             return False
-        return (
-            _can_be_sparse(other, graph, values)
-            and graph.constants[other.args[1].value].dtype == weight.dtype
-            and (_bias(other, graph) is None) == (_bias(op, graph) is None)
-            and kept_share(graph.constants[other.args[1].value]) < 1.0
-        )
+        weights = constant_weights(other, graph.constants) or []
+        return len(weights) == len(own) and weights[0].dtype == own[0].dtype and kept_share(weights[0]) < 1
 
-    alike = [other for other in graph.ops if is_alike(other)]
-    return alike if op in alike else [op]
+    return [op, *(other for other in graph.ops if is_alike(other))]
 
 
-def _joined(group: list[Op], graph: Graph, values: Values) -> JoinedLayers:
+def _layers(group: list[Op], graph: Graph, values: Values) -> Layers:
     x = values[group[0].args[0].value]
-    weights = [graph.constants[op.args[1].value] for op in group]
-    biases = [bias for op in group if (bias := _bias(op, graph)) is not None]
-    return JoinedLayers(
-        group, weights, torch.cat(weights), torch.cat(biases) if biases else None, x.reshape(-1, x.shape[-1])
-    )
+    weights, *biases = zip(*(constant_weights(op, graph.constants) or [] for op in group))
+    bias = torch.cat(biases[0]) if biases else None
+    return Layers(list(weights), bias, torch.cat(weights), x.reshape(-1, x.shape[-1]))
 
 
-def _kind(layers: JoinedLayers) -> Hashable:
+def _kind(layers: Layers) -> Hashable:
     """What layers have in common that are timed only once: sizes, dtypes, pattern, and about the kept share."""
-    weight, tokens = layers.weight, layers.tokens
-    sizes = *(len(part) for part in layers.weights), weight.shape, tokens.shape, tokens.stride()
-    share = round(KEEP_BINS * kept_share(weight))
-    return *sizes, weight.dtype, tokens.dtype, layers.bias is None, timing_group(weight, tokens), share
+    weight, x = layers.weight, layers.tokens
+    sizes = *(len(part) for part in layers.weights), weight.shape, x.shape, x.stride(), layers.bias is None
+    if weight.dtype not in AGREEMENT or weight.dtype != x.dtype:
+        return *sizes, weight.dtype, x.dtype
+    has_pattern = int8_scales(weight) is not None if len(x) <= MOST_TOKENS else is_two_of_four(weight)
+    is_known = bool((weight != 0).all()), bool(x.isfinite().all()), bool(weight.isfinite().all()), has_pattern
+    return *sizes, weight.dtype, *is_known, round(KEEP_BINS * kept_share(weight))
 
 
-def _timed_choice(layers: JoinedLayers, graph: Graph) -> KernelChoice:
-    """The fastest kernel, timed against torch's layers one by one."""
-    tokens = layers.tokens
-    n_bytes = sum(constant.nbytes for constant in graph.constants.values())
-    cache = torch.cuda.get_device_properties(tokens.device).L2_cache_size if tokens.is_cuda else 0
-    n_copies = partial(copies_to_time, -(-n_bytes // layers.weight.nbytes), cache)
-
-    def dense_seconds() -> float:
-        return sum(time_kernel(dense_kernel(own, None), tokens, n_copies(own.nbytes)) for own in layers.weights)
-
-    return fastest_kernel(layers.weight, layers.bias, tokens, n_copies, dense_seconds)
-
-
-def _checked_kernel(layers: JoinedLayers, graph: Graph, known: Known) -> tuple[LinearKernel | None, KernelChoice]:
+def _checked_kernel(layers: Layers, graph: Graph, known: Known) -> tuple[LinearKernel | None, Choice]:
     """The fastest kernel and its choice; no kernel if torch's is as fast, or this one's sums differ from torch's.
 
     The timing may come from similar layers, but all layers are compared with torch themselves.
@@ -140,42 +139,46 @@ def _checked_kernel(layers: JoinedLayers, graph: Graph, known: Known) -> tuple[L
     if kind not in known:
         known[kind] = _timed_choice(layers, graph)
     choice = known[kind]
-    if choice.is_dense:
+    if choice.make is None:
         return None, choice
     kernel = choice.make(layers.weight, layers.bias)
     by = kernel_error(kernel, layers.weight, layers.bias, layers.tokens)
     if not by <= AGREEMENT[layers.tokens.dtype]:
-        return None, replace(choice, make=dense_kernel, is_dense=True, why=why_wrong(by))
+        return None, replace(choice, make=None, why=_why_wrong(by))
     return kernel, choice
 
 
-def _step_alone(layer: JoinedLayers, graph: Graph, known: Known) -> Step:
-    """The step of a single layer: sparse, or as torch runs it."""
-    kernel, choice = _checked_kernel(layer, graph, known)
-    if kernel is not None:
-        return _sparse_steps(layer, kernel, choice)[0]
-    step, n_bytes = torch_step(layer.ops[0], choice.why), layer.weight.nbytes
-    return replace(
-        step, kernel="dense", keep=kept_share(layer.weight), n_bytes=n_bytes, n_dense_bytes=n_bytes,
-        seconds=choice.seconds, dense_seconds=choice.dense_seconds,
-    )  # fmt: skip
+def _why_wrong(by: float) -> str:
+    return f"the kernel is {by:.0e} off on the example"
 
 
-def _sparse_steps(layers: JoinedLayers, kernel: LinearKernel, choice: KernelChoice) -> list[Step]:
-    """The step of the first layer, which computes the results of all, and those of the others, which do nothing."""
-    first, *others = layers.ops
-    outs, n_rows = [op.out for op in layers.ops], [len(weight) for weight in layers.weights]
+def _timed_choice(layers: Layers, graph: Graph) -> Choice:
+    """The fastest kernel, timed against torch's layers one by one, on copies of their weights in turn.
 
-    def run_step(values: Values) -> None:
-        x = values[first.args[0].value]
-        result = kernel.call(x.reshape(-1, x.shape[-1]), kernel.tensors)
-        values.update(zip(outs, result.reshape(*x.shape[:-1], -1).split(n_rows, -1)))
+    There are as many copies as the network has such layers, so that weights come from the same level of memory.
+    """
+    weight, x = layers.weight, layers.tokens
+    n_layers = -(-sum(constant.nbytes for constant in graph.constants.values()) // weight.nbytes)
+    n_cache_bytes = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
+    makers, why = candidates(weight, x)
+    kernels = {make: make(weight, layers.bias) for make in makers}
+    kernels = {make: kernel for make, kernel in kernels.items() if kernel.n_bytes <= MOST_BYTES * weight.nbytes}
+    if not kernels:
+        return Choice(None, why=why or "values and places take no fewer bytes")
+    errors = {make: kernel_error(kernel, weight, layers.bias, x) for make, kernel in kernels.items()}
+    kernels = {make: kernel for make, kernel in kernels.items() if errors[make] <= AGREEMENT[x.dtype]}
+    if not kernels:
+        return Choice(None, why=_why_wrong(min(errors.values())))
 
-    step = Step(
-        first.name, kernel.name, run_step, first.out, kept_share(layers.weight), kernel.n_bytes, layers.weight.nbytes,
-        choice.seconds, choice.dense_seconds, held=kernel.tensors, reads=(first.args[0].value,),
-    )  # fmt: skip
-    return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out, reads=()) for op in others)]
+    def seconds(kernel: LinearKernel) -> float:
+        return time_kernel(kernel, x, copies_to_time(n_layers, n_cache_bytes, kernel.n_bytes))
+
+    dense_seconds = sum(seconds(dense_kernel(own, None)) for own in layers.weights)
+    times = {make: seconds(kernel) for make, kernel in kernels.items()}
+    best = min(times, key=times.__getitem__)
+    if not is_enough_faster(times[best], dense_seconds):
+        return Choice(None, times[best], dense_seconds, "dense is as fast")
+    return Choice(best, times[best], dense_seconds)
 
 
 def copies_to_time(n_layers: int, n_cache_bytes: int, n_bytes: int) -> int:
@@ -186,12 +189,30 @@ def copies_to_time(n_layers: int, n_cache_bytes: int, n_bytes: int) -> int:
     return max(1, min(n_layers, -(-2 * n_cache_bytes // n_bytes)))
 
 
-def _bias(op: Op, graph: Graph) -> Tensor | None:
-    return graph.constants[op.args[2].value] if len(op.args) > 2 and op.args[2] is not None else None
+def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known) -> list[Step]:
+    """The steps of layers that run as one: the first computes the results of all, the others do nothing.
 
+    Without a kernel for them: the step of a single layer as torch runs it, none for several.
+    """
+    layers = _layers(group, graph, values)
+    kernel, choice = _checked_kernel(layers, graph, known)
+    n_bytes = layers.weight.nbytes
+    if kernel is None:
+        dense = replace(
+            torch_step(group[0], choice.why), kernel="dense", keep=kept_share(layers.weight), n_bytes=n_bytes,
+            n_dense_bytes=n_bytes, seconds=choice.seconds, dense_seconds=choice.dense_seconds,
+        )  # fmt: skip
+        return [dense] if len(group) == 1 else []
+    first, *others = group
+    outs, n_rows = [op.out for op in group], [len(weight) for weight in layers.weights]
 
-def _why_not(op: Op) -> str:
-    """Why torch runs a layer with weights."""
-    if op.target is CONV:
-        return "convolution: tensor cores multiply faster than zeros are skipped"
-    return f"fewer than {LEAST_WEIGHTS:,} weights, or not its own" if op.target is LINEAR else ""
+    def run_step(values: Values) -> None:
+        x = values[first.args[0].value]
+        result = kernel.call(x.reshape(-1, x.shape[-1]), kernel.tensors)
+        values.update(zip(outs, result.reshape(*x.shape[:-1], -1).split(n_rows, -1)))
+
+    step = Step(
+        first.name, kernel.name, run_step, first.out, kept_share(layers.weight), kernel.n_bytes, n_bytes,
+        choice.seconds, choice.dense_seconds, held=kernel.tensors, reads=(first.args[0].value,),
+    )  # fmt: skip
+    return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out, reads=()) for op in others)]
