@@ -1,24 +1,34 @@
 """`export`: writes a network, zeros included, so that other programs read it.
 
-    NAME.onnx   the network itself, traced on an example (onnx_file.py)
-    a folder    a Hugging Face folder that `from_pretrained` of the model's class loads
+    NAME.onnx   the network itself, traced on an example
+    a folder    a Hugging Face folder that `from_pretrained` of the model's class loads (hugging_face_folder.py)
 
 What is written is read back and compared first: weights bit by bit, an ONNX file by running the example.
+
+The batch size of an ONNX file (first size of every tensor) is left dynamic if the network allows it, and so is the
+length of token sequences (batch x tokens). All other sizes are those of the example. Without zeros, a weight needs its
+bytes and eight more for its position, so a float32 tensor gets smaller below a third. onnxruntime fills the zeros in
+when it loads the file: same results, same time. Other programs may not read it.
 """
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.files import new_folder
+from sipp.extras import needed_for
+from sipp.files import write_atomic
 from sipp.inputs import ONE_AT_A_TIME, turn_off_caches
+from sipp.native import pytree, quiet_export
 from sipp.results import (
     AnyCertificate,
     NetworkLike,
@@ -29,23 +39,54 @@ from sipp.results import (
     hashing,
     network_of,
     pruned_or_module,
+    shown,
 )
 from sipp.runtime.copying import plain_copy
-from sipp.runtime.examples import call_of, try_example, without_aliases
-from sipp.runtime.exported import Exported
-from sipp.runtime.model_card import CARD, model_card
-from sipp.runtime.onnx_file import write_onnx
-from sipp.storage import companion_files
+from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example, without_aliases
+from sipp.runtime.hugging_face_folder import model_card, save_folder
 
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers
 ONNX = ".onnx"
+AGREEMENT = 1e-4  # relative to the largest value of an output
+POSITION_BYTES = 8  # int64, as ONNX asks
 OF_TORCH = {  # what a reader may expect here, and the line of torch that writes it
     ".pt": "torch.save(pruned.model.state_dict(), path)",
     ".pth": "torch.save(pruned.model.state_dict(), path)",
     ".pt2": "torch.export.save(torch.export.export(pruned.model, (example,)), path)",
     ".safetensors": "safetensors.torch.save_file(pruned.model.state_dict(), path), or sipp.save for a small file",
 }
+
+
+@dataclass(frozen=True)
+@shown
+class Exported:
+    """What was written, and how much it differs from the network when read back. `print` it."""
+
+    path: Path
+    to: Literal["onnx", "hf"]
+    n_bytes: int
+    off_by: float = 0.0  # largest relative difference of outputs on the example; weights are equal bit by bit
+    n_inputs: int | None = None  # the only batch size that an ONNX file takes; None: any
+    n_tokens: int | None = None  # the only sequence length; None: any, or no sequences
+    has_tokens: bool = False  # it takes sequences of token ids
+    beside: tuple[str, ...] = ()  # other files in a Hugging Face folder, such as the tokenizer
+    n_sparse: int = 0  # tensors of an ONNX file that are stored without their zeros
+
+    @property
+    def sentence(self) -> str:
+        """What was written, and what it takes."""
+        zeros = f"{self.n_sparse} tensors without their zeros" if self.n_sparse else "zeros included"
+        text = f"{self.path}: {self.to}, {self.n_bytes:,} bytes, {zeros}; read back, "
+        if self.to == "hf":
+            with_it = f"with {', '.join(self.beside)}" if self.beside else "without a tokenizer: none is known"
+            return f"{text}every bit is the same; {with_it}"
+        inputs = "any number of inputs"
+        if self.n_inputs is not None:
+            inputs = f"{self.n_inputs} input{'' if self.n_inputs == 1 else 's'} at a time only"
+        if self.has_tokens:
+            inputs += ", of any length" if self.n_tokens is None else f", of {self.n_tokens} tokens only"
+        return text + f"outputs differ by {self.off_by:.0e} on the example; it takes {inputs}; other sizes are fixed"
 
 
 @torch.inference_mode(False)
@@ -81,35 +122,32 @@ def export(
     model = network_of(pruned)
     target = check.path("path", path, "net.onnx")
     check.choice("values", values, get_args(Values))
-    if target.suffix in OF_TORCH:
-        raise OptionError(
-            f"path={str(path)!r:.80} is neither NAME{ONNX} nor a Hugging Face folder",
-            fix=f"for {target.suffix}, write {OF_TORCH[target.suffix]}",
-            option="path",
-        )
+    check.flag("sparse", sparse)
     is_onnx = target.suffix == ONNX
+    if target.suffix in OF_TORCH:
+        what = f"path={str(path)!r:.80} is neither NAME{ONNX} nor a Hugging Face folder"
+        raise OptionError(what, fix=f"for {target.suffix}, write {OF_TORCH[target.suffix]}", option="path")
     if is_onnx and (values != "same" or any(given is not None for given in (shard, tokenizer, certificate))):
-        names = "values, shard, tokenizer and certificate"
-        raise OptionError(f"{names} are for a folder, not for NAME{ONNX}", fix="leave them out")
-    if check.flag("sparse", sparse) and not is_onnx:
+        what = f"values, shard, tokenizer and certificate are for a folder, not for NAME{ONNX}"
+        raise OptionError(what, fix="leave them out")
+    if sparse and not is_onnx:
         raise OptionError("a folder holds all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
     if is_onnx == (example is None):
-        words = "needs an example" if is_onnx else "takes no example: it holds weights"
-        what = "an ONNX file" if is_onnx else "a Hugging Face folder"
-        raise OptionError(f"{what} {words}", fix=f'write sipp.export(pruned, "net{ONNX}", example)', option="example")
+        what = "an ONNX file needs an example" if is_onnx else "a Hugging Face folder takes no example"
+        raise OptionError(what, fix=f'write sipp.export(pruned, "net{ONNX}", example)', option="example")
     card = "" if is_onnx else _card(pruned, certificate, target.name, values)
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(model).to("cpu")
     if not is_onnx:
         if values != "same":
             own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
-        n_bytes, beside = _save_pretrained(own, target, SHARD if shard is None else shard, tokenizer, card)
+        n_bytes, beside = save_folder(own, target, SHARD if shard is None else shard, tokenizer, card)
         return Exported(target, "hf", n_bytes, beside=beside)
     turn_off_caches(own.modules())
     call = without_aliases(*call_of(example))
     try_example(own, *call)
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-        return write_onnx(own, call, target, sparse)
+        return _write_onnx(own, call, target, sparse)
 
 
 def _card(pruned: NetworkLike, certificate: AnyCertificate | None, name: str, values: str) -> str:
@@ -120,64 +158,130 @@ def _card(pruned: NetworkLike, certificate: AnyCertificate | None, name: str, va
         return ""
     if known is not None and known.pruned_hash != hashing.of_model(record.model):
         raise OptionError("the certificate is about another network", fix="certify pruned.model", option="certificate")
-    return model_card(record, known, name=name, origin=_origin(record.model), values=values)
+    return model_card(record, known, name=name, values=values)
 
 
-def _origin(model: nn.Module) -> str:
-    """What a Hugging Face model was loaded from; empty if that is not known."""
-    origin = getattr(getattr(model, "config", None), "_name_or_path", "")
-    return origin if isinstance(origin, str) else ""
+# --- An ONNX file -----------------------------------------------------------------------------------------------------
 
 
-def _save_pretrained(
-    model: nn.Module, folder: Path, shard: str | int, tokenizer: Any, card: str
-) -> tuple[int, tuple[str, ...]]:
-    """Writes the folder with the model's own save_pretrained; returns its bytes and the names of companion files.
-
-    The folder is read back first, and appears atomically.
-    """
-    save: Any = getattr(model, "save_pretrained", None)
-    load: Any = getattr(type(model), "from_pretrained", None)
-    if not callable(save) or not callable(load):
+def _write_onnx(model: nn.Module, call: Call, path: Path, sparse: bool) -> Exported:
+    """Writes the network as ONNX, compared with torch by running the example in onnxruntime."""
+    with needed_for("exporting to ONNX"):
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    own_args, own_kwargs = cloned(*call)  # a network may write to its input
+    with torch.no_grad():
+        expected = model(*own_args, **own_kwargs)
+    program = _trace(model, call)
+    with quiet_export():
+        try:
+            exported = torch.onnx.export(program, dynamo=True, verbose=False, output_names=_names(expected))
+            proto = exported.model_proto  # type: ignore[union-attr]
+            n_sparse = _leave_out_zeros(proto.graph) if sparse else 0
+            content = proto.SerializeToString()
+        except Exception as error:  # its many passes raise anything
+            raise ModelError(
+                f"torch.onnx cannot convert it ({_reason(error)})",
+                fix="an ONNX file cannot exceed 2 GB, and not every operation has a form in it",
+            ) from error
+    off_by = output_difference(_by_onnxruntime(content, call), _tensors(expected))
+    if not off_by <= AGREEMENT:
         raise ModelError(
-            f"{type(model).__name__} has no save_pretrained and from_pretrained",
-            fix="give a Hugging Face model; or write an ONNX file, NAME.onnx, with an example",
+            f"onnxruntime differs from the network by {off_by:.1e} on the example, more than {AGREEMENT:.0e}",
+            fix="check that its outputs there are finite, and the same in every call",
         )
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
-    with new_folder(folder) as unfinished:
-        save(unfinished, max_shard_size=check.size("shard", shard))
-        back = load(unfinished, local_files_only=True)
-        _check_same(dict(model.state_dict()), dict(back.state_dict()))
-        beside = _add_companions(model, unfinished, tokenizer)
-        if card:
-            (unfinished / CARD).write_text(card, encoding="utf-8")
-        n_bytes = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
-    return n_bytes, beside
+    write_atomic(path, content)
+    return Exported(path, "onnx", len(content), off_by, *_input_sizes(program, call), n_sparse=n_sparse)
 
 
-def _add_companions(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str, ...]:
-    """Adds the tokenizer and other companion files, and returns their names."""
-    before = {path.name for path in target.iterdir()}
-    if tokenizer is not None:
-        if not callable(getattr(tokenizer, "save_pretrained", None)):
-            raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give a tokenizer of transformers")
-        tokenizer.save_pretrained(target)
-    folder = Path(_origin(model)) if _origin(model) else None
-    if tokenizer is None and folder is not None and folder.is_dir():
-        for path in companion_files(folder):
-            if path.name not in before:
-                shutil.copyfile(path, target / path.name)
-    return tuple(sorted(path.name for path in target.iterdir() if path.name not in before))
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
 
 
-def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
-    """Raises ModelError if the tensors read back differ from those written."""
-    if set(state) != set(back):
+def _names(outputs: Any) -> list[str] | None:
+    """The names of the outputs if the model returns a mapping of tensors."""
+    is_named = isinstance(outputs, Mapping) and all(isinstance(value, Tensor) for value in outputs.values())
+    return [str(name) for name in outputs] if is_named else None
+
+
+def _by_onnxruntime(content: bytes, call: Call) -> list[Tensor]:
+    """The outputs of an ONNX file for the example."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        named = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), _tensors(cloned(*call)))}
+        return [torch.from_numpy(output) for output in session.run(None, named)]
+    except Exception as error:  # a dtype or operation that it does not implement
         raise ModelError(
-            f"{sorted({*state} ^ {*back})[:3]} are missing after reading the file back", fix="report this network"
-        )
-    for name, tensor in state.items():
-        read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
-        if tensor.shape != read.shape or not torch.equal(hashing.raw_bytes(tensor), hashing.raw_bytes(read)):
-            raise ModelError("differs after writing and reading it back", where=name, fix="report this network")
+            f"onnxruntime cannot run it on the CPU ({_reason(error)})",
+            fix="run it by sipp.sparse; export model.float() if it is in half precision",
+        ) from error
+
+
+def _leave_out_zeros(graph: Any) -> int:
+    """Stores tensors of an ONNX graph as values and positions where that is smaller; returns how many these are."""
+    from onnx import helper, numpy_helper
+
+    n_sparse = 0
+    for tensor in [*graph.initializer]:
+        values = numpy_helper.to_array(tensor)
+        positions = np.flatnonzero(values)
+        is_smaller = (POSITION_BYTES + values.itemsize) * len(positions) < values.nbytes
+        if values.dtype.kind != "f" or not values.ndim or not is_smaller:
+            continue
+        kept = numpy_helper.from_array(values.reshape(-1)[positions], tensor.name)
+        where = numpy_helper.from_array(positions.astype(np.int64))
+        graph.sparse_initializer.append(helper.make_sparse_tensor(kept, where, values.shape))
+        graph.initializer.remove(tensor)
+        n_sparse += 1
+    return n_sparse
+
+
+def _input_sizes(program: torch.export.ExportedProgram, call: Call) -> tuple[int | None, int | None, bool]:
+    """The only batch size and sequence length that a program takes (None: any), and whether it takes tokens."""
+    has_tokens = any(_is_tokens(value) for value in pytree.tree_leaves(call))
+    return _only_size(program, 0), _only_size(program, 1) if has_tokens else None, has_tokens
+
+
+def _is_tokens(value: Any) -> bool:
+    """Whether it holds token ids or their mask: batch x tokens, integers."""
+    return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()
+
+
+def _dynamic_sizes(value: Any) -> dict[int, Any] | None:
+    """The dimensions of an input to leave dynamic; not those of size 1, which torch would specialise."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return None
+    axes = (0, 1) if _is_tokens(value) else (0,)
+    return {axis: torch.export.Dim.AUTO for axis in axes if value.shape[axis] > 1} or None
+
+
+def _trace(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
+    """Exports the network with a dynamic batch size, if torch finds that nothing depends on it."""
+    args, kwargs = call
+    open_args, open_kwargs = pytree.tree_map(_dynamic_sizes, call)
+    with quiet_export():
+        try:
+            shapes = signature(model.forward).bind(*open_args, **open_kwargs).arguments  # by name: it may take *args
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dict(shapes))
+        except Exception as error:  # whatever their forward does, or torch.export has no rule for
+            raise ModelError(
+                f"torch.export cannot trace it ({_reason(error)})",
+                fix="write the weights: torch.save(model.state_dict(), path), or a Hugging Face folder",
+            ) from error
+
+
+def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:
+    """The only input size along this axis that a program accepts; None: it is dynamic."""
+    names = set(program.graph_signature.user_inputs)
+    values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
+    sizes = [value.shape[axis] for value in values if isinstance(value, Tensor) and value.ndim > axis]
+    return next((int(size) for size in sizes if isinstance(size, int)), None)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
