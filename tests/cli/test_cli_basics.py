@@ -202,7 +202,7 @@ def test_json_is_alone_on_stdout_whatever_a_network_prints(points: Path) -> None
 def test_data_lists_what_is_here_and_fetches_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {one["name"]: one["here"] for one in told("data", "list", tmp_path)["sets"]}
     assert found == {"digits": True, "mnist": False, "cifar10": False, "imagenet": False}
-    monkeypatch.setattr("sipp_lab.data.download._download", must_not_be_called)
+    monkeypatch.setattr("sipp_lab.data.published.Published._download", must_not_be_called)
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(b"mine")
     done = run("data", "cifar10", tmp_path)

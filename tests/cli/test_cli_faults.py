@@ -1,8 +1,8 @@
 """Faults that reach the command line: three lines that name it, an exit code, and nothing written or lost."""
 
-import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from sipp.cli import networks
 from sipp.files import write_json
-from sipp_lab.data.cifar10 import FILES, fetch_cifar10
+from sipp_lab.data.cifar10 import CIFAR10
 
 Words = list[object]
 Make = Callable[[Path], Words]
@@ -52,8 +52,8 @@ def numbers(place: tuple[object, ...], value: float, n: int = 200) -> Callable[[
 
 def cut_set(folder: Path) -> Words:
     (folder / "cifar-10-batches-bin").mkdir()
-    for name in FILES:
-        (folder / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(b"\0" * 3073)
+    for name in CIFAR10.files:
+        (folder / "cifar-10-batches-bin" / name).write_bytes(b"\0" * 3073)
     return ["--data", f"cifar10:{folder}"]
 
 
@@ -143,9 +143,7 @@ def test_recipes_are_refused_by_key(text: str, words: str, tmp_path: Path) -> No
 
 
 def test_a_set_that_cannot_be_fetched_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sipp_lab.data.cifar10.fetch_cifar10", functools.partial(fetch_cifar10, url="http://127.0.0.1:9/x")
-    )
+    monkeypatch.setattr("sipp_lab.data.cifar10.CIFAR10", replace(CIFAR10, url="http://127.0.0.1:9/x"))
     done = run("data", "cifar10", tmp_path)  # fault 33
     assert done.returncode == 2 and "data_batch_1.bin" in done.stderr and not files_in(tmp_path)
 

@@ -22,20 +22,17 @@ def data(
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
 ) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10 or MNIST."""
-    from sipp_lab.data import cifar10, mnist
+    from sipp_lab.data.cifar10 import CIFAR10
+    from sipp_lab.data.mnist import MNIST
 
-    fetched = {
-        "cifar10": (cifar10.fetch_cifar10, cifar10.N_BYTES, f"the official {cifar10.BIN_FOLDER} into {folder}"),
-        "mnist": (mnist.fetch_mnist, mnist.n_bytes(), f"the four files of MNIST into {folder / mnist.FOLDER}"),
-    }
-    if name in fetched:
-        fetch, n_bytes, put = fetched[name]
-        with (
-            naming_option(f"sipp data {name} {folder}", f"put {put}"),
-            progress_bar(f"fetching {name}, bytes", n_bytes, shown=True) as advance,
-        ):
-            fetch(folder, progress=advance)
-    pictures, digits, imagenet = folder / cifar10.BIN_FOLDER, folder / mnist.FOLDER, folder / "imagenet"
+    for one in (CIFAR10, MNIST):
+        if name == one.command:
+            with (
+                naming_option(f"sipp data {name} {folder}", f"put {one.by_hand} into {folder / one.folder}"),
+                progress_bar(f"fetching {name}, bytes", one.n_bytes, shown=True) as advance,
+            ):
+                one.fetch(folder, progress=advance)
+    pictures, digits, imagenet = folder / CIFAR10.folder, folder / MNIST.folder, folder / "imagenet"
     sets = {
         "digits": (True, "1,437 training and 360 test images, 1 x 8 x 8, part of scikit-learn"),
         "mnist": (
