@@ -152,17 +152,18 @@ def _checked_within(within: Mapping[str, Tensor] | None, task: ScoringTask, budg
     """The masks to stay within, empty if there are none; raises if they do not fit the weights or the budget."""
     if within is None:
         return {}
-    parameters, n_alive = task.parameters(), 0
+    parameters, alive = task.parameters(), dict[str, Tensor]()
     for weight in task.weights:
         mask = within.get(weight.name) if isinstance(within, Mapping) else None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != parameters[weight.name].shape:
             raise OptionError(
                 f"within= holds no bool mask of the shape of {weight.name}", fix="give the masks of a pruned network"
             )
-        n_alive += int(mask.sum())
+        alive[weight.name] = mask.to(parameters[weight.name].device)
+    n_alive = sum(int(mask.sum()) for mask in alive.values())
     if budget > n_alive:
         raise OptionError(f"{budget:,} weights are asked for, but within= leaves {n_alive:,}", fix="keep fewer")
-    return within
+    return alive
 
 
 def _refuse_contradictions(
