@@ -134,12 +134,6 @@ def make_folder(folder: Path) -> None:
         raise DataError(f"the folder could not be made ({error.strerror or error})", where=folder) from error
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Removes what killed writers left in a folder. Only the holder of its lock may call this."""
-    for path in folder.rglob(f"{TEMPORARY}*"):
-        path.unlink(missing_ok=True)
-
-
 # --- JSON with a checksum ---------------------------------------------------------------------------------------------
 
 

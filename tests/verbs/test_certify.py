@@ -470,7 +470,7 @@ def test_labels_that_cannot_be_used_are_refused():
     for value in (-1, 4):
         with pytest.raises(DataError, match=r"outside 0 \.\. 3"):
             certify_accuracy(dense, pruned, [(x, y + value)])
-    with pytest.raises(DataError, match="10 of 20 holdout inputs have labels"):
+    with pytest.raises(DataError, match="10 of 20 inputs have labels"):
         certify_accuracy(dense, pruned, [(x, y), points(10, 3)])
     with pytest.raises(ModelError, match="needs n x classes"):
         certify_accuracy(nn.Linear(6, 1), nn.Linear(6, 1), x)

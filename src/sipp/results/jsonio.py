@@ -41,89 +41,71 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: Any, values: Any, where: object) -> Any:
-    """The inverse of `to_json`; a DataError says `where` the values come from, which key is wrong, and how."""
-    try:
-        return _read(cls, values, "")
-    except _WrongValue as wrong:
-        raise DataError(str(wrong), where=where) from wrong
+    """The inverse of `to_json`; a DataError says `where` the values come from, and which key is missing or wrong."""
+    return _read(cls, values, "", where)
 
 
-class _WrongValue(ValueError):
-    pass
-
-
-def _read(kind: Any, value: Any, key: str) -> Any:
+def _read(kind: Any, value: Any, key: str, where: object) -> Any:
     """The value as an instance of this type."""
-    origin, of = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
+    origin, of = get_origin(kind) or kind, get_args(kind)
     if origin is Annotated:
-        return _read(of[0], value, key)
+        return _read(of[0], value, key, where)
     if origin in (Union, UnionType):
-        return _read_one_of(of, value, key)
-    if origin is Literal:
-        return _checked(value in of, f"one of {', '.join(map(repr, of))}", value, key)
-    if origin in (tuple, list, frozenset):
-        _checked(isinstance(value, list | tuple), "a list", value, key)
-        kinds = of if origin is tuple and of[-1:] != (...,) else of[:1] * len(value)
-        _checked(len(kinds) == len(value), f"a list of {len(kinds)}", value, key)
-        return origin(_read(inner, one, f"{key}.{i}") for i, (inner, one) in enumerate(zip(kinds, value)))
+        return None if value is None and NoneType in of else _read(_one_of(of, value), value, key, where)
+    if is_dataclass(origin):
+        return _read_record(kind, value, key, where)
+    if origin in (tuple, frozenset):
+        _checked(isinstance(value, list | tuple), "a list", value, key, where)
+        kinds = of if origin is tuple and of[-1] is not Ellipsis else of[:1] * len(value)
+        _checked(len(kinds) == len(value), f"a list of {len(kinds)}", value, key, where)
+        return origin(_read(inner, one, f"{key}.{i}", where) for i, (inner, one) in enumerate(zip(kinds, value)))
     if origin in (dict, Mapping):
-        _checked(isinstance(value, dict), "an object", value, key)
-        return {name: _read(of[1], inner, f"{key}.{name}") for name, inner in value.items()}
-    if is_dataclass(kind):
-        return _read_record(kind, value, key)
+        _checked(isinstance(value, dict), "an object", value, key, where)
+        return {name: _read(of[1], inner, f"{key}.{name}", where) for name, inner in value.items()} if of else value
+    if origin is Literal:
+        return _checked(value in of, f"one of {', '.join(map(repr, of))}", value, key, where)
     if kind is float and value in NOT_FINITE:
         return float(value)
-    if kind is Path:
-        return Path(_checked(isinstance(value, str), "text", value, key))
-    plain, words = _PLAIN[kind]
-    value = _checked(isinstance(value, plain) and (kind is bool) == isinstance(value, bool), words, value, key)
-    return float(value) if kind is float else value
+    plain, wanted = PLAIN.get(kind, (object, ""))
+    value = _checked(isinstance(value, plain) and (kind is bool or value is not True), wanted, value, key, where)
+    return kind(value) if kind in (float, Path) else value
 
 
-_PLAIN: dict[Any, tuple[Any, str]] = {
+PLAIN: dict[Any, tuple[Any, str]] = {
     str: (str, "text"),
+    Path: (str, "text"),
     bool: (bool, "true or false"),
     int: (int, "a whole number"),
     float: ((int, float), "a number"),
-    dict: (dict, "an object"),
-    NoneType: (NoneType, "null"),
 }
 
 
-def _read_record(kind: Any, value: Any, key: str) -> Any:
+def _read_record(kind: Any, value: Any, key: str, where: object) -> Any:
     """The object as a record of this dataclass."""
-    _checked(isinstance(value, dict), "an object", value, key)
+    _checked(isinstance(value, dict), "an object", value, key, where)
     types, found = _types_of(kind), {}
     for field in fields(kind):
         if field.name in value and field.metadata.get("json", True):
-            found[field.name] = _read(types[field.name], value[field.name], f"{key}.{field.name}")
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise _WrongValue(f"{_key_words(f'{key}.{field.name}')} is missing")
+            found[field.name] = _read(types[field.name], value[field.name], f"{key}.{field.name}", where)
+        elif field.name in _needed(kind):
+            raise DataError(f"{_key_words(f'{key}.{field.name}')} is missing", where=where)
     return kind(**found)
 
 
-def _read_one_of(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
-    """The value as the first of these types that it fits; of records, one whose keys are all there."""
-    if value is None and NoneType in kinds:
-        return None
+def _one_of(kinds: tuple[Any, ...], value: Any) -> Any:
+    """The first of these types that the value may be; of records, one whose keys are all there."""
     others = [kind for kind in kinds if kind is not NoneType]
-    problem = None
-    for kind in [kind for kind in others if isinstance(value, dict) and _needed(kind) <= value.keys()] or others:
-        try:
-            return _read(kind, value, key)
-        except _WrongValue as wrong:
-            problem = wrong
-    assert problem is not None
-    raise problem
+    for kind in others:
+        if is_dataclass(kind) and isinstance(value, dict) and _needed(kind) <= value.keys():
+            return kind
+        if kind in PLAIN and isinstance(value, PLAIN[kind][0]):
+            return kind
+    return others[0]
 
 
-@functools.cache
 def _needed(kind: Any) -> frozenset[str]:
     """The keys that a record of this dataclass must have."""
-    without = [field for field in fields(kind) if field.default is MISSING] if is_dataclass(kind) else []
-    return frozenset(field.name for field in without if field.default_factory is MISSING)
+    return frozenset(field.name for field in fields(kind) if field.default is field.default_factory is MISSING)
 
 
 @functools.cache
@@ -131,11 +113,11 @@ def _types_of(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _checked(is_right: bool, wanted: str, value: Any, key: str) -> Any:
+def _checked(is_right: bool, wanted: str, value: Any, key: str, where: object) -> Any:
     if is_right:
         return value
     found = "" if isinstance(value, dict | list) else f", found {value!r:.60}"
-    raise _WrongValue(f"{_key_words(key)} must be {wanted}{found}")
+    raise DataError(f"{_key_words(key)} must be {wanted}{found}", where=where)
 
 
 def _key_words(key: str) -> str:

@@ -27,15 +27,14 @@ LARGE_ERROR = 0.5  # of its norm: an output that moved further is warned about
 def short_names(names: Sequence[str], length: int = NAME_LENGTH) -> list[str]:
     """Shortens long names for a table; distinct names stay distinct.
 
-    Three ways are tried for all names: an ellipsis in the middle; initials (with their numbers) for parts from the left
-    (h.3.attn.c_proj.weight); a number at the end. The page's script does the same.
+    By an ellipsis in the middle; if that makes some equal, by initials with their numbers (h.3.attn.c_proj.weight), for
+    parts from the left; if that does too, not at all.
     """
-    differ = len(set(names))
     for way in (_cut, _initials):
         texts = [way(name, length) for name in names]
-        if len(set(texts)) == differ:
+        if len(set(texts)) == len(set(names)):
             return texts
-    return _numbered(names, length)
+    return list(names)
 
 
 def _cut(name: str, length: int) -> str:
@@ -58,20 +57,6 @@ def _initials(name: str, length: int) -> str:
             break
         parts[i] = re.sub(r"^([^0-9]).*?([0-9]*)$", r"\1\2", parts[i], flags=re.DOTALL)
     return _cut(".".join(parts), length)
-
-
-def _numbered(names: Sequence[str], length: int) -> list[str]:
-    """The last resort: initials with a unique number at the end."""
-    short = {name: name for name in names if len(name) <= length}
-    taken = set(short)
-    for i, name in enumerate(names, start=1):
-        while name not in short:
-            text = f"{_initials(name, length)[: max(0, length - 3 - len(str(i)))]}...{i}"
-            if text not in taken:
-                short[name] = text
-                taken.add(text)
-            i += len(names)
-    return [short[name] for name in names]
 
 
 def labelled_line(label: str, text: str) -> str:
