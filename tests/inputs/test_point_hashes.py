@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pack_sequence
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.data import as_batch, data_of, points_at
-from sipp.inputs.hashes import DIGITS, hash_of_points, point_hashes
+from sipp.inputs.batches import DIGITS, hash_of_points
+from sipp.inputs.data import as_batch, data_of
 from sipp.verbs.certify import certify
 
 N = 100
@@ -81,7 +81,7 @@ def test_a_packed_sequence_has_a_hash_for_each_sequence() -> None:
     packed = pack_sequence(sequences, enforce_sorted=False)
     found = hashes(packed)
     assert found == [hashes(sequence[None])[0] for sequence in sequences]
-    assert point_hashes(points_at(as_batch(packed, 0, "holdout"), torch.tensor([2, 1]))) == [found[2], found[1]]
+    assert as_batch(packed, 0, "holdout").at(torch.tensor([2, 1])).hashes() == [found[2], found[1]]
 
 
 def test_points_that_chose_the_pruning_do_not_speak_for_new_ones() -> None:

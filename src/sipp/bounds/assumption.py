@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import AnyData, Batch, Data, data_of, depends_on_batch, point_hashes, points_at
+from sipp.inputs import AnyData, Batch, Data, data_of, depends_on_batch
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
     C_CONSTANT,
@@ -87,7 +87,7 @@ def check_assumption(
     found = None  # the network is looked at once, not for every draw
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
         for draw in _draws(task.points, unit, advance):
-            keys.append("".join(point_hashes(draw)))
+            keys.append("".join(draw.hashes()))
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
@@ -98,7 +98,7 @@ def check_assumption(
             if weight.name not in sensitivity:
                 raise unreached_error(weight.name)
         for draw in () if held is None else _draws(held, unit, advance):
-            new_keys.append("".join(point_hashes(draw)))
+            new_keys.append("".join(draw.hashes()))
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 seen_FK = sensitivity[weight.name].to(numerics.BOUND_DTYPE)
@@ -133,7 +133,7 @@ def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
             advance(batch.n_points)
             continue
         for i in range(batch.n_points):
-            yield replace(points_at(batch, slice(i, i + 1)), where=f"{batch.where}, input {i}", labels=None)
+            yield replace(batch.at(slice(i, i + 1)), where=f"{batch.where}, input {i}", labels=None)
             advance(1)
 
 

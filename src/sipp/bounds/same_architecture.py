@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from sipp.errors import ModelError
-from sipp.inputs import Batch, copy_of, fresh, on_device, run_batch, scoring_mode, with_dtype
+from sipp.inputs import Batch, copy_of, run_batch, scoring_mode
 from sipp.results import numerics
 
 ALIKE = "compare a network with a pruned copy of itself"
@@ -84,7 +84,7 @@ def _with_weights(dense: nn.Module, theirs: dict[str, Tensor]) -> nn.Module:
 def _outputs(model: nn.Module, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
     """All tensors that a network returns for a batch in this precision; random layers draw the same numbers."""
     runs = copy_of(model).to(dtype)
-    given: Any = with_dtype(on_device(fresh(batch), numerics.device_of(model)), dtype)
+    given: Any = batch.copied(numerics.device_of(model), dtype)
     with torch.random.fork_rng(), scoring_mode(runs, "running"):
         torch.manual_seed(0)
         return [leaf for leaf in tree_leaves(run_batch(runs, given)) if isinstance(leaf, Tensor)]

@@ -35,13 +35,8 @@ from sipp.inputs import (
     Batch,
     Watch,
     data_of,
-    fresh,
-    on_device,
-    point_hashes,
     run_batch,
     scoring_mode,
-    tensors_of_inputs,
-    with_dtype,
 )
 from sipp.results import MOST_SHARE, NetworkBound, coverage, hashing, no_bound, numerics
 from sipp.scoring import Sensitivities
@@ -75,7 +70,7 @@ def sound_network_bound(
             if not is_same:
                 error_B, size_B = _as_run(dense, pruned, batch, error_B)
             worst = max(worst, float(relative(error_B, size_B).max()))
-            keys |= set(point_hashes(batch))
+            keys |= set(batch.hashes())
     except NoBound as why:
         return no_bound(str(why), None, mode="sound")
     covered = coverage(len(keys - scores.all_seen_keys), 1, confidence)
@@ -110,7 +105,7 @@ def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     Of a network that runs in float64 a float32 copy is measured: rounding goes with the unit.
     """
     kinds = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
-    given = {value.dtype for value in tensors_of_inputs(batch).values() if value.is_floating_point()}
+    given = {value.dtype for value in batch.tensors.values() if value.is_floating_point()}
     run = _output(model, batch, kinds[0] if not given <= set(kinds) else None)
     low, share = run, 1.0
     if run.dtype == torch.float64:
@@ -130,8 +125,7 @@ def _output(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Tensor
 
 def _ready(model: nn.Module, batch: Batch, dtype: torch.dtype | None) -> Batch:
     """A copy of the batch on the model's device, its real numbers in `dtype` (None: as they are)."""
-    copied = on_device(fresh(batch), numerics.device_of(model))
-    return copied if dtype is None else with_dtype(copied, dtype)
+    return batch.copied(numerics.device_of(model), dtype)
 
 
 def _one_tensor(output: Any) -> Tensor:

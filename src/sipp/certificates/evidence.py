@@ -136,7 +136,7 @@ def _outputs(
     has_positions: bool | None = None if drops_padding else False
     n_checked = 0
     for batch in data.batches():
-        hashes = point_hashes(batch)
+        hashes = batch.hashes()
         memory = known if batch.real_BT is None else None  # with padding, which hashes leave out, it may differ
         f = None if memory is None else memory.get(tuple(hashes))
         if f is None:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import Batch, allowed_difference, fresh, on_device, points_at, run_batch
+from sipp.inputs import Batch, allowed_difference, run_batch
 
 Output = int | str | Callable[[Any], Any] | None
 
@@ -53,7 +53,7 @@ def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
     """The same, on the model's device. Without `output`, the only tensor in a tuple or dict is taken."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # A copy: a first layer that works in place must not change what the other network, or the caller, sees.
-    result = run_batch(model, on_device(fresh(batch), device))
+    result = run_batch(model, batch.copied(device))
     if callable(output):
         try:
             result = output(result)
@@ -133,7 +133,7 @@ def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: 
         has_length = isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == len(real_T)
         return value[:, real_T.to(value.device)] if has_length else value
 
-    point = points_at(batch, slice(i, i + 1))
+    point = batch.at(slice(i, i + 1))
     kwargs = {name: cut(value) for name, value in point.kwargs.items()}
     args = tuple(cut(value) for value in point.args)
     try:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
         Weight as Weight,
         WeightUse as WeightUse,
         from_rows as from_rows,
+        hash_of_batch as hash_of_batch,
+        hash_of_points as hash_of_points,
         to_rows as to_rows,
     )
     from sipp.inputs.blocks import (
@@ -20,25 +22,11 @@ if TYPE_CHECKING:
         FEWEST_POINTS as FEWEST_POINTS,
         AnyData as AnyData,
         Data as Data,
-        as_given as as_given,
-        concatenated as concatenated,
-        data_of as data_of,
-        fresh as fresh,
-        is_tokens as is_tokens,
-        on_device as on_device,
-        points_at as points_at,
-        points_per_batch as points_per_batch,
-        tensors_of_inputs as tensors_of_inputs,
-        with_dtype as with_dtype,
-    )
-    from sipp.inputs.hashes import (
-        hash_of_batch as hash_of_batch,
-        hash_of_points as hash_of_points,
-        point_hashes as point_hashes,
-    )
-    from sipp.inputs.labels import (
         Truth as Truth,
         cross_entropy as cross_entropy,
+        data_of as data_of,
+        is_tokens as is_tokens,
+        points_per_batch as points_per_batch,
         truth_of as truth_of,
         why_not_measured as why_not_measured,
     )
@@ -65,13 +53,7 @@ if TYPE_CHECKING:
     from sipp.inputs.patches import (
         ValueRange as ValueRange,
         copy_windows as copy_windows,
-        fan_in_of as fan_in_of,
-        n_groups_of as n_groups_of,
-        n_patches_of as n_patches_of,
-        n_positions_of as n_positions_of,
-        n_rows_of as n_rows_of,
         patches_of as patches_of,
-        rows_of as rows_of,
         split_windows as split_windows,
         start_value_range as start_value_range,
         to_device as to_device,

@@ -12,7 +12,6 @@ from torch import nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import Batch, Weight, WeightUse
-from sipp.inputs.data import fresh
 from sipp.inputs.layer_checks import LayerChecks
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.patches import has_patches
@@ -43,7 +42,7 @@ class Run:
             modules = stack.enter_context(scoring_mode(model, norm_stats))
             if any(map(_is_compiled, modules)):  # torch.compile would compile what reads the layers too
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            given = fresh(self.batch)
+            given = self.batch.copied()
             if self.recorder is not None:
                 stack.enter_context(self.recorder.watching(given.args, given.kwargs))
             for layer in layers:

@@ -1,4 +1,4 @@
-"""`Data`: any data that a user gives, read in checked batches (`Batch`); everything else reads this.
+"""`Data`: any data that a user gives, read in checked batches (`Batch`), and labels as class numbers.
 
 Some statements need points that had no part in choosing the weights: the last points are held back before scoring
 (T18, `Data.hold_back`). That goes by the order of the data, which should be random, as every statement assumes.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sipp.errors import DataError, warn_caller
-from sipp.inputs.batches import Batch
-from sipp.inputs.hashes import is_padding_mask, point_hashes
+from sipp.inputs.batches import Batch, is_padding_mask
 from sipp.results import check, numerics
 
 # How many points we put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
@@ -27,8 +27,8 @@ FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
 # The same for token ids, whose activations are large: tokens in a batch, on a GPU by its memory
 BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
-# Data of unknown length counts as endless if its first batch recurs this often at equal distances, or after this many
-# points, unless n_points limits it.
+# Data of unknown length counts as endless if its first batch recurs more often than this, or after this many points,
+# unless n_points limits it.
 MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
 HELD_BACK_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
 
@@ -78,89 +78,90 @@ class Data:
         """
         if self.n_points is not None:
             check.whole("n_inputs", self.n_points, least=1)
-        left, n_seen, role = self.n_points, 0, self.role
-        is_endless = _endless() if left is None and not _has_length(self.given) else None
-        for index, raw in _read(self._raw_batches(batch_size or self.batch_size), role):
-            batch = as_batch(raw, index, role)
-            if is_endless is not None and is_endless(batch):
-                raise DataError(
-                    f"{role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
-                    fix="give finite data, such as a list of batches",
-                )
+        n_seen = n_repeats = 0
+        first: Batch | None = None
+        for index, raw in _read(self._raw_batches(batch_size or self.batch_size), self.role):
+            batch = as_batch(raw, index, self.role)
+            if self.n_points is None and not _has_length(self.given):
+                n_repeats += first is not None and _are_same(first, batch)
+                first = first or batch.copied()
+                self._refuse_endless(n_seen, n_repeats)
             if batch.n_points == 0:
                 continue
-            if left is not None and batch.n_points > left:
-                batch = points_at(batch, slice(left))
-            batch = batch if self.device is None else on_device(batch, self.device)
+            if self.n_points is not None and batch.n_points > self.n_points - n_seen:
+                batch = batch.at(slice(self.n_points - n_seen))
+            batch = batch if self.device is None else batch.on(self.device)
             if self.refuses_non_finite:
                 refuse_non_finite(batch)
             if self.seen_hashes is not None:
-                self.seen_hashes.update(point_hashes(batch))
-            yield batch
+                self.seen_hashes.update(batch.hashes())
             n_seen += batch.n_points
-            if left is not None:
-                left -= batch.n_points
-                if left == 0:
-                    return
+            yield batch
+            if n_seen == self.n_points:
+                return
         if n_seen == 0:
             raise DataError(
-                f"{role} holds no inputs; if it is an iterator, it was already used up", fix="give a list or a loader"
+                f"{self.role} holds no inputs; if it is an iterator, it was already used up",
+                fix="give a list or a loader",
             )
-        if left:
-            warn_caller(f"{self.n_points} inputs were asked for, but {role} has only {n_seen}")
+        if self.n_points is not None:
+            warn_caller(f"{self.n_points} inputs were asked for, but {self.role} has only {n_seen}")
 
     def first_batch(self, batch_size: int | None = None) -> tuple[Batch, Data]:
         """The first batch, and the data with that batch put back."""
         with torch.random.fork_rng():  # a loader that shuffles draws from the global generator
-            batch = fresh(next(self.batches(batch_size)))
+            batch = next(self.batches(batch_size)).copied()
         if self.can_be_read_again:
             return batch, self
-        return batch, replace(self, given=itertools.chain([as_given(batch)], self.given))  # type: ignore[arg-type]
+        return batch, replace(self, given=itertools.chain([batch.as_given], self.given))  # type: ignore[arg-type]
 
     def in_memory(self) -> Data:
         """The points, read once and kept as a list of batches."""
-        return replace(
-            self, given=[as_given(fresh(batch)) for batch in self.batches()], n_points=None, seen_hashes=None
-        )
+        read = [batch.copied().as_given for batch in self.batches()]
+        return replace(self, given=read, n_points=None, seen_hashes=None)
 
     def hold_back(self) -> tuple[Data, Data]:
         """The points in two lists of batches, kept in memory: those to score, and the last `HELD_BACK_SHARE` of all."""
-        read = [fresh(batch) for batch in self.batches()]
-        n_left = sum(batch.n_points for batch in read)
-        n_left -= math.floor(HELD_BACK_SHARE * n_left)
+        read = [batch.copied() for batch in self.batches()]
+        n_points = sum(batch.n_points for batch in read)
+        n_left = n_points - math.floor(HELD_BACK_SHARE * n_points)
         scored, held_back = [], []
         for batch in read:
-            inside = min(max(n_left, 0), batch.n_points)
-            if 0 < inside < batch.n_points:
-                scored.append(as_given(points_at(batch, slice(inside))))
-                held_back.append(as_given(points_at(batch, slice(inside, None))))
-            else:
-                (scored if inside else held_back).append(as_given(batch))
-            n_left -= batch.n_points
+            inside = min(n_left, batch.n_points)
+            n_left -= inside
+            scored += [batch.at(slice(inside)).as_given] if inside else []
+            held_back += [batch.at(slice(inside, None)).as_given] if inside < batch.n_points else []
         read_again = replace(self, n_points=None, seen_hashes=None)
         return replace(read_again, given=scored), replace(read_again, given=held_back)
 
     def hashes(self) -> list[str]:
         """The hash of every point, in order; copies have equal ones."""
-        return [found for batch in self.batches() for found in point_hashes(batch)]
+        return [found for batch in self.batches() for found in batch.hashes()]
+
+    def _refuse_endless(self, n_seen: int, n_repeats: int) -> None:
+        if n_repeats > MOST_REPEATS or n_seen > MOST_UNCOUNTED:
+            raise DataError(
+                f"{self.role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
+                fix="give finite data, such as a list of batches",
+            )
 
     def _raw_batches(self, batch_size: int | None) -> Iterable[Any]:
         """The raw batches."""
-        data, device, role = self.given, self.device, self.role
+        data, role = self.given, self.role
         if isinstance(data, tuple | Mapping):
             raise DataError(
                 f"{role} is a single {type(data).__name__}, not an iterable of batches",
                 fix="wrap it in a list, [batch]",
             )
         if isinstance(data, Tensor):
-            check_dense(data, role)
-        if isinstance(data, Tensor) and data.ndim > 0:
-            step = points_per_batch(data, device or data.device)
-            step = step if batch_size is None else min(batch_size, step) if is_tokens(data) else batch_size
-            return data.split(step)
+            _check_dense(data, role)
+            if data.ndim > 0:
+                step = points_per_batch(data, self.device or data.device)
+                step = step if batch_size is None else min(batch_size, step) if is_tokens(data) else batch_size
+                return data.split(step)
         if _is_map_style(data):
             if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
-                batch_size = points_per_batch(data.tensors[0], device or data.tensors[0].device)
+                batch_size = points_per_batch(data.tensors[0], self.device or data.tensors[0].device)
             points: Any = data
             _length(points)  # raises if it has none
             # a generator of its own, because a DataLoader would draw its base seed from the global one
@@ -192,23 +193,18 @@ def data_of(
 
 def points_per_batch(inputs: Tensor, device: torch.device) -> int:
     """The batch size that fits the byte budget; smaller for token ids, whose activations are large."""
-    # torch's half-precision products are slow on a CPU, and on some they crash (illegal instruction)
-    is_half = inputs.element_size() < 4 and device.type == "cpu"
+    is_cpu = device.type == "cpu"
     if is_tokens(inputs):
-        most = FEWEST_POINTS if device.type == "cpu" else MOST_POINTS
-        return max(1, min(most, _tokens_per_batch(device) // inputs.shape[1]))
-    if not inputs.is_floating_point() or is_half:
+        n_tokens = BATCH_TOKENS
+        if device.type == "cuda":  # many on a large GPU, which would otherwise wait for Python
+            memory = torch.cuda.get_device_properties(device).total_memory
+            n_tokens = max(FEWEST_GPU_TOKENS, memory // GPU_BYTES_A_TOKEN)
+        return max(1, min(FEWEST_POINTS if is_cpu else MOST_POINTS, n_tokens // inputs.shape[1]))
+    # torch's half-precision products are slow on a CPU, and on some they crash (illegal instruction)
+    if not inputs.is_floating_point() or (is_cpu and inputs.element_size() < 4):
         return FEWEST_POINTS
     point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
-    n_bytes = BATCH_BYTES if device.type == "cpu" else GPU_BATCH_BYTES
-    return min(max(n_bytes // point_bytes, FEWEST_POINTS), MOST_POINTS)
-
-
-def _tokens_per_batch(device: torch.device) -> int:
-    """Many on a large GPU, which would otherwise wait for Python."""
-    if device.type != "cuda":
-        return BATCH_TOKENS
-    return max(FEWEST_GPU_TOKENS, torch.cuda.get_device_properties(device).total_memory // GPU_BYTES_A_TOKEN)
+    return min(max((BATCH_BYTES if is_cpu else GPU_BATCH_BYTES) // point_bytes, FEWEST_POINTS), MOST_POINTS)
 
 
 def is_tokens(inputs: Tensor) -> bool:
@@ -240,6 +236,11 @@ def _has_length(data: Any) -> bool:
         return False
 
 
+def _are_same(a: Batch, b: Batch) -> bool:
+    tensors = list(a.tensors.values()), list(b.tensors.values())
+    return len(tensors[0]) == len(tensors[1]) and all(map(numerics.same_tensor, *tensors))
+
+
 def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
     """The raw batches with their numbers. One that cannot be read is never skipped: an error names it."""
     try:
@@ -256,27 +257,6 @@ def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
         except Exception as error:
             raise DataError(f"{role} batch {index} could not be read, and no input is skipped: {error!r}") from error
         yield index, raw
-
-
-def _endless() -> Callable[[Batch], bool]:
-    """A function to be called with each batch in turn; it returns True once the data looks endless."""
-    first: list[Tensor] = []
-    gap = since = n_repeats = n_seen = 0
-
-    def is_endless(batch: Batch) -> bool:
-        nonlocal gap, since, n_repeats, n_seen
-        inputs = list(tensors_of_inputs(batch).values())
-        since += 1
-        if not first:
-            first.extend(value.clone() for value in inputs)  # a loader may fill one buffer again and again
-        elif len(first) == len(inputs) and all(map(numerics.same_tensor, first, inputs)):
-            # at equal distances only: finite data may contain copies of its first batch
-            n_repeats = n_repeats + 1 if since == gap else 1
-            gap, since = since, 0
-        n_seen += batch.n_points
-        return n_repeats > MOST_REPEATS or n_seen > MOST_UNCOUNTED
-
-    return is_endless
 
 
 # --- One batch of what was given, checked -----------------------------------------------------------------------------
@@ -312,7 +292,7 @@ def as_batch(raw: Any, index: int, role: str) -> Batch:
 def _arguments_and_labels(raw: Any, where: str) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """What the model is called with (positional, by name), and the labels; None without labels."""
     inputs, labels, is_pair = raw, None, False
-    if isinstance(raw, Sequence) and not isinstance(raw, PackedSequence | str):
+    if _is_sequence(raw):
         if len(raw) not in (1, 2):
             raise DataError(
                 f"{where} has {len(raw)} parts", fix="give (inputs, labels), several inputs as ((a, b), labels)"
@@ -328,20 +308,22 @@ def _arguments_and_labels(raw: Any, where: str) -> tuple[tuple[Any, ...], dict[s
         if not is_pair and name is not None:
             labels = kwargs.pop(name)
         return (), kwargs, labels
-    if isinstance(inputs, Sequence) and not isinstance(inputs, PackedSequence | str):
-        return tuple(inputs), {}, labels
-    return (inputs,), {}, labels
+    return (tuple(inputs) if _is_sequence(inputs) else (inputs,)), {}, labels
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, PackedSequence | str)
 
 
 def _n_points(value: Any, where: str) -> int:
     tensor = value.data if isinstance(value, PackedSequence) else value
-    check_dense(tensor, where)
+    _check_dense(tensor, where)
     if tensor.ndim == 0:
         raise DataError(f"{where} holds a single number", fix="give tensors with the inputs along dimension 0")
     return int(value.batch_sizes[0]) if isinstance(value, PackedSequence) else len(tensor)
 
 
-def check_dense(value: Any, where: str) -> None:
+def _check_dense(value: Any, where: str) -> None:
     """Raises a DataError unless this is a dense tensor of real numbers."""
     if not isinstance(value, Tensor):
         kind = type(value).__name__
@@ -349,16 +331,16 @@ def check_dense(value: Any, where: str) -> None:
         raise DataError(
             f"{where} holds a {kind}; every argument is a dense tensor with the batch in dimension 0: {way_out}"
         )
-    if value.layout != torch.strided or value.is_nested:
-        raise DataError(f"{where} is a sparse or nested tensor ({value.layout})", fix="give a dense one, x.to_dense()")
-    if value.device.type == "meta":
-        raise DataError(f"{where} is on the meta device and holds no values", fix="give real inputs")
-    if value.is_complex():
-        raise DataError(f"{where} holds complex numbers ({value.dtype})", fix="give real ones, torch.view_as_real(x)")
-    if value.is_floating_point() and value.element_size() < 2:
-        raise DataError(f"{where} holds numbers of 8 bits ({value.dtype})", fix="give wider ones, x.float()")
-    if value.is_quantized:
-        raise DataError(f"{where} is a quantised tensor ({value.dtype})", fix="give plain numbers, x.dequantize()")
+    is_short = value.is_floating_point() and value.element_size() < 2
+    for is_so, what, fix in (
+        (value.layout != torch.strided or value.is_nested, f"sparse or nested ({value.layout})", "x.to_dense()"),
+        (value.is_meta, "on the meta device and holds no values", "real inputs"),
+        (value.is_complex(), f"complex ({value.dtype})", "torch.view_as_real(x)"),
+        (is_short, f"of 8 bits ({value.dtype})", "x.float()"),
+        (value.is_quantized, f"quantised ({value.dtype})", "x.dequantize()"),
+    ):
+        if is_so:
+            raise DataError(f"{where} is {what}", fix=f"give {fix}")
 
 
 def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
@@ -373,8 +355,7 @@ def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
         if not is_padding_mask(name) or not isinstance(value, Tensor) or value.ndim != 2:
             continue
         if name != "attention_mask":
-            if value.dtype == torch.bool:
-                found.append(~value)
+            found += [~value] if value.dtype == torch.bool else []
         elif bool(((value == 0) | (value == 1)).all()):
             found.append(value.bool())
     if not found or any(other.shape != found[0].shape or not torch.equal(other, found[0]) for other in found[1:]):
@@ -392,12 +373,12 @@ def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
 
 def refuse_non_finite(batch: Batch) -> None:
     """Raises a DataError if an input is NaN or infinite anywhere."""
-    for name, tensor in tensors_of_inputs(batch).items():
-        if not tensor.is_floating_point():
+    for name, tensor in batch.tensors.items():
+        if not tensor.is_floating_point() or tensor.numel() == 0:
             continue
         if "mask" in name:  # an additive attention mask says "never" with -inf
             tensor = tensor.clamp(min=torch.finfo(tensor.dtype).min)
-        if tensor.numel() == 0 or all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
+        if all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
             continue  # aminmax passes NaN on; one pass over the values if they are fine
         bad = ~torch.isfinite(tensor)
         is_packed = any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values()))
@@ -409,113 +390,60 @@ def refuse_non_finite(batch: Batch) -> None:
         )
 
 
-def tensors_of_inputs(batch: Batch) -> dict[str, Tensor]:
-    """The tensor of every input, by its name in errors; of a packed sequence, its data."""
-    named = {f"input {i}": value for i, value in enumerate(batch.args)} | batch.kwargs
-    return {name: value.data if isinstance(value, PackedSequence) else value for name, value in named.items()}
+# --- Labels -----------------------------------------------------------------------------------------------------------
+
+MOST_CLASSES = 1 << 31  # larger floats are not class numbers
 
 
-def as_given(batch: Batch) -> tuple[Any, Any]:
-    """The batch as a caller would give it: (inputs, labels)."""
-    return batch.kwargs or batch.args, batch.labels
+@dataclass(frozen=True)
+class Truth:
+    """The class number of every point, or why the labels give none."""
+
+    classes_n: Tensor | None  # int64, on the CPU; None: there are no labels, or `why` says what they are
+    why: str = ""
 
 
-# --- Batches cut, copied, moved and joined ----------------------------------------------------------------------------
+def truth_of(labels: Any, n: int, n_classes: int | None = None) -> Truth:
+    """The classes that labels name: n whole numbers (also as floats, or n x 1), or n one-hot rows of `n_classes`.
+
+    Whether a number is one of the classes is for the caller to check. `n_classes=None`: one-hot rows of any length.
+
+    Example:
+        >>> truth_of(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 2).classes_n
+        tensor([1, 0])
+    """
+    if labels is None:
+        return Truth(None)
+    try:
+        given = torch.as_tensor(labels, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        return Truth(None, f"labels are a {type(labels).__name__}, no class numbers")
+    shape = " x ".join(map(str, given.shape)) or "one number"
+    kind = f"labels are {str(given.dtype)[6:]} ({shape})"
+    if given.is_complex() or given.dim() == 0 or len(given) != n:
+        return Truth(None, f"{kind}, not {n} class numbers")
+    if given.dim() == 1 or given.shape[1:] == (1,):
+        whole = given.reshape(n)
+        if whole.is_floating_point() and not bool(((whole == whole.round()) & (whole.abs() < MOST_CLASSES)).all()):
+            return Truth(None, f"{kind}, and not all are whole: they are not class numbers")
+        return Truth(whole.long())
+    if given.dim() == 2 and n_classes in (None, given.shape[1]):
+        if bool((((given == 0) | (given == 1)).all(1) & (given.double().sum(1) == 1)).all()):
+            return Truth(given.double().argmax(1))
+        return Truth(None, f"{kind}, and not every row has one 1 among zeros: they name no single class")
+    return Truth(None, f"{kind}, not {n} class numbers" + (f" or rows of {n_classes}" if n_classes else ""))
 
 
-def points_at(batch: Batch, where: slice | Tensor) -> Batch:
-    """The batch of these points alone, in this order."""
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, PackedSequence):
-            padded, lengths = pad_packed_sequence(value, batch_first=True)
-            return pack_padded_sequence(padded[where], lengths[where], batch_first=True, enforce_sorted=False)
-        if isinstance(value, Tensor) and value.shape[:1] == (batch.n_points,):  # labels may be of any shape
-            return value[where]
-        if isinstance(value, list | tuple) and len(value) == batch.n_points:
-            return [value[i] for i in numerics.integers(0, batch.n_points)[where].tolist()]
-        return value
-
-    return replace(_map_values(batch, cut), n_points=len(numerics.integers(0, batch.n_points)[where]))
+def why_not_measured(why: set[str], has_label_n: Tensor) -> str:
+    """Why points with labels have no accuracy; "" if they have one, or no labels at all."""
+    n_labelled, n = int(has_label_n.sum()), len(has_label_n)
+    return min(why, default="" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} inputs have labels")
 
 
-def first_and_last(n_points: int) -> Tensor:
-    """The first and the last point of a batch, which stand for all of it."""
-    return numerics.integers(0, n_points)[:: max(1, n_points - 1)]
-
-
-def form_of(batch: Batch) -> tuple[Any, ...]:
-    """The shapes and dtypes of its inputs, except for the number of points."""
-    inputs = tensors_of_inputs(batch)
-    return (batch.n_points > 1, *((name, t.dtype, t.shape[1:]) for name, t in inputs.items()))
-
-
-def fresh(batch: Batch) -> Batch:
-    """A copy, safe from layers that work in place and loaders that reuse their memory."""
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, PackedSequence):
-            return value._replace(data=value.data.clone())
-        return value.clone() if isinstance(value, Tensor) else value
-
-    return _map_values(batch, copied)
-
-
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on this device."""
-
-    def move(value: Any) -> Any:
-        movable: Any = value  # PackedSequence.to is typed for dtypes only
-        return movable.to(device) if isinstance(value, Tensor | PackedSequence) else value
-
-    return _map_values(batch, move)
-
-
-def with_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with its real numbers in this dtype."""
-
-    def cast(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    return _map_values(batch, cast)
-
-
-def _map_values(batch: Batch, change: Callable[[Any], Any]) -> Batch:
-    return replace(
-        batch,
-        args=tuple(change(value) for value in batch.args),
-        kwargs={name: change(value) for name, value in batch.kwargs.items()},
-        labels=change(batch.labels),
-        real_BT=change(batch.real_BT),
-    )
-
-
-def concatenated(first: Batch, second: Batch) -> Batch | None:
-    """One batch of the points of both, without labels; None unless all inputs are tensors of the same form."""
-    given, other = _by_name(first), _by_name(second)
-    if given.keys() != other.keys():
-        return None
-    if not all(_is_alike(given[name], first.n_points, other[name], second.n_points) for name in given):
-        return None
-    both = {name: torch.cat([given[name], other[name]]) for name in given}
-    return replace(
-        first,
-        args=tuple(both[i] for i in range(len(first.args))),
-        kwargs={name: both[name] for name in first.kwargs},
-        labels=None,
-        n_points=first.n_points + second.n_points,
-        real_BT=both.get(None),
-    )
-
-
-def _by_name(batch: Batch) -> dict[int | str | None, Any]:
-    """The inputs by position or name; under None, the mask of positions that count."""
-    real = [] if batch.real_BT is None else [(None, batch.real_BT)]
-    return dict([*enumerate(batch.args), *batch.kwargs.items(), *real])
-
-
-def _is_alike(a: Any, n_a: int, b: Any, n_b: int) -> bool:
-    """Whether both are tensors with these numbers of points, and of the same form."""
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.ndim == 0 or b.ndim == 0:
-        return False
-    return (len(a), len(b)) == (n_a, n_b) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
+def cross_entropy(output: Tensor, labels: Any) -> Tensor:
+    """The mean cross-entropy for labels in any form that names classes; other labels are passed on unchanged."""
+    if isinstance(output, Tensor) and output.dim() == 2:
+        truth = truth_of(labels, len(output), output.shape[1])
+        if truth.classes_n is not None:
+            return F.cross_entropy(output, truth.classes_n.to(output.device))
+    return F.cross_entropy(output, labels)

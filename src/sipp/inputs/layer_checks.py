@@ -18,7 +18,6 @@ from torch import Tensor
 from sipp.errors import ModelError
 from sipp.inputs.batches import Batch, Weight, WeightUse, to_rows
 from sipp.inputs.layers import PrunableLayer, by_point
-from sipp.inputs.patches import n_groups_of, n_positions_of
 from sipp.results import numerics
 
 _log = logging.getLogger("sipp")
@@ -121,7 +120,7 @@ def _reals(output: Any) -> list[Tensor]:
 
 def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: int) -> _Expected | None:
     """The products of some patches of each point with some rows, plus the bias; None after an overflow."""
-    windows, n_groups, n_positions = use.windows, n_groups_of(use), n_positions_of(use)
+    windows, n_groups, n_positions = use.windows, use.n_groups, use.n_positions
     n_at = max(2, MOST_VALUES * n_positions // windows.numel())
     positions = _evenly_spaced(n_positions, min(n_positions, n_at), windows.device)
     rows = _compared_rows(weight.n_rows, n_groups, windows.device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.batches import Batch
-from sipp.inputs.data import fresh, is_tokens, points_at, tensors_of_inputs
+from sipp.inputs.data import is_tokens
 from sipp.inputs.layer_checks import every_tensor, finite_or_zero
 from sipp.inputs.running import run_batch, scoring_mode
 from sipp.results import NormStats, numerics
@@ -51,7 +51,7 @@ def dense_outputs(
         if i in kept:
             return kept[i]
         with scoring_mode(dense, norm_stats):
-            found = [tensor.detach() for tensor in tensors_in(run_batch(dense, fresh(batches[i])))]
+            found = [tensor.detach() for tensor in tensors_in(run_batch(dense, batches[i].copied()))]
         n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in found)
         if n_bytes <= left:
             kept[i], left = found, left - n_bytes
@@ -69,7 +69,7 @@ def error_of(
     for i, batch in enumerate(batches):
         aims = wanted(i)  # once: large outputs are not kept
         with scoring_mode(model, norm_stats):
-            far, large = squared_distance(run_batch(model, fresh(batch)), aims, batch)
+            far, large = squared_distance(run_batch(model, batch.copied()), aims, batch)
         distance, size, n_tensors = distance + float(far), size + float(large), n_tensors + len(aims)
         del aims  # before the next ones are made
     if n_tensors == 0:
@@ -128,7 +128,7 @@ def _of_tokens(batch: Batch, most: int) -> list[Batch]:
     if ids is None or not is_tokens(ids) or ids.numel() <= most or len(ids) != batch.n_points:
         return [batch]
     step = max(1, most // ids.shape[1])
-    return [points_at(batch, slice(start, start + step)) for start in range(0, batch.n_points, step)]
+    return [batch.at(slice(start, start + step)) for start in range(0, batch.n_points, step)]
 
 
 def output_norms(output: Any, n_points: int) -> Tensor | None:
@@ -178,7 +178,7 @@ def allowed_difference(model: nn.Module, batch: Batch, finest: float | None = No
     """
     tensors = [*model.parameters(), *model.buffers()]
     is_cpu = all(t.device.type == "cpu" for t in tensors) and torch.get_float32_matmul_precision() == "highest"
-    floats = {t.dtype for t in (*tensors, *tensors_of_inputs(batch).values()) if t.is_floating_point()}
+    floats = {t.dtype for t in (*tensors, *batch.tensors.values()) if t.is_floating_point()}
     if torch.is_autocast_enabled("cpu"):
         floats.add(torch.get_autocast_dtype("cpu"))
     coarsest = max(floats or {torch.float32}, key=lambda dtype: torch.finfo(dtype).eps)
@@ -200,7 +200,7 @@ def why_dependent(batch: Batch, run: Callable[[Batch], Any], allowed: float, who
     back = numerics.integers(n - 1, -1, -1)
     last = back[: min(n - n // 2, MOST_ALONE)]  # at most half of the batch, so that its statistics are others
     try:
-        alone = run(points_at(batch, last))
+        alone = run(batch.at(last))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -210,10 +210,10 @@ def why_dependent(batch: Batch, run: Callable[[Batch], Any], allowed: float, who
         return f"no output has one row for each of the {n} inputs along dimension 0"
     if _agree(pairs, last, allowed):
         return ""
-    again = run(points_at(batch, last))
+    again = run(batch.at(last))
     if not _agree(_pairs(alone, len(last), again, len(last)), numerics.integers(0, len(last)), allowed):
         return CHANCE
-    return NEIGHBOURS if _agree(_pairs(whole, n, run(points_at(batch, back)), n), back, allowed) else ORDER
+    return NEIGHBOURS if _agree(_pairs(whole, n, run(batch.at(back)), n), back, allowed) else ORDER
 
 
 def _pairs(whole: Any, n: int, part: Any, n_part: int) -> list[tuple[Tensor, Tensor]]:

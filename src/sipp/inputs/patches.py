@@ -64,36 +64,6 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def n_groups_of(use: WeightUse) -> int:
-    """The groups of rows, each with inputs of its own: 1 except for grouped convolutions."""
-    return use.windows.shape[1]
-
-
-def n_positions_of(use: WeightUse) -> int:
-    """The patches of each point, padding included."""
-    return use.windows.shape[2 : 2 + use.n_position_dims].numel()
-
-
-def n_patches_of(use: WeightUse) -> int:
-    """Points x positions: the patches of all points, padding included."""
-    return use.windows.shape[0] * n_positions_of(use)
-
-
-def fan_in_of(use: WeightUse) -> int:
-    """The number of values in one patch."""
-    return use.windows.shape[2 + use.n_position_dims :].numel()
-
-
-def n_rows_of(use: WeightUse, weight: Weight) -> int:
-    """How many rows of the weight meet these inputs."""
-    return weight.n_rows - use.row_start if use.n_rows is None else use.n_rows
-
-
-def rows_of(use: WeightUse, weight: Weight) -> slice:
-    """Which rows of the weight meet these inputs."""
-    return slice(use.row_start, use.row_start + n_rows_of(use, weight))
-
-
 def together(use: WeightUse) -> WeightUse:
     """The use with the patches of all points together, as if they belonged to one."""
     if not use.attributed:
@@ -245,61 +215,47 @@ def has_patches(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
     Raises if the windows are not patches of the weight. Messages begin with a verb: the caller puts the layer first.
     """
     windows = use.windows
-    _check_form(use, weight)
-    if fan_in_of(use) != weight.fan_in:
-        raise DataError(f"takes {weight.fan_in} features, not {fan_in_of(use)}")
+    why = _why_no_use(use, weight)
+    if why:
+        raise ModelError(f"has an adapter whose {why}")
+    if use.fan_in != weight.fan_in:
+        raise DataError(f"takes {weight.fan_in} features, not {use.fan_in}")
     if windows.dtype not in DTYPES:
         raise DataError(f"takes real numbers of 16 to 64 bits, not {str(windows.dtype).removeprefix('torch.')}")
     if windows.device != device:
         raise DataError(f"is on {device}, its input on {windows.device}: both must be on one device")
     if windows.numel() == 0:
         return False
-    if windows.shape[0] != (batch.n_points if use.attributed else 1):
+    if len(windows) != (batch.n_points if use.attributed else 1):
         raise ModelError(f"has an adapter that reports {len(windows)} inputs, but the batch has {batch.n_points}")
-    _refuse_one_vector(use, weight, batch)
-    return True
-
-
-def _check_form(use: WeightUse, weight: Weight) -> None:
-    """Raises if windows, rows and counts are inconsistent, which is a bug of the adapter."""
-    windows = use.windows
-    if not isinstance(windows, Tensor) or windows.layout != torch.strided or use.n_position_dims < 0:
-        raise ModelError("has an adapter whose windows are not a dense tensor of (inputs, groups, *positions, *fan_in)")
-    if windows.ndim < 2 + use.n_position_dims:
-        raise ModelError(
-            f"has an adapter whose windows have {windows.ndim} dimensions, too few for inputs, groups and "
-            f"{use.n_position_dims} of positions"
-        )
-    n_rows, rows = n_rows_of(use, weight), rows_of(use, weight)
-    n_groups, n_positions = n_groups_of(use), n_positions_of(use)
-    if rows.start < 0 or n_rows < 1 or rows.stop > weight.n_rows:
-        raise ModelError(
-            f"has an adapter that reports rows {rows.start} to {rows.stop}, but the weight has {weight.n_rows}"
-        )
-    if n_groups < 1 or n_rows % n_groups:
-        raise ModelError(f"has an adapter that reports {n_groups} groups for {n_rows} rows")
-    counts_B, real_BP = use.counts_B, use.real_BP
-    if counts_B is not None:
-        if counts_B.shape != windows.shape[:1] or counts_B.is_floating_point() or counts_B.is_complex():
-            raise ModelError(f"has an adapter whose counts_B is not one whole number for each of {len(windows)} inputs")
-        if counts_B.numel() and not 0 <= int(counts_B.min()) <= int(counts_B.max()) <= n_positions:
-            raise ModelError(f"has an adapter whose counts_B is outside of 0 to {n_positions} patches")
-    if real_BP is not None:
-        shape = (len(windows), n_positions)
-        if use.n_position_dims != 1 or real_BP.dtype != torch.bool or tuple(real_BP.shape) != shape:
-            raise ModelError(f"has an adapter whose real_BP is not a truth value for each of {shape} patches")
-
-
-def _refuse_one_vector(use: WeightUse, weight: Weight, batch: Batch) -> None:
-    """Raises if the numbers of one vector were given as that many points."""
-    if use.attributed or n_positions_of(use) != 1 or batch.n_points != weight.fan_in:
-        return
-    if any(isinstance(value, Tensor) and value.ndim == 1 for value in (*batch.args, *batch.kwargs.values())):
+    is_one = not use.attributed and use.n_positions == 1 and batch.n_points == weight.fan_in
+    if is_one and any(tensor.ndim == 1 for tensor in batch.tensors.values()):
         raise DataError(
             f"reads the {batch.n_points} inputs of the batch as the {weight.fan_in} features of one "
             "vector; inputs run along dimension 0",
             fix="give a batch of one input as x[None]",
         )
+    return True
+
+
+def _why_no_use(use: WeightUse, weight: Weight) -> str:
+    """How windows, rows and counts contradict each other, which is a bug of the adapter; "" if they do not."""
+    windows, counts_B, real_BP = use.windows, use.counts_B, use.real_BP
+    if windows.layout != torch.strided or use.n_position_dims < 0 or windows.ndim < 2 + use.n_position_dims:
+        return "windows are not a dense tensor of (inputs, groups, *positions, *fan_in)"
+    n_rows, rows = use.n_rows_of(weight), use.rows_of(weight)
+    if rows.start < 0 or n_rows < 1 or rows.stop > weight.n_rows:
+        return f"rows are {rows.start} to {rows.stop}, but the weight has {weight.n_rows}"
+    if use.n_groups < 1 or n_rows % use.n_groups:
+        return f"{n_rows} rows are in {use.n_groups} groups"
+    if counts_B is not None and (counts_B.shape != windows.shape[:1] or counts_B.dtype != torch.int64):
+        return f"counts_B is not one whole number for each of {len(windows)} inputs"
+    if counts_B is not None and not bool(((counts_B >= 0) & (counts_B <= use.n_positions)).all()):
+        return f"counts_B is outside of 0 to {use.n_positions} patches"
+    shape = (len(windows), use.n_positions)
+    if real_BP is not None and (use.n_position_dims != 1 or real_BP.dtype != torch.bool or real_BP.shape != shape):
+        return f"real_BP is not a truth value for each of {shape} patches"
+    return ""
 
 
 def with_padding_zeroed(use: WeightUse, batch: Batch) -> WeightUse:

@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.batches import Batch
-from sipp.inputs.data import tensors_of_inputs
 from sipp.results import NormStats, numerics
 
 # Held while a model is not in the state its owner left it in. One lock for all models: they may share parts, and one
@@ -47,7 +46,7 @@ def run_batch(model: nn.Module, batch: Batch, own_errors: Sequence[Exception] = 
 
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     """The message for a forward that failed: on which inputs, with which error, and what to try."""
-    inputs = tensors_of_inputs(batch)
+    inputs = batch.tensors
     given = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in inputs.items())
     text = f"{batch.where} ({given}): the model raised {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:

@@ -27,7 +27,7 @@ from sipp.errors import DataError, ModelError
 from sipp.inputs.batches import Batch, Weight, WeightUse
 from sipp.inputs.blocks import Blocks, find_blocks
 from sipp.inputs.capture import OnUse, Run
-from sipp.inputs.data import AnyData, data_of, points_at, tensors_of_inputs
+from sipp.inputs.data import AnyData, data_of
 from sipp.inputs.layer_checks import LayerChecks, tolerance_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import distinct_values, together, with_padding_zeroed
@@ -125,7 +125,7 @@ def trace_layers(
     layers = tuple(layers)
     points = _inputs_to_run(batch)
     try:
-        return _traced(model, layers, points_at(batch, points), norm_stats)
+        return _traced(model, layers, batch.at(points), norm_stats)
     except (DataError, ModelError):
         if len(points) == batch.n_points:
             raise
@@ -207,7 +207,7 @@ def _inputs_to_run(batch: Batch) -> Tensor:
 
 def _content(batch: Batch, point: int) -> list[Tensor]:
     """The tensors of one input of a batch."""
-    return list(tensors_of_inputs(points_at(batch, slice(point, point + 1))).values())
+    return list(batch.at(slice(point, point + 1)).tensors.values())
 
 
 def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, norm_stats: NormStats) -> ModelMap:
@@ -269,7 +269,7 @@ def _exchanged(
     for placed in (reverse, sorted_still) if few.n_points > 1 else ():
         seen = _Uses()
         try:
-            Run(points_at(few, placed), seen, returned).of(model, layers, norm_stats)
+            Run(few.at(placed), seen, returned).of(model, layers, norm_stats)
         except (DataError, ModelError):  # the order's fault: the first run had the same inputs
             continue
         return placed, seen

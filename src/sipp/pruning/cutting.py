@@ -177,7 +177,7 @@ def output_change(ranking: Ranking, network_cut: Cut, task: ScoringTask) -> Outp
         return moved if choice.n_inputs else None
     sample = ranking.sample
     if sample is None and task.data is not None and task.data.can_be_read_again:
-        sample = points_at(next(task.data.batches(N_SAMPLE)), slice(N_SAMPLE))
+        sample = next(task.data.batches(N_SAMPLE)).at(slice(N_SAMPLE))
     if sample is None:
         return None
     error = output_error(ranking.model, network_cut.model, [sample])

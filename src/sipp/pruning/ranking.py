@@ -180,7 +180,7 @@ def _measure(
         def on_batch(batch: Batch) -> None:
             advance(batch.n_points)
             if not sample:
-                sample.append(fresh(points_at(batch, slice(N_SAMPLE))))
+                sample.append(batch.at(slice(N_SAMPLE)).copied())
 
         reduce = options.reduce or info.reduce
         return measure_sensitivities(task, reduce=reduce, on_batch=on_batch, with_means=with_means), sample[0]

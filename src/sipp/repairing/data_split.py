@@ -13,15 +13,10 @@ from sipp.errors import DataError
 from sipp.inputs import (
     AnyData,
     Batch,
-    concatenated,
     data_of,
-    fresh,
     is_tokens,
     output_error,
-    point_hashes,
-    points_at,
     points_per_batch,
-    tensors_of_inputs,
 )
 from sipp.results import numerics
 
@@ -70,7 +65,7 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
     different, fitted_keys = set[str](), set[str]()
     places = _places_to_hold_back()
     for batch in batches:
-        keys = point_hashes(batch)
+        keys = batch.hashes()
         different |= set(keys)
         most = max(most, batch.n_points)
         is_held_back = torch.tensor(list(islice(places, batch.n_points)), dtype=torch.bool, device="cpu")
@@ -78,7 +73,7 @@ def split_batches(batches: Iterable[Batch]) -> DataSplit:
         fitted_keys |= {key for key, is_one in zip(keys, is_held_back.tolist()) if not is_one}
         for found, where in ((fit, ~is_held_back), (held_back, is_held_back)):
             if bool(where.any()):
-                found.append(fresh(points_at(batch, where.nonzero().flatten())))
+                found.append(batch.at(where.nonzero().flatten()).copied())
     if len(different) < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
         copies = "" if len(different) == n_seen else " different"
         raise DataError(
@@ -108,15 +103,15 @@ def _halved(held_back: list[Batch], fitted_keys: set[str]) -> tuple[list[Batch],
         n_seen += batch.n_points
         for found, where in ((validation, ~is_second), (rest, is_second)):
             if bool(where.any()):
-                found.append(points_at(batch, where.nonzero().flatten()))
-    used = fitted_keys | {key for batch in validation for key in point_hashes(batch)}
+                found.append(batch.at(where.nonzero().flatten()))
+    used = fitted_keys | {key for batch in validation for key in batch.hashes()}
     test, test_keys = list[Batch](), list[str]()
     for batch in rest:
-        keys = point_hashes(batch)
+        keys = batch.hashes()
         new = [i for i, key in enumerate(keys) if key not in used]
         test_keys += [keys[i] for i in new]
         if new:
-            test.append(points_at(batch, torch.tensor(new, dtype=torch.int64, device="cpu")))
+            test.append(batch.at(torch.tensor(new, dtype=torch.int64, device="cpu")))
     return (validation, test) if len(set(test_keys)) >= FEWEST_TEST_POINTS else (held_back, [])
 
 
@@ -125,7 +120,7 @@ def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
     found: list[Batch] = []
     for batch in batches:
         fits = found and found[-1].n_points + batch.n_points <= most
-        both = concatenated(found[-1], batch) if fits else None
+        both = found[-1].joined(batch) if fits else None
         if both is None:
             found.append(batch)
         else:
@@ -151,7 +146,7 @@ def points_at_once(batch: Batch, widest: int) -> int:
     The usual batch size; for tokens possibly more, if the network is so narrow that its outputs are small.
     """
     counts = []
-    for inputs in tensors_of_inputs(batch).values():
+    for inputs in batch.tensors.values():
         if inputs.is_cuda:
             counts.append(points_per_batch(inputs, inputs.device))
             if is_tokens(inputs):

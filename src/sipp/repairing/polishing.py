@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Batch, dense_outputs, error_of, fresh, points_at, run_batch, scoring_mode, squared_distance
+from sipp.inputs import Batch, dense_outputs, error_of, run_batch, scoring_mode, squared_distance
 from sipp.progress import progress_bar
 from sipp.pruning import hold_masks, release
 from sipp.repairing.data_split import DataSplit, merged_batches
@@ -203,7 +203,7 @@ def _step(model: nn.Module, training: _Training, batch: Batch, wanted: list[Tens
         stack.enter_context(torch.enable_grad())
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # no gradients of RNNs in eval mode
-        distance, size = squared_distance(run_batch(model, fresh(batch)), wanted, batch)
+        distance, size = squared_distance(run_batch(model, batch.copied()), wanted, batch)
         if float(size) == 0 or not bool(torch.isfinite(distance)):
             return
         training.step(distance / size)
@@ -225,11 +225,11 @@ def _training_batches(batches: Sequence[Batch], seed: int, *, is_mixed: bool) ->
             for pool in merged_batches([batches[i] for i in some.tolist()], N_SHUFFLED * most):
                 n_parts = -(-pool.n_points // most)
                 if not is_mixed:
-                    yield from (points_at(pool, at) for at in shuffled(pool.n_points).chunk(n_parts))
+                    yield from (pool.at(at) for at in shuffled(pool.n_points).chunk(n_parts))
                     continue
                 for at, others in zip(*(shuffled(pool.n_points).chunk(n_parts) for _ in range(2))):
                     shares = torch.rand(len(at), generator=generator, dtype=numerics.SCORE_DTYPE, device="cpu")
-                    yield _between(points_at(pool, at), points_at(pool, others), shares)
+                    yield _between(pool.at(at), pool.at(others), shares)
 
 
 def _can_be_mixed(batch: Batch) -> bool:

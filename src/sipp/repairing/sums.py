@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sipp.inputs import Weight, WeightUse, n_groups_of, n_patches_of, n_rows_of, rows_of, split_windows, to_rows
+from sipp.inputs import Weight, WeightUse, split_windows, to_rows
 from sipp.results import numerics
 
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
@@ -150,7 +150,7 @@ class WeightSums:
             else numerics.SCORE_DTYPE
         )
         dense_GRK, rows_GRK = (
-            to_rows(weight, values)[rows_of(use, weight)].unflatten(0, (use.windows.shape[1], -1)).to(dtype)
+            to_rows(weight, values)[use.rows_of(weight)].unflatten(0, (use.windows.shape[1], -1)).to(dtype)
             for values in (dense, pruned)
         )
         n_groups, n_rows, fan_in = rows_GRK.shape
@@ -183,7 +183,7 @@ class WeightSums:
                 moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
         if here is not moments:
             moments.add_inputs(here.xx_GKK, here.x_GK)
-        moments.n += float(n_patches_of(use) if use.counts_B is None else use.counts_B.sum())
+        moments.n += float(use.n_patches if use.counts_B is None else use.counts_B.sum())
         return (use.windows, here) if self.shares else None
 
     def solvable(self) -> tuple[list[RowBlock], str]:
@@ -209,7 +209,7 @@ def _patches(
     weight: Weight, pair: UsePair, dtype: torch.dtype, chunk_bytes: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """The patches of both networks (G x K x P) and the gap between their streams (G x R x P), in chunks."""
-    n_rows_per_group = n_rows_of(pair.pruned, weight) // n_groups_of(pair.pruned)
+    n_rows_per_group = pair.pruned.n_rows_of(weight) // pair.pruned.n_groups
     per_window = numerics.BOUND_DTYPE.itemsize * (2 * weight.fan_in + 3 * n_rows_per_group)
 
     def chunks(use: WeightUse) -> Iterator[Tensor]:

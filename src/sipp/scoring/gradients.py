@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sipp.errors import DataError
-from sipp.inputs import Batch, check_can_be_written, cross_entropy, fresh, run_batch, scoring_mode
+from sipp.inputs import Batch, check_can_be_written, cross_entropy, run_batch, scoring_mode
 from sipp.results import Loss
 from sipp.scoring.task import ScoringTask
 
@@ -43,7 +43,7 @@ def batch_loss(task: ScoringTask, batch: Batch, method: str) -> Tensor:
     """The loss of a batch times its number of points; a DataError names the method that needs the labels."""
     if batch.labels is None:
         raise DataError(f"batch {batch.index} has no labels, which {method} needs", fix="give (inputs, labels)")
-    copied = fresh(batch)  # autograd rejects tensors made under inference_mode
+    copied = batch.copied()  # autograd rejects tensors made under inference_mode
     loss = task.loss or cross_entropy
     return _loss_of(loss, run_batch(task.model, copied), copied, method) * batch.n_points
 

@@ -15,10 +15,7 @@ from sipp.inputs import (
     Batch,
     Weight,
     WeightUse,
-    fan_in_of,
     from_rows,
-    n_groups_of,
-    n_rows_of,
     patches_of,
     split_windows,
     to_rows,
@@ -48,7 +45,7 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
         gram_GKK = _gram(use)
-        step = n_rows_of(use, weight) // len(gram_GKK)
+        step = use.n_rows_of(weight) // len(gram_GKK)
         for group, gram_KK in enumerate(gram_GKK):
             start = use.row_start + group * step
             met = grams[weight.name].setdefault((start, start + step), torch.zeros_like(gram_KK))
@@ -67,8 +64,8 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
 
 def _gram(use: WeightUse) -> Tensor:
     """The sum over all patches of x x^T, G x K x K, in pieces of bounded size."""
-    fan_in = fan_in_of(use)
-    total_GKK = torch.zeros(n_groups_of(use), fan_in, fan_in, dtype=numerics.BOUND_DTYPE, device=use.windows.device)
+    fan_in = use.fan_in
+    total_GKK = torch.zeros(use.n_groups, fan_in, fan_in, dtype=numerics.BOUND_DTYPE, device=use.windows.device)
     for _, part in split_windows(
         use, bytes_per_window=2 * numerics.BOUND_DTYPE.itemsize * fan_in, chunk_bytes=CHUNK_BYTES
     ):

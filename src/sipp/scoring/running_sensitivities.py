@@ -23,10 +23,7 @@ from sipp.inputs import (
     ValueRange,
     Weight,
     WeightUse,
-    n_groups_of,
-    n_positions_of,
     patches_of,
-    rows_of,
     split_windows,
     start_value_range,
     to_device,
@@ -65,7 +62,7 @@ class _Part:
         use = self.use
         if use.counts_B is not None:
             return use.counts_B[self.points]
-        return torch.full((self.n_points,), n_positions_of(use), dtype=torch.int64, device=use.windows.device)
+        return torch.full((self.n_points,), use.n_positions, dtype=torch.int64, device=use.windows.device)
 
     @property
     def own_use(self) -> WeightUse:
@@ -112,7 +109,7 @@ class RunningSensitivities:
 
         `values` is the range of its windows.
         """
-        rows = rows_of(use, self.weight)
+        rows = use.rows_of(self.weight)
         self._count(use, rows, batch)
         if not all(map(math.isfinite, values.peaks)):
             raise overflow_error(self.weight.name, batch)
@@ -164,7 +161,7 @@ class RunningSensitivities:
             self.outputs_B = 0
             self.norms.start_batch(batch.n_points)
         self.norms.is_attributed &= use.attributed
-        n_each = n_positions_of(use) if use.counts_B is None else use.counts_B.cpu()
+        n_each = use.n_positions if use.counts_B is None else use.counts_B.cpu()
         self.outputs_B = self.outputs_B + n_each * (rows.stop - rows.start)
 
     def _prepare_means(self, use: WeightUse, rows: slice, batch: Batch, n_uses: int) -> None:
@@ -183,7 +180,7 @@ class RunningSensitivities:
             shape, device = self.scaled_FK.shape, self.scale_F.device
             self.sums_TBFK = torch.zeros(2, len(use.windows), *shape, dtype=numerics.SCORE_DTYPE, device=device)
             self.counts_BF = torch.zeros(len(use.windows), shape[0], dtype=torch.int64, device=device)
-        n_each = n_positions_of(use) if use.counts_B is None else use.counts_B.to(self.counts_BF)[:, None]
+        n_each = use.n_positions if use.counts_B is None else use.counts_B.to(self.counts_BF)[:, None]
         self.counts_BF[:, rows] += n_each
 
     def _add_part(self, part: _Part, n_uses: int) -> None:
@@ -204,7 +201,7 @@ class RunningSensitivities:
         return max(1, self.chunk_bytes // (4 * FLOAT_BYTES * n_weights))  # two signs, with temporaries
 
     def _is_maximum(self, part: _Part, n_uses: int) -> bool:
-        return self.reduce == "max" or (n_uses == 1 and n_positions_of(part.use) == 1)  # the mean of one patch
+        return self.reduce == "max" or (n_uses == 1 and part.use.n_positions == 1)  # the mean of one patch
 
     def _is_fused(self, part: _Part, n_uses: int) -> bool:
         return self._kernel(part).fused is not None and (self.reduce == "max" or n_uses == 1)
@@ -216,7 +213,7 @@ class RunningSensitivities:
         except (MemoryError, RuntimeError) as error:
             if not numerics.is_out_of_memory(error):
                 raise
-        least = n_groups_of(part.use) * self._bytes_per_window(part)  # of a patch
+        least = part.use.n_groups * self._bytes_per_window(part)  # of a patch
         if self.chunk_bytes <= least:
             raise ModelError(
                 f"out of memory at {self.weight.name} even one patch at a time ({least} bytes)",
@@ -370,11 +367,11 @@ class RunningSensitivities:
         return (self.kernel.in_float64 if part.is_wide else None) or self.kernel
 
     def _key(self, part: _Part) -> tuple[int, int, int]:
-        return part.rows.start, part.rows.stop, n_groups_of(part.use)
+        return part.rows.start, part.rows.stop, part.use.n_groups
 
     def _operands(self, part: _Part) -> tuple[Tensor, Tensor]:
         """The scaled weights (G x R x K), and the factors (G x R) that undo their scale."""
-        n_groups = n_groups_of(part.use)
+        n_groups = part.use.n_groups
         weight_FK = self._scaled_rows(part.rows) if part.is_wide else _rows_at(self.scaled_FK, part.rows)
         factors_F = _rows_at(self.factors_F, part.rows)
         return weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
@@ -384,7 +381,7 @@ class RunningSensitivities:
 
     def _bytes_per_window(self, part: _Part) -> int:
         """What a window of one group takes: its values, one signed copy, and seven numbers per row."""
-        n_rows_per_group = (part.rows.stop - part.rows.start) // n_groups_of(part.use)
+        n_rows_per_group = (part.rows.stop - part.rows.start) // part.use.n_groups
         return FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
 
 

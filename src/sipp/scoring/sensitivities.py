@@ -30,13 +30,10 @@ from sipp.inputs import (
     allowed_difference,
     copy_windows,
     depends_on_batch,
-    fresh,
     from_rows,
     hash_of_batch,
     map_for,
     output_norms,
-    point_hashes,
-    points_at,
     read_uses,
     run_batch,
     scoring_mode,
@@ -115,7 +112,7 @@ def measure_sensitivities(
     dependence = no_chain = ""
     with numerics.current_device(model):
         for batch, found in _batches(task, waits=both or reduce == "mean"):
-            keys = point_hashes(batch)
+            keys = batch.hashes()
             scoring_pass.point_keys.update(keys)
             scoring_pass.draw_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys)
             on_use = scoring_pass.use_scorer(found.n_uses)
@@ -258,7 +255,7 @@ def _batches(task: ScoringTask, *, waits: bool) -> Iterator[tuple[Batch, ModelMa
             yield batch, found
             continue
         for start in range(0, batch.n_points, FEWEST_POINTS):
-            yield points_at(batch, slice(start, start + FEWEST_POINTS)), found
+            yield batch.at(slice(start, start + FEWEST_POINTS)), found
 
 
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any) -> str:
@@ -266,14 +263,14 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
 
     def run(part: Batch) -> Any:
         with scoring_mode(model, norm_stats):
-            return run_batch(model, fresh(part))
+            return run_batch(model, part.copied())
 
     allowed = allowed_difference(model, batch)
     if numerics.device_of(model).type == "cpu":
         reason = why_dependent(batch, run, allowed, output)
     else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
         with numerics.float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
-            reason = why_dependent(points_at(batch, slice(MOST_CHECKED_AGAIN)), run, allowed)
+            reason = why_dependent(batch.at(slice(MOST_CHECKED_AGAIN)), run, allowed)
     if reason == ORDER:
         raise DataError(f"{reason}", where=batch.where)
     return reason

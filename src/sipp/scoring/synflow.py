@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Batch, copy_of, fresh, points_at, run_batch, tensors_in
+from sipp.inputs import Batch, copy_of, run_batch, tensors_in
 from sipp.results import numerics
 from sipp.scoring.gradients import with_gradients
 from sipp.scoring.ordinals import ordinals
@@ -69,7 +69,7 @@ def _removed_in_steps(model: nn.Module, parameters: Sequence[nn.Parameter], batc
 
 def _flow(model: nn.Module, parameters: Sequence[nn.Parameter], batch: Batch) -> Tensor:
     """|w dR/dw| of all weights, concatenated; R is the sum of the outputs."""
-    total = sum(value.sum() for value in tensors_in(run_batch(model, fresh(batch))))
+    total = sum(value.sum() for value in tensors_in(run_batch(model, batch.copied())))
     if not isinstance(total, Tensor) or not total.requires_grad:
         return torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
     gradients = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
@@ -84,7 +84,7 @@ def _ones(task: ScoringTask) -> Batch:
     batch = next(iter(task.batches()), None)
     if batch is None:
         raise DataError("the data is empty, but synflow needs the shape of one input", fix="give at least one")
-    point = points_at(batch, slice(0, 1))
+    point = batch.at(slice(0, 1))
 
     def one(value: Any) -> Any:
         if isinstance(value, PackedSequence):

@@ -22,8 +22,6 @@ from sipp.inputs import (
     WeightUse,
     data_of,
     find_prunable_layers,
-    n_positions_of,
-    n_rows_of,
     read_uses,
     unwrap,
 )
@@ -168,8 +166,8 @@ def sample_size(
     fan_ins: list[int] = []
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        most = n_positions_of(use) if use.counts_B is None else int(use.counts_B.max())
-        outputs[weight.name] = outputs.get(weight.name, 0) + most * n_rows_of(use, weight)
+        most = use.n_positions if use.counts_B is None else int(use.counts_B.max())
+        outputs[weight.name] = outputs.get(weight.name, 0) + most * use.n_rows_of(weight)
         fan_ins.append(weight.fan_in)
 
     for batch in task.batches():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sipp.inputs import Batch, Weight, WeightUse, fan_in_of, from_rows, n_groups_of, n_rows_of, split_windows, to_rows
+from sipp.inputs import Batch, Weight, WeightUse, from_rows, split_windows, to_rows
 from sipp.results import numerics
 from sipp.scoring.task import ScoringTask, each_use
 
@@ -17,7 +17,7 @@ def wanda(task: ScoringTask) -> dict[str, Tensor]:
     squares: dict[str, dict[tuple[int, int], Tensor]] = {weight.name: {} for weight in task.weights}
 
     def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        rows = use.row_start, n_rows_of(use, weight)
+        rows = use.row_start, use.n_rows_of(weight)
         lengths_GK = _squared_lengths(use)
         found = squares[weight.name]
         found[rows] = found[rows] + lengths_GK if rows in found else lengths_GK
@@ -38,7 +38,7 @@ def _scores(weight: Weight, parameter: Tensor, squares: dict[str, dict[tuple[int
 
 def _squared_lengths(use: WeightUse) -> Tensor:
     """The sum over all patches of a_k^2, G x K, in pieces of bounded size."""
-    n_groups, fan_in = n_groups_of(use), fan_in_of(use)
+    n_groups, fan_in = use.n_groups, use.fan_in
     total_GK = torch.zeros(n_groups, fan_in, dtype=numerics.BOUND_DTYPE, device=use.windows.device)
     positions = (0, *range(2, 2 + use.n_position_dims))
     bytes_per_window = (

@@ -17,11 +17,8 @@ from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs import (
     AnyData,
     Data,
-    as_given,
     cross_entropy,
     data_of,
-    point_hashes,
-    points_at,
     truth_of,
     why_not_measured,
 )
@@ -178,9 +175,9 @@ def _without_copies(held_back: Data, calibration: Data) -> Data:
     """The held-back points, without those that equal a calibration point."""
     known, batches = set(calibration.hashes()), []
     for batch in held_back.batches():
-        at = [i for i, key in enumerate(point_hashes(batch)) if key not in known]
+        at = [i for i, key in enumerate(batch.hashes()) if key not in known]
         if at:
-            batches.append(as_given(points_at(batch, torch.tensor(at, dtype=torch.int64, device="cpu"))))
+            batches.append(batch.at(torch.tensor(at, dtype=torch.int64, device="cpu")).as_given)
     return replace(held_back, given=batches, role="holdout")
 
 

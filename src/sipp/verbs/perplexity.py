@@ -23,7 +23,7 @@ from sipp.certificates import (
     tokens_of,
 )
 from sipp.errors import DataError, ModelError
-from sipp.inputs import AnyData, Batch, data_of, hash_of_points, point_hashes, points_at, scoring_mode
+from sipp.inputs import AnyData, Batch, data_of, hash_of_points, scoring_mode
 from sipp.progress import progress_bar
 from sipp.results import NetworkLike, TextScores, check, hashing, network_of, numerics
 
@@ -60,9 +60,9 @@ def perplexity(
         bar = progress_bar("measuring", windows.n_points_known, shown=check.flag("progress", progress))
         advance = stack.enter_context(bar)
         for batch in windows.batches():
-            hashes += point_hashes(batch)
+            hashes += batch.hashes()
             for i in range(batch.n_points):
-                sums += _sums(networks, points_at(batch, slice(i, i + 1)), output)
+                sums += _sums(networks, batch.at(slice(i, i + 1)), output)
                 advance(1)
             n_windows, longest = n_windows + batch.n_points, max(longest, tokens_of(batch).shape[1])
     n, loss, dense_loss, kl, same = sums.tolist()

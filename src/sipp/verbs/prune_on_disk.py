@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.files import file_hash, sha256_of
-from sipp.inputs import AnyData, Batch, Blocks, as_given, copy_of, data_of, point_hashes
+from sipp.inputs import AnyData, Batch, Blocks, copy_of, data_of
 from sipp.native import memory
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning import budget_for, cut, rank
@@ -232,7 +232,7 @@ def _cut_and_repaired(
 ) -> tuple[_FromState, dict[str, Tensor], dict[str, tuple[float | None, float | None]]]:
     """The pruned block, its masks, and the errors of its repaired layers, before and after."""
     options, batches = work.options, work.batches(part.number)
-    data = _ReadOnDemand(len(batches), lambda j: as_given(batches[j]))
+    data = _ReadOnDemand(len(batches), lambda j: batches[j].as_given)
     task = task_of(dense, data)
     ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
     network_cut = cut(ranking, budget_for(options, task.weights), seed=options.seed)
@@ -276,7 +276,7 @@ def _task_hash(
     """A hash of options, weight files and points: only a run with the same hash may resume."""
     files = {file: file_hash(source.folder / file) for file in sorted({*source.file_of.values()})}
     described = json.dumps([_described(options), repair, blocks.names, files], sort_keys=True)
-    return sha256_of(described.encode(), *(key.encode() for batch in batches for key in point_hashes(batch)))
+    return sha256_of(described.encode(), *(key.encode() for batch in batches for key in batch.hashes()))
 
 
 def _described(options: PruneOptions) -> str:

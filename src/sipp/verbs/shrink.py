@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import ONE_AT_A_TIME, as_given, data_of
+from sipp.inputs import ONE_AT_A_TIME, data_of
 from sipp.native import pytree
 from sipp.results import (
     NetworkLike,
@@ -106,7 +106,7 @@ def shrink(
     else:
         smaller = choose_channels(own, data, options)
         n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
-        scored = data_of([as_given(batch) for batch in smaller.split.fit], n_points=n_points)
+        scored = data_of([batch.as_given for batch in smaller.split.fit], n_points=n_points)
         bounds = assess(own, smaller.model, scored, progress=progress)
         chosen = replace(smaller.chosen, layers=bounds.layers, guarantee=bounds.guarantee)
         own, call, used = smaller.model, smaller.call, smaller.split.keys

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, dense_outputs, error_of, find_prunable_layers, points_at
+from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, dense_outputs, error_of, find_prunable_layers
 from sipp.progress import progress_bar
 from sipp.repairing import (
     LEARNING_RATE,
@@ -121,7 +121,7 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
     """A copy of the network without the channels that the budget asks for; the rest is refitted and polished."""
     split = split_data(dense, data)
     model = copy_of(dense)
-    example = points_at(split.fit[0], slice(N_EXAMPLES))
+    example = split.fit[0].at(slice(N_EXAMPLES))
     call = example.args, example.kwargs
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
         rules = rules_for_sites(model, call, program_of(model, *call, is_plain=False))
