@@ -333,14 +333,18 @@ def _check_dense(value: Any, where: str) -> None:
         )
     is_short = value.is_floating_point() and value.element_size() < 2
     for is_so, what, fix in (
-        (value.layout != torch.strided or value.is_nested, f"sparse or nested ({value.layout})", "x.to_dense()"),
-        (value.is_meta, "on the meta device and holds no values", "real inputs"),
-        (value.is_complex(), f"complex ({value.dtype})", "torch.view_as_real(x)"),
-        (is_short, f"of 8 bits ({value.dtype})", "x.float()"),
-        (value.is_quantized, f"quantised ({value.dtype})", "x.dequantize()"),
+        (
+            value.layout != torch.strided or value.is_nested,
+            f"is a sparse or nested tensor ({value.layout})",
+            "x.to_dense()",
+        ),
+        (value.is_meta, "is on the meta device and holds no values", "real inputs"),
+        (value.is_complex(), f"holds complex numbers ({value.dtype})", "torch.view_as_real(x)"),
+        (is_short, f"holds numbers of 8 bits ({value.dtype})", "x.float()"),
+        (value.is_quantized, f"is a quantised tensor ({value.dtype})", "x.dequantize()"),
     ):
         if is_so:
-            raise DataError(f"{where} is {what}", fix=f"give {fix}")
+            raise DataError(f"{where} {what}", fix=f"give {fix}")
 
 
 def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
