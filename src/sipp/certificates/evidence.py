@@ -19,7 +19,6 @@ from sipp.inputs import (
     allowed_difference,
     data_of,
     hash_of_points,
-    point_hashes,
     scoring_mode,
     why_dependent,
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs import Weight, copy_of, from_rows, output_error, points_at, to_rows
+from sipp.inputs import Weight, copy_of, from_rows, output_error, to_rows
 from sipp.progress import Advance, progress_bar
 from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE, Ranking

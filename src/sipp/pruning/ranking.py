@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs import Batch, Data, Weight, fresh, points_at, to_rows, warn_of_frozen
+from sipp.inputs import Batch, Data, Weight, to_rows, warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import BlendInputs, blend_inputs
 from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
