@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.native import memory
-from sipp.scoring.kernels.cpu import kernel as cpu, plain_loops
 from sipp.scoring.kernels.cpu.layout import MOST_WEIGHTS
 
 SOURCES = Path(sipp.__file__).parent
@@ -142,44 +141,6 @@ def test_the_defaults_of_torch_change_no_bit(kind: str) -> None:
             found = work()
         torch.set_default_dtype(torch.float32)
         assert_same_bits(found, wanted, name)
-
-
-def kernel_results() -> Callable[[], Result]:
-    """A function that calls each kernel of the CPU, for few and for many weights."""
-    generator = torch.Generator().manual_seed(0)
-
-    def rand(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator) + 0.1
-
-    operands = {n: (rand(2, n, 40) - 0.6, rand(2, 40, 210), rand(2, 2, n, 210)) for n in (3, 70)}
-    no_negatives = torch.tensor([[1.0], [0.0]]).repeat(1, 7)
-
-    def work() -> Result:
-        found: Result = {}
-        for n, (weight, patches, inverse) in operands.items():
-            by_point = patches.unflatten(-1, (7, 30)), inverse.unflatten(-1, (7, 30))
-            for kernel in (cpu, plain_loops):
-                found[f"{kernel.__name__} sums {n}"] = kernel.quadrant_sums(weight, patches)
-                found[f"{kernel.__name__} mean {n}"] = kernel.sum_times(*by_point, weight > 0)
-                factors = weight.double()[..., 0].abs()
-                chunk = kernel.KERNEL.sum_chunk(patches, 7, weight, factors, (True, False))
-                found |= {f"{kernel.__name__} chunk {n} {i}": one for i, one in enumerate(chunk)}
-            found[f"max {n}"] = plain_loops.max_times(patches, inverse, weight > 0)
-            windows, ratios = patches.unflatten(-1, (7, 30)).permute(2, 0, 3, 1), cpu.new_ratios(weight, factors)
-            found[f"squares {n}"] = cpu.max_ratios(ratios, windows, 1, factors_TB=no_negatives)
-            found[f"max ratios {n}"] = cpu.largest_ratios(ratios)
-        return found
-
-    return work
-
-
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_the_kernels_do_not_read_the_defaults(name: str) -> None:
-    work = kernel_results()
-    wanted = work()
-    with DEFAULTS[name]():
-        found = work()
-    assert_same_bits(found, wanted, name)
 
 
 @pytest.mark.parametrize("name", ["array", "address"])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +17,7 @@ from torch import nn
 
 import sipp
 from sipp import progress
-from sipp.cli.errors import run_and_report
-from sipp.cli.main import app
-from sipp.progress import fit_cost, progress_bar, progress_line
+from sipp.progress import progress_bar, progress_line
 
 LONG = (
     "prune",
@@ -137,13 +133,6 @@ def test_every_option_of_this_name_has_the_same_default() -> None:
     assert all(option.default is True for option in found.values() if option is not None)
 
 
-@pytest.mark.parametrize("has_widgets", [True, False])
-def test_in_a_notebook_only_where_rich_can_draw(has_widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "Console", lambda **options: Console(force_jupyter=True, **options))
-    monkeypatch.setattr(progress, "find_spec", lambda name: object() if has_widgets else None)
-    assert (progress.console_of_person() is not None) == has_widgets
-
-
 def test_a_dumb_terminal_and_a_closed_stderr_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
@@ -212,48 +201,3 @@ def test_no_estimate_before_a_tenth_is_done_and_none_of_what_came_before(monkeyp
         "sipp: fitting: 0%", "sipp: fitting: 10%, about 15 min left",
         "sipp: fitting: 30%, about 12 min left", "sipp: fitting: 71%, about 5 min left",
     ]  # fmt: skip
-
-
-def test_a_person_sees_no_estimate_either_before_a_tenth_is_done() -> None:
-    bar = Progress(column := progress._LateEstimate(), console=Console(file=StringIO()))
-    bar.add_task("fitting", total=100)
-    (task,) = bar.tasks
-    for n_done, is_shown in ((9, False), (10, True)):
-        bar.update(task.id, completed=n_done)
-        assert bool(column.render(task).plain) == is_shown
-
-
-@pytest.mark.parametrize("repair", [True, "refit"])
-def test_a_repair_counts_its_layers_by_their_cost(repair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of these layers is a hundredth of the work."""
-    log = StringIO()
-    monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr(progress, "monotonic", Clock(100.0))
-    monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    model = nn.Sequential(nn.Linear(8, 100), nn.ReLU(), nn.Linear(100, 4))
-    assert fit_cost((100, 8)) * 100 < fit_cost((4, 100))
-    sipp.prune(model, points(300), keep=0.5, repair=repair)
-    lines = [line for line in log.getvalue().splitlines() if "masks and weights" in line or "repairing" in line]
-    assert lines[0].endswith(": 1%"), lines
-
-
-def test_the_shell_shows_it_on_stderr_also_beside_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream, out = Terminal(), StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(sys, "stdout", out)
-    words = [
-        "prune",
-        "--model",
-        "digits-cnn",
-        "--data",
-        "digits",
-        "--points",
-        "20",
-        "--keep",
-        "0.5",
-        "--method",
-        "magnitude",
-    ]
-    code = run_and_report(app, [*words, "--dry-run", "--json"])
-    assert code == 0 and json.loads(out.getvalue())["keep"] == 0.5 and "scoring" in stream.getvalue()

@@ -19,7 +19,6 @@ from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep, Speed
 from sipp.results.evaluation import Accuracy, AnyEvaluation, Evaluation, TextScores
 from sipp.results.jsonio import from_json, to_json
 from sipp.results.pruned import Pruned
-from sipp.results.sheet import Sheet, Table, sheet_html, sheet_text, table_html
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:
@@ -151,38 +150,6 @@ def test_an_evaluation_of_either_kind_is_read(records: dict[str, Any]) -> None:
 
 def test_all_records_that_print_are_tried(records: dict[str, Any]) -> None:
     assert set(records) == set(NAMES) and {type(one).__name__ for one in records.values()} == {*NAMES} - {"with labels"}
-
-
-def test_bars_are_as_long_as_their_numbers() -> None:
-    columns = ("name", "keep", "bytes", "also bytes")
-    rows = (("a <b>", "25.00%*", "1,000", "500"), ("[x]", "", "inf", "none"))
-    assert Page(table_html(Table(columns, rows, bars=("keep",)))).bars == [25]
-    page = Page(table_html(Table(columns, rows, bars=("bytes", "also bytes"))))
-    assert page.bars == [100, 50, 100] and page.texts == [*columns, *rows[0], "[x]", "inf", "none"]
-    assert Page(table_html(Table(columns, rows))).bars == []
-
-
-def test_a_sheet_is_the_same_in_text_and_html() -> None:
-    table = Table(("name", "long number"), (("[red]x[/]", "1,234"),), words="what the columns mean")
-    sheet = Sheet("A title", (("fact", "of " + 40 * "many words "), ("other", "one")), (table,), "A note <at> the end")
-    text, texts = sheet_text(sheet), Page(sheet_html(sheet)).texts
-    assert text.index("A title") < text.index("fact:") < text.index("other:") < text.index("[red]x[/]")
-    assert text.index("1,234") < text.index("what the columns mean") < text.index("A note <at> the end")
-    assert " ".join(text.split()).replace("long number", "").count("many words") == 40
-    expected = ["A title", "fact", "of " + 40 * "many words ", "other", "one", "name", "long number", "[red]x[/]"]
-    assert texts == [*expected, "1,234", "what the columns mean", "A note <at> the end"]
-
-
-def test_layers_of_a_pruned_network(records: dict[str, Any]) -> None:
-    pruned = records["Pruned"]
-    assert Page(pruned._repr_html_()).bars == pytest.approx([100 * layer.keep for layer in pruned.layers], rel=0.01)
-    many = replace(pruned, layers=pruned.layers * 10)
-    assert "... 12 more" in many._repr_html_() and len(Page(many._repr_html_()).bars) == 8
-
-
-def test_a_walk_that_certified_nothing(records: dict[str, Any]) -> None:
-    none = sipp.prune_to(records["Pruned"].model, points(1), points(4, 10), epsilon=0.5, method="magnitude")
-    assert none.verdict in " ".join(Page(none._repr_html_()).texts)
 
 
 def test_names_from_a_file_are_escaped_in_html(tmp_path: Path) -> None:

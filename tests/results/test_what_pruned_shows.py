@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from results.test_results_shown import Page
 from shorter import narrow_resnets
 from torch import nn
 
@@ -27,12 +26,6 @@ def pruned() -> sipp.Pruned:
     return sipp.prune(net, torch.rand(50, 8), keep=0.5, method="sipp-hybrid")
 
 
-def test_a_notebook_shows_it_in_the_order_of_print(pruned: sipp.Pruned) -> None:
-    text = "".join(Page(pruned._repr_html_()).texts)
-    assert str(pruned).splitlines()[0] in text and "head.weight" in text and "<encoder>" in text  # escaped, not lost
-    assert text.index("what it costs") < text.index("head.weight") < text.index("pruned.details")
-
-
 def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
     for text in (str(pruned), pruned.details):
         (row,) = (line for line in text.splitlines() if "<encoder>" in line)
@@ -41,13 +34,6 @@ def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) 
         assert "rows: " in text and "fan-in: " in text
     for word in ("eps: ", "Delta: ", "layer bound: "):
         assert word in " ".join(pruned.details.split())
-
-
-def test_short_names_keep_both_ends() -> None:
-    long = "transformer.encoder.layers.11.attention.self.query.weight"
-    whole, short = words.short_names(["0.weight", long])
-    assert whole == "0.weight" and len(short) == words.NAME_LENGTH
-    assert short.startswith("transformer.") and short.endswith("query.weight")
 
 
 BERT = [
@@ -85,18 +71,6 @@ def test_names_that_differ_stay_different(names: list[str], length: int) -> None
     short = words.short_names(names, length)
     assert len(set(short)) == len(names)
     assert short == names or all(len(one) <= length for one in short)
-
-
-def test_baselines_have_no_words_for_columns_they_do_not_show() -> None:
-    net = nn.Sequential(nn.Linear(4, 4))
-    assert "Delta: " not in sipp.prune(net, None, keep=0.5, method="magnitude").details
-
-
-def test_no_number_is_cut_in_a_wide_table() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(1000, 2000), nn.ReLU(), nn.Linear(2000, 4))
-    text = sipp.prune(net, torch.rand(20, 1000), keep=0.01, method="sipp-hybrid").details
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text and "2,000" in text
 
 
 def lines_of(text: str, label: str) -> list[str]:

@@ -1,6 +1,5 @@
 """A comparison equals pruning by hand, on points that chose nothing, and its words say no more than its rows."""
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, ModelError
 from sipp.results.comparison import is_level
 from sipp.verbs.compare import LABELLED, USUAL
 
@@ -92,20 +91,6 @@ def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
     assert found.sentence.endswith("certify it on other inputs.") and "accuracy" not in found.sentence
 
 
-def test_where_nothing_is_of_use_the_sentence_says_so() -> None:
-    found = sipp.compare(net(), points(), keeps=(0.02,), methods=("magnitude",))
-    assert found.sentence.startswith("None of these is usable") and "repair" in found.sentence
-    fixed = replace(found, rows=tuple(replace(row, is_repaired=True) for row in found.rows))
-    assert ", repair or" not in fixed.sentence
-
-
-def test_the_words_round_against_the_winner() -> None:
-    found = sipp.compare(net(), [(points(), labels(points()))], keeps=(0.9,), methods=("magnitude",))
-    row = replace(found.rows[0], error=0.12341, same=0.97999, accuracy=0.91999)
-    text = replace(found, rows=(row,), dense_accuracy=0.92001).sentence
-    assert "12.4 %" in text and "97.9 %" in text and "91.9 % (dense: 92.1 %)" in text
-
-
 def test_methods_that_points_cannot_tell_apart_are_named() -> None:
     x = points()
     twice = sipp.compare(net(), x, keeps=(0.9,), methods=("magnitude", "random"))
@@ -160,42 +145,7 @@ def test_an_output_that_is_not_finite_is_infinitely_off() -> None:
     assert row.error == float("inf") and row.same == 0
 
 
-def test_a_label_outside_the_classes_gives_no_accuracy_and_says_so() -> None:
-    x = points()
-    with pytest.warns(UserWarning, match="accuracy is not compared: labels are outside the output's classes"):
-        found = sipp.compare(net(), [(x, labels(x) + 1)], keeps=(0.5,), methods=("magnitude",), progress=False)
-    assert found.dense_accuracy is None and found.rows[0].accuracy is None
-
-
-def test_an_output_without_classes_is_compared_without_a_word_about_labels() -> None:
-    x = points()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = sipp.compare(nn.Linear(8, 1), [(x, x.sum(1))], keeps=(0.5,), methods=("magnitude",), progress=False)
-    assert found.dense_accuracy is None and found.rows[0].same is None
-
-
 def test_labels_that_are_no_classes_give_no_accuracy() -> None:
     found = sipp.compare(net(), [(points(), torch.rand(200))], keeps=(0.5,))
     assert {row.method for row in found.rows} == set(USUAL) and found.dense_accuracy is None
     assert all(row.accuracy is None for row in found.rows)
-
-
-@pytest.mark.parametrize(
-    "options", [{"keeps": ()}, {"keeps": (0.5, 2.0)}, {"keeps": "0.5"}, {"methods": []}, {"methods": ["no"]}]
-)
-def test_wrong_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(OptionError):
-        sipp.compare(net(), points(), **options)  # type: ignore[arg-type]
-
-
-def test_too_few_points_to_hold_some_back() -> None:
-    with pytest.raises(DataError, match="too few inputs"):
-        sipp.compare(net(), points(3), keeps=(0.5,), methods=("magnitude",))
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    model = net().train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    sipp.compare(model, points(), keeps=(0.5,), repair=True)
-    assert model.training and all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -12,7 +12,6 @@ import sipp
 from sipp.errors import OptionError
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_data
-from sipp.results.options import RepairChoice
 from sipp.scoring.methods import METHODS
 from sipp_lab.arms import arm_of
 from tests.oracles.sparsegpt import sparsegpt
@@ -76,26 +75,6 @@ def test_values_help_and_repair_goes_on_from_there(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", FITTED)
-@pytest.mark.parametrize("repair", [True, "refit"])
-def test_before_repair_is_what_the_method_found_without_the_points_that_judge(
-    method: str, repair: RepairChoice
-) -> None:
-    net = network()
-    parts = split_data(net, points())
-    first = repair_network(net, even_masks(net), parts, method)  # type: ignore[arg-type]
-    done = sipp.prune(net, points(), keep=0.4, method=method, repair=repair, progress=False).repair
-    assert done is not None and done.output_before == pytest.approx(parts.test_error(net, first.model), rel=1e-9)
-    assert first.record.n_fit == 180 and done.n_test == 10
-
-
-def test_compare_shows_them_with_and_without_repair() -> None:
-    found = sipp.compare(network(), points(), keeps=(0.4,), methods=("magnitude", *FITTED), repair=True, progress=False)
-    errors = {(row.method, row.is_repaired): row.error for row in found.rows}
-    assert len(errors) == 6
-    assert all(errors[method, True] < errors[method, False] < errors["magnitude", False] for method in FITTED)
-
-
-@pytest.mark.parametrize("method", FITTED)
 def test_where_only_masks_are_wanted_they_are_refused(method: str, tmp_path: Path) -> None:
     net, data = network(), points()
     with pytest.raises(OptionError, match=f"method='{method}' finds new values"):
@@ -120,9 +99,3 @@ def test_a_row_that_has_to_live_keeps_a_weight_that_meets_something() -> None:
     pruned = sipp.prune(net, data, budget=6, method="sparsegpt", floor=0.001, progress=False)
     assert pruned.masks["0.weight"].sum(1).tolist() == [1] * 6 and not bool(pruned.masks["0.weight"][:, 0].any())
     assert bool((pruned.model.get_parameter("0.weight") != 0).any(1).all())
-
-
-@pytest.mark.parametrize("method", FITTED)
-def test_all_points_that_were_fitted_have_chosen(method: str) -> None:
-    pruned = sipp.prune(network(), points(50), keep=0.4, method=method, progress=False)
-    assert pruned.repair is not None and len(pruned.seen) >= pruned.repair.n_fit

@@ -37,12 +37,6 @@ def test_it_is_the_mean_over_all_predicted_tokens_of_windows_of_their_own(monkey
     assert f"perplexity {found.perplexity:.2f}, dense {found.dense_perplexity:.2f}" in str(found)
 
 
-def test_a_network_is_at_no_distance_from_itself() -> None:
-    dense, _ = talkers()
-    found = sipp.perplexity(dense, torch.arange(22).reshape(2, 11) % 11, dense=dense, progress=False)
-    assert found.kl == 0 and found.same_token == 1 and found.loss == found.dense_loss
-
-
 def test_padding_is_not_predicted() -> None:
     model = language_model("Llama")
     ids = sequences(1, 12)

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -129,15 +128,6 @@ def test_dead_inputs_leave_fewer_to_draw_from_and_the_record_says_so() -> None:
     assert sipp.prune(model, data, keep=0.8, method="sipp-det").kept == 32
 
 
-def test_include_and_exclude_choose_what_is_pruned() -> None:
-    model = small_net()
-    pruned = sipp.prune(model, batches(), keep=0.5, include=nn.Conv2d, method="sipp-det")
-    assert list(pruned.masks) == ["0.weight", "3.weight"]
-    pruned = sipp.prune(model, batches(), keep=0.5, exclude="6", method="sipp-det")
-    assert list(pruned.masks) == ["0.weight", "3.weight"]
-    assert torch.equal(pruned.model[6].weight, model[6].weight)
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -196,35 +186,6 @@ def test_a_transposed_weight_is_scored_like_its_linear_twin() -> None:
     assert torch.equal(a.masks["weight"], b.masks["weight"].t())
 
 
-def test_a_new_layer_type_takes_ten_lines() -> None:
-    from sipp.inputs.layers import Adapter, WeightUse, by_point, register
-    from sipp.inputs.layers.registry import _REGISTRY
-
-    class Doubled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kernel = nn.Parameter(torch.randn(3, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * x @ self.kernel.t()
-
-    def uses(module, args, kwargs, n_points):  # type: ignore[no-untyped-def]
-        yield WeightUse("kernel", *by_point(args[0], n_points))
-
-    def output(module, args, kwargs):  # type: ignore[no-untyped-def]
-        return 2 * args[0] @ module.kernel.t()
-
-    register(Doubled, Adapter(weights=lambda module: ("kernel",), uses=uses, output=output))
-    try:
-        model, data = Doubled(), torch.randn(8, 4)
-        twin = nn.Linear(4, 3, bias=False)
-        with torch.no_grad():
-            twin.weight.copy_(model.kernel)
-        assert torch.equal(sipp.sensitivity(model, data)["kernel"], sipp.sensitivity(twin, data)["weight"])
-    finally:
-        del _REGISTRY[Doubled]
-
-
 def test_torch_prune_accepts_the_masks() -> None:
     model = small_net()
     pruned = sipp.prune(model, batches(), keep=0.5, method="sipp-det")
@@ -241,14 +202,6 @@ def test_wrapped_models_have_canonical_names() -> None:
         pruned = sipp.prune(wrapped, batches(), keep=0.5)  # type: ignore[arg-type]
         assert list(pruned.masks) == list(plain.masks)
         assert all(torch.equal(pruned.masks[name], mask) for name, mask in plain.masks.items())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_dtype_of_the_model_is_kept(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
-    pruned = quiet_prune(model, torch.randn(9, 8).to(dtype), keep=0.5)
-    assert all(parameter.dtype == dtype for parameter in pruned.model.parameters())
-    assert pruned.kept == round(0.5 * 66)
 
 
 def test_as_many_points_as_the_theory_asks_for_whatever_holds_them() -> None:
@@ -302,16 +255,6 @@ def test_methods_that_need_data_or_labels_say_so() -> None:
     assert sipp.prune(small_net(), None, keep=0.5, method="magnitude").kept > 0
 
 
-def test_dead_rows_and_layers_are_warned_of_and_shown() -> None:
-    model = nn.Sequential(nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 2))
-    with pytest.warns(UserWarning, match="lost all") as caught:
-        pruned = sipp.prune(model, torch.randn(30, 20), budget=3, method="magnitude")
-    n_dead = sum(layer.dead_rows for layer in pruned.layers)
-    assert n_dead == sum(int((~mask.any(1)).sum()) for mask in pruned.masks.values()) > 0
-    assert f"{n_dead} rows lost all their weights" in str(pruned)
-    assert any("layer lost all" in str(w.message) for w in caught) == any(layer.kept == 0 for layer in pruned.layers)
-
-
 def test_a_cause_is_warned_of_once_however_many_layers_it_meets() -> None:
     model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(6)))
     with torch.no_grad():
@@ -323,39 +266,6 @@ def test_a_cause_is_warned_of_once_however_many_layers_it_meets() -> None:
     assert "3 layers lost all their weights" in whole and all(f"{i}.weight" in whole for i in range(3))
     for layer in pruned.layers[3:]:
         assert f"{layer.name} ({layer.dead_rows} of 10)" in rows
-
-
-def test_a_row_that_was_dead_before_is_not_counted() -> None:
-    model = nn.Linear(6, 4)
-    with torch.no_grad():
-        model.weight[1] = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pruned = sipp.prune(model, torch.rand(9, 6) + 0.1, keep=0.7, method="sipp-det")
-    assert pruned.layers[0].dead_rows == 0
-
-
-def test_the_table_shows_what_a_person_asks() -> None:
-    pruned = sipp.prune(small_net(), batches(), keep=0.5, method="sipp-hybrid")
-    text = pruned.details
-    for layer in pruned.layers:
-        assert layer.name in text and layer.name in str(pruned)
-    for word in (
-        "kept",
-        "keep",
-        "det",
-        "rand",
-        "fan-in",
-        "eps",
-        "Delta",
-        "layer bound",
-        "contradicted",
-        "what it costs",
-        "network",
-    ):
-        assert word in text, word
-    for shown in (text, str(pruned)):
-        assert max(map(len, shown.splitlines())) <= 120 and "…" not in shown
 
 
 def test_what_a_holdout_or_a_sound_bound_needs_is_asked_for() -> None:
@@ -387,31 +297,12 @@ def test_a_weight_tied_to_an_embedding_is_left_alone_with_a_word() -> None:
     assert list(pruned.masks) == ["body.weight"]
 
 
-CALLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
-    "prune": lambda model, x: sipp.prune(model, x, keep=0.5, method="magnitude"),
-    "prune_to": lambda model, x: sipp.prune_to(model, x[:60], x[60:], epsilon=0.5, method="magnitude"),
-    "compare": lambda model, x: sipp.compare(model, x, keeps=(0.5,), methods=("magnitude",)),
-    "sensitivity": lambda model, x: sipp.sensitivity(model, x),
-    "assess": lambda model, x: sipp.assess(model, {"body.weight": torch.eye(6).bool()}, x),
-    "assess with a holdout": lambda model, x: sipp.assess(model, copy.deepcopy(model), x[:60], holdout=x[60:]),
-}
-
-
 def test_frozen_weights_are_named_at_the_callers_line() -> None:
     model = small_net()
     model.get_parameter("0.weight").requires_grad_(False)
     with pytest.warns(UserWarning, match=r"1 of 3 prunable weights are frozen") as told:
         sipp.prune(model, None, keep=0.5, method="magnitude")
     assert [one.filename for one in told] == [__file__]
-
-
-@pytest.mark.parametrize("verb", CALLS)
-def test_the_word_about_an_embedding_comes_once_and_at_the_callers_line(verb: str) -> None:
-    x = torch.randint(0, 11, (200, 5), generator=torch.Generator().manual_seed(0))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        CALLS[verb](Language(), x)
-    assert [one.filename for one in told if "tied to an embedding" in str(one.message)] == [__file__]
 
 
 @pytest.mark.parametrize("method", ["magnitude", "snip", "sipp-det"])

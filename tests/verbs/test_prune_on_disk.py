@@ -17,11 +17,9 @@ from sipp.inputs.data import data_of
 from sipp.pruning import ranking as weights_module
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
-from sipp.results.options import PruneOptions
 from sipp.verbs import prune_on_disk as on_disk
 
 N_BLOCKS, WIDTH = 4, 8
-CHUNK = 1 << 20
 
 
 class Block(nn.Module):
@@ -213,18 +211,6 @@ def test_another_task_starts_over_only_before_the_first_block_is_finished(
     assert same(tensors_in(tmp_path / "stopped 0"), tensors_in(tmp_path / "undisturbed"))
     with pytest.raises(OptionError, match="was started with other options"):
         run("stopped 1", 0.5)
-
-
-def test_a_function_of_the_users_is_the_same_in_another_process() -> None:
-    def one() -> PruneOptions:
-        def mine(weight: Tensor) -> Tensor:
-            return weight.abs()
-
-        return PruneOptions(method=mine)
-
-    first, second = one(), one()
-    assert repr(first) != repr(second) and on_disk._described(first) == on_disk._described(second)
-    assert on_disk._described(PruneOptions(keep=0.4)) != on_disk._described(PruneOptions(keep=0.5))
 
 
 def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import sipp
 from sipp.certificates import claims
 from sipp.errors import DataError, OptionError
 from sipp.pruning.cutting import cut
@@ -17,7 +16,6 @@ from sipp.pruning.ranking import rank
 from sipp.results import certificate as record
 from sipp.results.binomial import k_allowed
 from sipp.results.options import Method, PruneOptions
-from sipp.results.pruned_to import PrunedTo
 from sipp.scoring.task import task_of
 from sipp.verbs.prune_to import default_levels, prune_to
 
@@ -66,24 +64,6 @@ def test_a_network_that_was_changed_since_is_not_called_certified() -> None:
         next(best.model.parameters()).mul_(1.5)
     for text in (str(best), best._repr_html_()):
         assert "changed after it was certified" in text and "certified at" not in text and "confidence" not in text
-
-
-def test_the_verdict_claims_no_more_than_was_asked_for() -> None:
-    """Rounded to two digits it would say "all but 4.00%" and "confidence 100.00%"."""
-    asked = {"confidence": 0.99996, "method": "magnitude", "levels": (1.0,)}
-    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=0.3000004, share=0.04004, **asked)
-    words = "relative output error <= 0.3000004 for all but 4.004 % of inputs, confidence 99.996 %"
-    assert best.certificate is not None and best.verdict.endswith(words)
-    best = prune_to(net(), points(100, 1), points(300, 2), max_accuracy_drop=0.20004, **asked)
-    assert best.certificate is not None and best.verdict.endswith("drop <= 20.004 %, confidence 99.996 %")
-
-
-def test_the_result_is_what_prune_gives_at_that_level() -> None:
-    model, data = net(), points(100, 1)
-    for method in ("magnitude", "sipp-det", "sipp-rand", "sipp-hybrid"):
-        best = prune_to(model, data, points(300, 2), epsilon=1.5, method=method, seed=3)
-        again = sipp.prune(model, data, budget=best.pruned.budget, method=method, seed=3)
-        assert all(torch.equal(a, b) for a, b in zip(best.model.parameters(), again.model.parameters()))
 
 
 @pytest.mark.parametrize(
@@ -174,13 +154,6 @@ def test_accuracy_drop_with_and_without_labels() -> None:
         assert best.certificate.mode == mode and best.certificate.drop_upper <= 0.1
         assert best.path[-1].passed or best.path[-1].limit > 0.1
         assert best.keep < 1
-
-
-def test_overlap_of_calibration_and_holdout_is_refused() -> None:
-    holdout = points(100, 2)
-    data = torch.cat((points(30, 1), holdout[7:8]))
-    with pytest.raises(DataError, match="also calibration inputs"):
-        prune_to(net(), data, holdout, epsilon=0.5)
 
 
 @pytest.mark.parametrize(
@@ -289,19 +262,6 @@ def test_false_certificates_stay_below_beta_and_one_violation_more_is_caught(mon
     for module in (vars(claims), vars(record)):  # the certificate alone would contradict the walk
         monkeypatch.setitem(module, "k_allowed", lambda n, share, beta: rule(n, share, beta) + 1)
     assert share_of_false_certificates(N_RUNS) > limit
-
-
-def test_print_shows_the_path_and_the_claim() -> None:
-    best: PrunedTo = prune_to(net(), points(100, 1), points(400, 2), epsilon=0.3, method="sipp-det")
-    text = str(best)
-    assert "certified at keep" in text and "passed" in text and "confidence" in text
-    method: Method = best.pruned.method
-    assert method == "sipp-det"
-
-
-def test_the_statements_stand_at_the_confidence_that_was_asked_for() -> None:
-    best = prune_to(net(), points(100, 1), points(300, 2), epsilon=1.5, method="sipp-det", confidence=0.9)
-    assert best.pruned.guarantee.layers.confidence == 0.9 and best.certificate.confidence == 0.9
 
 
 class Talker(nn.Module):

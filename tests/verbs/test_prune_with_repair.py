@@ -9,11 +9,9 @@ from oracles.patterns import obeys
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import OptionError
-from sipp.pruning import blending, cutting, ranking as ranking_records
+from sipp.pruning import cutting, ranking as ranking_records
 from sipp.repairing import walk
 from sipp.repairing.data_split import split_data
-from sipp.scoring.task import task_of
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
@@ -81,26 +79,11 @@ def test_mask_and_weights_are_found_together(method: str) -> None:
     assert moved_by(model, joint.model) < 0.9 * moved_by(model, refit.model) < 0.9 * moved_by(model, cut.model)
 
 
-def test_statements_speak_of_the_network_that_was_found() -> None:
-    model = net()
-    joint = sipp.prune(model, points(), keep=0.5, method="sipp-det", repair=True, progress=False)
-    again = sipp.assess(model, joint.model, points(), progress=False)
-    assert [layer.eps for layer in joint.layers] == [layer.eps for layer in again.layers]
-    assert [layer.kept for layer in joint.layers] == [int(mask.sum()) for mask in joint.masks.values()]
-    with pytest.raises(sipp.errors.DataError, match="calibration"):  # its points chose it
-        sipp.certify(model, joint, points(), progress=False)
-
-
 def test_a_pattern_is_obeyed() -> None:
     joint = sipp.prune(net(), points(), pattern="2:4", method="wanda", repair=True, progress=False)
     weights = {name: joint.model.get_parameter(name) for name in joint.masks}
     assert all(obeys(tensor.tolist(), 2, 4) for tensor in (*joint.masks.values(), *weights.values()))
     assert joint.pattern == "2:4" and joint.repair is not None and joint.repair.way == "joint"
-
-
-def test_same_seed_same_bits() -> None:
-    first, second = (sipp.prune(net(), points(), keep=0.3, repair=True, progress=False) for _ in range(2))
-    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
 
 
 class Counted(nn.Module):
@@ -147,12 +130,6 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     assert Counted.n_points <= 52_000  # 168,172 when every level chose and was fitted twice, on a grid half as fine
 
 
-def test_compare_shows_what_prune_gives() -> None:
-    found = sipp.compare(net(), points(), keeps=(0.3,), methods=("magnitude",), repair=True, progress=False)
-    refit = sipp.compare(net(), points(), keeps=(0.3,), methods=("magnitude",), repair="refit", progress=False)
-    assert found.rows[0].error == refit.rows[0].error and found.rows[1].error < refit.rows[1].error
-
-
 def test_repair_changes_the_mask_only_with_moves_mask() -> None:
     model = net()
     pruned = sipp.prune(model, points(), keep=0.3, method="magnitude", progress=False)
@@ -165,12 +142,6 @@ def test_repair_changes_the_mask_only_with_moves_mask() -> None:
     assert moves.repair is not None and moves.repair.polish is not None and moves.repair.way == "joint"
     assert moves.repair.n_fit == 270  # of 300: those that stop the polish are not fitted
     assert moved_by(model, moves.model) < moved_by(model, stays.model)
-
-
-@pytest.mark.parametrize("repair", ["both", 1, None, 0.5])
-def test_unknown_repairs_are_refused(repair: object) -> None:
-    with pytest.raises(OptionError, match="repair"):
-        sipp.prune(net(), points(), keep=0.3, repair=repair, progress=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("statements", [False, True])
@@ -188,28 +159,3 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
     assert (large.guarantee is not None) == statements and alone.guarantee is not None
     assert large.repair is not None and large.repair.output_after is not None
     assert large.repair.output_before is not None and large.repair.output_after < large.repair.output_before
-
-
-def test_a_first_mask_without_lengths_is_that_of_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 1000)
-    endless = {w.name: torch.full((w.n_rows, w.fan_in), torch.inf) for w in task_of(net()).weights}
-    monkeypatch.setattr(blending, "score_of", lambda method: lambda task: endless)
-    large = sipp.prune(net(), points(), keep=0.4, repair=True, statements=False, progress=False)
-    assert large.choice is not None and [one.name for one in large.choice.tried] == ["magnitude"]
-
-
-def test_a_comparison_begins_a_repair_as_prune_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a language model a repair starts from another mask than the method alone gives."""
-    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 1000)
-    x, fresh = points(), points(100, 5)
-    rows = sipp.compare(net(), x, keeps=(0.4,), methods=("sipp-blend",), holdout=fresh, repair=True).rows
-    for row in rows:
-        pruned = sipp.prune(net(), x, keep=0.4, repair=row.is_repaired, progress=False)
-        with torch.no_grad():
-            wanted, got = net()(fresh), pruned.model(fresh)
-        assert row.error == pytest.approx(float((got - wanted).norm() / wanted.norm()), rel=1e-4)
-
-
-def test_a_repair_without_data_is_told_that_it_needs_some() -> None:
-    with pytest.raises(OptionError, match="a repair needs data"):
-        sipp.prune(nn.Sequential(nn.Linear(8, 8)), None, keep=0.5, method="magnitude", repair=True)

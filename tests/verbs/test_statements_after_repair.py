@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import OptionError
 
 
 def trained() -> nn.Module:
@@ -58,29 +57,6 @@ def test_rows_and_layers_say_that_biases_changed_beside_them() -> None:
     assert "changed too" not in str(same.measured) and "changed too" not in str(same.guarantee)
     fixed = sipp.prune(model, data, keep=0.4, repair="refit", holdout=points(80, 2))
     assert fixed.measured is not None and fixed.measured.left_out and "changed too" in str(fixed.measured)
-
-
-def test_a_tolerance_reaches_further_with_repair_and_certifies_what_it_gives() -> None:
-    model, data, holdout = trained(), points(400, 1), points(500, 3)
-    options = {"epsilon": 0.2, "share": 0.05, "method": "magnitude", "levels": (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)}
-    raw = sipp.prune_to(model, data, holdout, **options)
-    fixed = sipp.prune_to(model, data, holdout, repair=True, **options)
-    assert fixed.keep < raw.keep and fixed.certificate is not None and fixed.certificate.epsilon == 0.2
-    assert fixed.pruned is not None and fixed.pruned.repair is not None and fixed.pruned.model is fixed.model
-    assert fixed.pruned.repair.way == "joint"
-    with torch.no_grad():
-        ratios = (fixed.model(holdout) - model(holdout)).norm(dim=1) / model(holdout).norm(dim=1)
-    assert int((ratios > 0.2).sum()) == fixed.certificate.violations
-    again = sipp.certify(model, fixed.model, holdout, share=0.05, epsilon=0.2)
-    assert again.pruned_hash == fixed.certificate.pruned_hash and again.verdict == "certified"
-
-
-def test_what_repair_cannot_read_again_is_refused_before_the_work() -> None:
-    for data in (None, iter([points(50, 1)])):
-        with pytest.raises(OptionError, match="repair"):
-            sipp.prune(trained(), data, keep=0.5, method="magnitude", repair=True)
-    with pytest.raises(OptionError, match="repair"):
-        sipp.prune_to(trained(), iter([points(50, 1)]), points(100, 2), epsilon=0.5, method="magnitude", repair=True)
 
 
 def test_repair_and_a_sound_statement_speak_of_the_same_network() -> None:
