@@ -203,56 +203,54 @@ def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
 def _claim_in_words(cert: Certificate) -> str:
     """The claim of a T14 certificate as a sentence, without caveats."""
     share, confidence = words.percent(cert.share), words.percent(cert.confidence)
+    asked = f"{limit_words(cert)}{' error' if cert.measure == 'output' else ''}"
+    inputs, further = _counted(cert, "holdout inputs"), words.percent_up(cert.proved_share)
     if cert.k_allowed is None:
-        needed = holdout_needed(cert.share, 1.0 - cert.confidence)
-        inputs, distinct = _counted(cert, "holdout inputs"), " distinct ones" if cert.n_duplicates else ""
+        needed = f"{holdout_needed(cert.share, 1.0 - cert.confidence):,}{' distinct ones' if cert.n_duplicates else ''}"
         text = f"No claim: {inputs} are too few to say anything about all but {share} of inputs with {confidence} "
-        text += f"confidence; at least {needed:,}{distinct} are needed."
-        if cert.fixed == "epsilon":
-            text += (
-                f" They only show that at most {words.percent_up(cert.proved_share)} of inputs are further off than "
-            )
-            text += f"{_limit(cert)}."
-        return text
-    inputs = _counted(cert, "holdout inputs")
+        text += f"confidence; at least {needed} are needed."
+        only = f" They only show that at most {further} of inputs are further off than {asked}."
+        return text + (only if cert.fixed == "epsilon" else "")
     counts = f"{cert.violations:,} of {inputs} {'was' if cert.violations == 1 else 'were'} further off"
     if cert.fixed == "share":
         counts += f"; the limit was chosen to allow at most {cert.k_allowed:,}"
     else:
         counts += f", {cert.k_allowed:,} {'was' if cert.k_allowed == 1 else 'were'} allowed"
-    if cert.verdict == "certified" and cert.measure != "output":
+    if cert.verdict != "certified":
+        if cert.fixed == "share":
+            return (
+                f"Not certified: too many outputs are not finite or cannot be compared, so no limit holds ({counts})."
+            )
+        return (
+            f"Not certified at {asked} ({counts}); with {confidence} confidence, at most {further} of inputs are "
+            f"further off, which is more than the {share} asked for."
+        )
+    if cert.measure != "output":
         claim = claim_about_tokens(cert)
         return f"With {confidence} confidence, for all but at most {share} of sequences {claim} ({counts})."
-    if cert.verdict == "certified":
-        epsilon = words.percent(cert.epsilon) if cert.fixed == "epsilon" else words.percent_up(cert.epsilon)
-        start = "True but useless: with" if cert.is_useless else "With"
-        end = f" Even a network that always outputs zero is within {words.percent(USELESS)}." if cert.is_useless else ""
-        return (
-            f"{start} {confidence} confidence, for all but at most {share} of inputs the pruned network's output "
-            f"differs from the dense network's by at most {epsilon} of its norm ({counts}).{end}"
-        )
-    if cert.fixed == "share":
-        return f"Not certified: too many outputs are not finite or cannot be compared, so no limit holds ({counts})."
+    start = "True but useless: with" if cert.is_useless else "With"
+    end = f" Even a network that always outputs zero is within {words.percent(USELESS)}." if cert.is_useless else ""
     return (
-        f"Not certified at {_limit(cert)} ({counts}); with {confidence} confidence, at most "
-        f"{words.percent_up(cert.proved_share)} of inputs are further off, which is more than the {share} asked for."
+        f"{start} {confidence} confidence, for all but at most {share} of inputs the pruned network's output "
+        f"differs from the dense network's by at most {limit_words(cert)} of its norm ({counts}).{end}"
     )
 
 
-def _limit(cert: Certificate) -> str:
-    """The epsilon that was asked for, in words."""
+def limit_words(cert: Certificate) -> str:
+    """The epsilon in the unit of its measure: as it was asked for, or rounded up."""
+    was_asked = cert.fixed == "epsilon"
     if cert.measure == "kl":
-        return f"{words.exactly(cert.epsilon)} nats per token"
-    return f"{words.percent(cert.epsilon)} {'of positions' if cert.measure == 'next-token' else 'error'}"
+        return f"{words.exactly(cert.epsilon) if was_asked else words.number_up(cert.epsilon, 4)} nats"
+    limit = words.percent(cert.epsilon) if was_asked else words.percent_up(cert.epsilon)
+    return limit + (" of positions" if cert.measure == "next-token" else "")
 
 
 def claim_about_tokens(cert: Certificate) -> str:
     """The claim about the tokens of a sequence, in words (T22)."""
     if cert.measure == "next-token":
-        limit = words.percent(cert.epsilon) if cert.fixed == "epsilon" else words.percent_up(cert.epsilon)
-        return f"the pruned network predicts a different next token at no more than {limit} of positions"
-    nats = words.exactly(cert.epsilon) if cert.fixed == "epsilon" else words.number_up(cert.epsilon, 4)
-    return f"the next token's distribution is within {nats} nats of the dense network's (KL, mean over positions)"
+        return f"the pruned network predicts a different next token at no more than {limit_words(cert)}"
+    limit = limit_words(cert)
+    return f"the next token's distribution is within {limit} of the dense network's (KL, mean over positions)"
 
 
 def _caveats(cert: Certificate | AccuracyCertificate) -> str:
@@ -264,13 +262,6 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
         text += f" {cert.n_duplicates:,} of the inputs are copies of others. Copies add no evidence, so each input"
         text += " counts once; only an input that goes wrong counts with all its copies."
     return text
-
-
-def limit_words(cert: Certificate) -> str:
-    """The epsilon in the unit of its measure, rounded up."""
-    if cert.measure == "kl":
-        return f"{words.number_up(cert.epsilon, 4)} nats"
-    return f"{words.percent_up(cert.epsilon)}{' of positions' if cert.measure == 'next-token' else ''}"
 
 
 def _sheet(

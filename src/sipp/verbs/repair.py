@@ -18,7 +18,6 @@ from sipp.results import (
     PrunedLayer,
     check,
     hashing,
-    numerics,
     pattern_of,
     points_seen,
     regrown_weight,
@@ -65,7 +64,9 @@ def repair(
     check.number("learning_rate", learning_rate, above=0)
     check.flag("progress", progress)
     check.flag("moves_mask", moves_mask)
-    _check_record(pruned)
+    if not isinstance(pruned, Pruned):
+        what = f"pruned is a {type(pruned).__name__}, not the record of a pruning"
+        raise OptionError(what, fix="give what sipp.prune or sipp.assess gives")
     dense, given = unwrap(model), unwrap(pruned.model)
     _check_same_tensors(dense, given, pruned.masks)
     split = split_data(dense, data)
@@ -116,34 +117,17 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
     return tuple(recounted)
 
 
-def _check_record(pruned: object) -> None:
-    """Raises unless it is the record of a pruning (`Pruned`)."""
-    if not isinstance(pruned, Pruned):
-        raise OptionError(
-            f"pruned is a {type(pruned).__name__}, not the record of a pruning",
-            fix="give what sipp.prune or sipp.assess gives",
-        )
-
-
 def _check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Raises unless both models hold the same tensors by name and shape, and pruned weights are 0 off the masks."""
-    ours, theirs = hashing.tensors(dense), hashing.tensors(given)
-    odd = ours.keys() ^ theirs.keys() or {name for name in ours if ours[name].shape != theirs[name].shape}
-    if odd:
+    """Raises unless both models hold the same tensors by name, shape and device, and pruned weights are 0."""
+    ours, theirs = (
+        {name: (tensor.shape, tensor.device) for name, tensor in hashing.tensors(model).items()}
+        for model in (dense, given)
+    )
+    if ours != theirs:
+        odd = min(name for name in ours | theirs if ours.get(name) != theirs.get(name))
         raise ModelError(
-            f"{min(odd)} is not the same tensor in the dense and the pruned model", fix="give the model that was pruned"
+            f"{odd} is not the same tensor in the dense and the pruned model: shape or device differ",
+            fix="give the model that was pruned",
         )
-    if numerics.device_of(dense) != numerics.device_of(given):
-        raise ModelError(
-            f"the dense model lies on {numerics.device_of(dense)}, the pruned one on {numerics.device_of(given)}",
-            fix="move one of them",
-        )
-    parameters = dict(given.named_parameters(remove_duplicate=False))
-    for name, mask in masks.items():
-        parameter = parameters.get(name)
-        if parameter is None or parameter.shape != mask.shape:
-            raise ModelError(
-                f"the mask of {name} fits no parameter of the pruned model", fix="give the record as it was"
-            )
     if name := regrown_weight(given, masks):
         raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")
