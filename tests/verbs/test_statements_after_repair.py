@@ -26,15 +26,15 @@ def error(dense: nn.Module, pruned: nn.Module, x: Tensor) -> float:
         return float((pruned(x) - dense(x)).norm() / dense(x).norm())
 
 
-def test_a_repaired_network_is_nearer_with_the_same_mask_and_statements_of_its_own() -> None:
+def test_a_repaired_network_is_nearer_and_has_statements_of_its_own() -> None:
     model, data, new = trained(), points(400, 1), points(300, 2)
     before = copy.deepcopy(model.state_dict())
     raw = sipp.prune(model, data, keep=0.4, method="magnitude")
-    fixed = sipp.prune(model, data, keep=0.4, method="magnitude", repair="refit")
+    fixed = sipp.prune(model, data, keep=0.4, method="magnitude", repair=True)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert error(model, fixed.model, new) < 0.5 * error(model, raw.model, new)
-    for name, mask in raw.masks.items():
-        assert torch.equal(fixed.masks[name], mask) and bool((fixed.model.get_parameter(name)[~mask] == 0).all())
+    for name in raw.masks:
+        assert bool((fixed.model.get_parameter(name)[~fixed.masks[name]] == 0).all())
     assert fixed.repair is not None and raw.repair is None and fixed.kept == raw.kept and fixed.method == "magnitude"
     judged = sipp.assess(model, fixed.model, data)  # T17 says the same, whoever asks
     assert [layer.eps for layer in fixed.layers] == pytest.approx([layer.eps for layer in judged.layers])
@@ -55,7 +55,7 @@ def test_rows_and_layers_say_that_biases_changed_beside_them() -> None:
     assert told.guarantee is not None and "not 2.bias" in str(replace(told.guarantee, reason=""))  # where it is met
     same = sipp.assess(model, model, data, holdout=points(80, 2))
     assert "changed too" not in str(same.measured) and "changed too" not in str(same.guarantee)
-    fixed = sipp.prune(model, data, keep=0.4, repair="refit", holdout=points(80, 2))
+    fixed = sipp.prune(model, data, keep=0.4, repair=True, holdout=points(80, 2))
     assert fixed.measured is not None and fixed.measured.left_out and "changed too" in str(fixed.measured)
 
 

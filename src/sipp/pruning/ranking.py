@@ -208,7 +208,7 @@ def needs_first_mask_only(task: ScoringTask, info: MethodInfo, options: PruneOpt
 
     Then Wanda's mask is taken without trying others, because it is the best start for language models.
     """
-    is_start = info.is_blend and options.repair in (True, "joint") and task.norm_stats != "batch"
+    is_start = info.is_blend and options.repair and task.norm_stats != "batch"
     return is_start and task.data is not None and is_like_a_language_model(task.weights, task.parameters())
 
 

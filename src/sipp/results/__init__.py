@@ -101,13 +101,11 @@ if TYPE_CHECKING:
         Precision as Precision,
         PruneOptions as PruneOptions,
         Reduce as Reduce,
-        RepairChoice as RepairChoice,
         RepairMethod as RepairMethod,
         Score as Score,
         Selector as Selector,
         method_name as method_name,
         pattern_of as pattern_of,
-        repairs_asked as repairs_asked,
     )
     from sipp.results.pruned import (
         OutputChange as OutputChange,

@@ -87,16 +87,6 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
-def repair(name: str, value: Any) -> bool | Literal["joint", "refit"]:
-    """The repair option, if it is True, False, "joint" or "refit"."""
-    if isinstance(value, str):
-        choice(name, value, ("joint", "refit"))
-    else:
-        flag(name, value)
-    checked: bool | Literal["joint", "refit"] = value
-    return checked
-
-
 def fields_of(record: Any) -> None:
     """Checks the fields of a frozen dataclass by their annotations: literals, flags, and functions of (name, value).
 

@@ -18,7 +18,6 @@ Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
 PeerMethod = Literal["alps", "sparsegpt"]  # methods of others that find values with the mask
 RepairMethod = Literal["joint", "refit"] | PeerMethod  # "joint": masks may move (T21); "refit": they stay
-RepairChoice = bool | Literal["joint", "refit"]  # the option of the verbs; True is "joint"
 Score = Callable[[Any], Any]  # of a ScoringTask, {parameter name: tensor of its shape}
 Method = str | Score  # its name in `scoring/methods.py`, or a score of the caller's own
 Kernel = Literal["auto", "reference", "cpu", "gpu"]
@@ -44,13 +43,6 @@ def method_name(method: Method) -> str:
         return method
     name = getattr(method, "__name__", type(method).__name__)
     return name if name.isidentifier() else "own score"  # a lambda has none
-
-
-def repairs_asked(repair: RepairChoice) -> list[RepairMethod]:
-    """The repair that the option asks for, if any; True is "joint"."""
-    if not repair:
-        return []
-    return ["joint" if isinstance(repair, bool) else repair]
 
 
 MOST_GROUP = 2**20
@@ -180,9 +172,7 @@ class PruneOptions:
         _guarantee("Theory: K of its assumption; the inputs it asks for grow with it."),
         partial(check.number, above=0),
     ] = K_CONSTANT
-    repair: Annotated[
-        RepairChoice, _repair("Find the mask and the weights together, without labels or training."), check.repair
-    ] = False
+    repair: Annotated[bool, _repair("Find the mask and the weights together, without labels or training.")] = False
     norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     seed: Annotated[

@@ -18,12 +18,10 @@ from sipp.results import (
     PeerMethod,
     PruneOptions,
     Reduce,
-    RepairChoice,
     RepairMethod,
     Score,
     check,
     method_name,
-    repairs_asked,
 )
 
 Need = Literal["data", "labels"]
@@ -212,7 +210,7 @@ def score_of(row: MethodInfo) -> Score:
     return found
 
 
-def repairs_of(info: MethodInfo, repair: RepairChoice) -> list[RepairMethod]:
+def repairs_of(info: MethodInfo, repair: bool) -> list[RepairMethod]:
     """What finds new values after the cut: the method's own fit, then the repair."""
     own: list[RepairMethod] = [] if info.fitting is None else [info.fitting]
-    return own + repairs_asked(repair)
+    return own + (["joint"] if repair else [])

@@ -25,7 +25,7 @@ from sipp.inputs import (
 from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, cut_as_given, dead_rows, hold_back_points, needs_first_mask_only, rank
 from sipp.repairing import apply_repairs, split_data
-from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, RepairChoice, Selector, check, numerics
+from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, Selector, check, numerics
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
 
 KEEPS = (0.5, 0.3, 0.1)
@@ -41,7 +41,7 @@ def compare(
     *,
     keeps: Sequence[float] = KEEPS,
     methods: Sequence[Method] | None = None,
-    repair: RepairChoice = False,
+    repair: bool = False,
     holdout: AnyData | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -64,7 +64,7 @@ def compare(
         >>> comparison.best(0.8).method, comparison.n_test, len(comparison.rows)
         ('magnitude', 50, 4)
     """
-    check.repair("repair", repair)
+    check.flag("repair", repair)
     check.flag("progress", progress)
     task = task_of(model, data, include=include, exclude=exclude, loss=_loss_of(output), seed=check.seed("seed", seed))
     n_weights = sum(weight.n_weights for weight in task.weights)
@@ -107,7 +107,7 @@ def compare(
     )
 
 
-def _rankings(task: ScoringTask, method: Method, repair: RepairChoice) -> list[Ranking]:
+def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
     """The ranking of a method, and another with the repair if it is asked for; mostly their scores are the same."""
     plain, repaired = PruneOptions(method=method), PruneOptions(method=method, repair=repair)
     ranking = rank(task, plain)

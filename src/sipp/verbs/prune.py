@@ -40,7 +40,6 @@ from sipp.results import (
     Pruned,
     PruneOptions,
     Reduce,
-    RepairChoice,
     RepairMethod,
     Selector,
     check,
@@ -74,7 +73,7 @@ def prune(
     bound: Mode = "paper",
     holdout: AnyData | None = None,
     statements: bool = True,
-    repair: RepairChoice = False,
+    repair: bool = False,
     norm_stats: NormStats = "running",
     loss: Loss | None = None,
     c_constant: float = C_CONSTANT,
@@ -87,7 +86,7 @@ def prune(
     cross-entropy for methods that take gradients.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
-    and the weights together, starting from the method's mask; `"refit"` keeps that mask. `allocation` and `draws` are
+    and the weights together, starting from the method's mask (`sipp.repair` keeps it). `allocation` and `draws` are
     for methods that sample. With a `floor` above 0, every row keeps at least one weight, and every layer that share of
     an even cut. `within` are the masks of an earlier pruning: what they prune stays pruned, also if the budget leaves
     room.

@@ -47,13 +47,11 @@ from sipp.results import (
     Pruned,
     PrunedTo,
     PruneOptions,
-    RepairChoice,
     SeenPoints,
     Selector,
     check,
     hashing,
     numerics,
-    repairs_asked,
 )
 from sipp.scoring import checked_method, refuse_fitted, task_of
 from sipp.verbs.prune import pruned_of, warn_of_dead_rows
@@ -88,7 +86,7 @@ def prune_to(
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
-    repair: RepairChoice = False,
+    repair: bool = False,
     norm_stats: NormStats = "running",
     loss: Loss | None = None,
     progress: bool = True,
@@ -244,8 +242,7 @@ class _Levels:
             choice, blend = network_cut.choice, self.ranking.blend
             if choice is not None and blend is not None:
                 self.ranking = replace(self.ranking, blend=replace(blend, taken=choice.taken))
-            repairs = repairs_asked(self.options.repair)
-            repaired = apply_repairs(self.ranking, network_cut.masks, split, repairs, start=network_cut.model)
+            repaired = apply_repairs(self.ranking, network_cut.masks, split, ["joint"], start=network_cut.model)
             self.repaired[budget] = repaired, choice
         return self.repaired[budget]
 
