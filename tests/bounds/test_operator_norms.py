@@ -152,18 +152,6 @@ def test_all_ones_kernel_is_not_bounded_by_its_frobenius_norm() -> None:
     assert true <= bound <= 9.0 * (1 + 1e-8)  # the circular map
 
 
-def test_groups_are_bounded_by_the_worst_one() -> None:
-    weight = torch.zeros(2, 1, 1, 1)
-    weight[0], weight[1] = 3.0, 4.0
-    assert plain_norm(weight, groups=2, input_size=(3, 3)) == pytest.approx(4.0, rel=1e-8)  # not 5, their joint norm
-
-
-def test_windows_that_do_not_overlap_are_exact() -> None:
-    weight = torch.randn(5, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    bound = plain_norm(weight, stride=4, input_size=(8, 8))
-    assert bound == pytest.approx(float(torch.linalg.matrix_norm(weight.flatten(1), ord=2)), rel=1e-8)
-
-
 def test_the_blocks_of_frequencies_do_not_change_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
     whole = plain_norm(weight, stride=2, padding=1, input_size=(9, 8))
@@ -179,24 +167,12 @@ def test_too_many_frequencies_leave_the_count_of_windows(monkeypatch: pytest.Mon
     assert plain_norm(weight, padding=1, input_size=(8, 8)) == pytest.approx(counted, rel=1e-8)
 
 
-def test_zero_weights_have_norm_zero() -> None:
-    assert plain_norm(torch.zeros(3, 2, 3, 3), padding=1, input_size=(5, 5)) == 0.0
-    assert linear_norm(torch.zeros(3, 4)) == 0.0
-
-
 @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-9, 1e9, 1e200])
 def test_norms_scale_with_the_weights(scale: float) -> None:
     weight = torch.randn(3, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     plain = plain_norm(weight, padding=1, input_size=(5, 5))
     assert plain_norm(weight * scale, padding=1, input_size=(5, 5)) == pytest.approx(plain * scale, rel=1e-9)
     assert linear_norm(weight.flatten(1) * scale) == pytest.approx(linear_norm(weight.flatten(1)) * scale, rel=1e-9)
-
-
-def test_linear_norm_is_the_largest_singular_value_rounded_up() -> None:
-    for shape in ((7, 4), (4, 7), (1, 1)):
-        weight = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        true = dense_norm(lambda x, weight=weight: F.linear(x, weight), (shape[1],))
-        assert true <= linear_norm(weight) <= true * (1 + 1e-8)
 
 
 def test_weights_that_are_no_numbers_have_no_finite_norm() -> None:
@@ -244,9 +220,3 @@ def test_activation_slopes_bound_the_steepest_secant_and_are_not_loose(name: str
     y = result[0] if isinstance(result, tuple) else result
     steepest = float((y.diff() / x.diff()).abs().max())
     assert SLOPES[name] * (1 - 2e-4) <= steepest <= SLOPES[name] * (1 + 1e-9)
-
-
-def test_both_forms_of_gelu_are_bounded() -> None:
-    x = torch.linspace(-12, 12, 1_000_001, dtype=torch.float64)
-    y = F.gelu(x, approximate="tanh")
-    assert float((y.diff() / x.diff()).max()) <= SLOPES["gelu"]

@@ -195,9 +195,6 @@ def test_the_same_check_catches_a_gain_that_is_too_small(
         ("leaky relu", "leaky_relu", times(1.0)),
         ("elu", "elu", times(1.0)),
         ("gelu", "gelu", times(1.0)),
-        ("silu", "silu", times(1.0)),
-        ("selu", "elu", times(1.0508)),
-        ("hardswish", "hardswish", times(1.0)),
         ("expand", "expand", times(1.0)),
         ("batch norm", "native_batch_norm", times(1.0, "input")),
     ],
@@ -256,16 +253,6 @@ def _changed(name: str) -> tuple[nn.Module, nn.Module]:
     return body, larger
 
 
-@pytest.mark.parametrize("name", sorted(CHANGED.keys() - {"cat", "sub"}))  # there the weights do not scale the input
-def test_an_error_is_multiplied_by_the_pruned_weights_not_the_dense_ones(name: str) -> None:
-    body, larger = _changed(name)
-    probe = _linear_probe(larger, (2, 2, 2))
-    true, bound = Probe(body, probe.shape, probe.base, probe.direction, changed=larger).outcome()
-    assert true <= bound
-    if name != "conv and batch norm":  # two maps, each with its own worst direction
-        assert bound <= true * (1 + probe.tight)
-
-
 @pytest.mark.parametrize("name", sorted(CHANGED))
 def test_what_changed_weights_add_is_measured_on_the_actual_values(name: str) -> None:
     body, larger = _changed(name)
@@ -276,38 +263,8 @@ def test_what_changed_weights_add_is_measured_on_the_actual_values(name: str) ->
         assert bound <= true * (1 + 1e-6)
 
 
-def test_all_ones_kernel() -> None:
-    probe = _linear_probe(_ones_conv(1, 1, 3, padding=1), (1, 8, 8))
-    true, bound = probe.outcome()
-    assert true == pytest.approx(8.29, abs=0.005)
-    assert true <= bound <= 9.0 * (1 + 1e-6)
-
-
 def test_a_module_used_twice_counts_twice() -> None:
     layer = nn.Linear(3, 3, bias=False).double()
     layer.weight.data = 2 * torch.eye(3, dtype=torch.float64)
     true, bound = _linear_probe(nn.Sequential(layer, layer), (3,)).outcome()
     assert true == pytest.approx(4.0) and true <= bound <= 4.0 * (1 + 1e-6)
-
-
-@pytest.mark.parametrize(
-    "functions",
-    [
-        (nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu, lambda x: x.relu(), lambda x: F.relu(x, inplace=True)),
-        (nn.MaxPool2d(3, 2), lambda x: F.max_pool2d(x, 3, stride=2), lambda x: torch.max_pool2d(x, 3, 2)),
-        (nn.AvgPool2d(2), lambda x: F.avg_pool2d(x, kernel_size=2)),
-        (nn.AdaptiveAvgPool2d(1), lambda x: F.adaptive_avg_pool2d(x, 1), lambda x: x.mean((2, 3), keepdim=True)),
-        (nn.Flatten(), lambda x: x.flatten(1), lambda x: torch.flatten(x, 1), lambda x: x.reshape(x.shape[0], -1)),
-        (nn.Softmax(1), lambda x: F.softmax(x, dim=1), lambda x: x.softmax(1), lambda x: torch.softmax(x, 1)),
-        (nn.Dropout(), nn.Identity(), lambda x: F.dropout(x, 0.5, False), lambda x: x + 0),
-        (_twice, lambda x: torch.add(x, x), lambda x: x.add(x), lambda x: 2 * x, lambda x: x.clone().mul_(2)),
-        (nn.ZeroPad2d(1), lambda x: F.pad(x, (1, 1, 1, 1)), nn.ConstantPad2d(1, 7.0)),
-    ],
-)
-def test_modules_functions_and_methods_give_the_same_bound(functions: tuple[Callable[[Tensor], Tensor], ...]) -> None:
-    bounds = []
-    for function in functions:
-        body = function if isinstance(function, nn.Module) else Apply(function)
-        direction = torch.ones(2, 5, 5, dtype=torch.float64)
-        bounds.append(Probe(body, (2, 5, 5), torch.zeros_like(direction), direction).outcome()[1])
-    assert bounds == pytest.approx([bounds[0]] * len(bounds), rel=1e-7)

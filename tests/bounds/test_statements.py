@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from one_layer import draws_for, eps_det, eps_rand, sparsify
-from oracles import bounds as oracle, budget as budget_oracle
+from oracles import bounds as oracle
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
-from sipp.bounds.assumption import LEAST_OF_ROW, floored
+from sipp.bounds.assumption import LEAST_OF_ROW
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.ranking import rank
 from sipp.pruning.rows import RAND, eps_given
@@ -27,7 +27,6 @@ from sipp.results.jsonio import to_json
 from sipp.results.options import PruneOptions
 from sipp.results.pruned import pruned_sheet
 from sipp.results.sheet import sheet_text
-from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import task_of
 
 
@@ -86,10 +85,6 @@ def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -
     once = iter([(points(60), torch.zeros(60).long())])
     assert "used up" in sipp.prune(mlp(), once, keep=0.5, method="snip").bound.reason
     assert sipp.prune(mlp(), iter([points(60)]), keep=0.5, method="magnitude").guarantee is not None
-
-
-def test_rankings_for_training_score_no_baseline() -> None:
-    assert rank(task_of(mlp(), points(60)), PruneOptions(method="magnitude")).sensitivities is None
 
 
 def test_assess_gives_what_prune_gives_for_the_same_weights() -> None:
@@ -206,26 +201,6 @@ def test_as_many_points_as_the_theory_asks_for_are_enough_and_one_fewer_is_not(m
 # --- T8: fixed draws and the budget ----------------------------------------------------------------------------------
 
 
-def test_fixed_draws_keep_at_most_the_budget_in_expectation() -> None:
-    rng = torch.Generator().manual_seed(0)
-    weight, sensitivity = torch.rand(40, 60, generator=rng) + 0.1, torch.rand(40, 60, generator=rng) ** 3 + 1e-3
-    kept = torch.arange(40) % 30 + 1
-    options: dict[str, Any] = {"method": "rand", "n_outputs": 40, "delta": 0.1, "c_constant": 3.0}
-    made = sparsify(weight, sensitivity, kept, draws="fixed", **options).n_draws_FS[:, 0].tolist()
-    expected = [budget_oracle.expected_kept(row, n) for row, n in zip(sensitivity.numpy(), made)]
-    more = [budget_oracle.expected_kept(row, n + 1) for row, n in zip(sensitivity.numpy(), made)]
-    assert all(a <= m * (1 + 1e-9) < b for a, m, b in zip(expected, kept.tolist(), more))  # the most draws that keep it
-    totals = [
-        int(sparsify(weight, sensitivity, kept, draws="fixed", seed=seed, **options).mask_FK.sum())
-        for seed in range(200)
-    ]
-    assert np.mean(totals) <= int(kept.sum())
-    assert max(totals) > sum(expected)  # a number that varies: it is not promised for every draw
-    torch.manual_seed(0)
-    pruned = sipp.prune(nn.Linear(60, 40), torch.rand(50, 60), budget=600, method="sipp-rand", draws="fixed")
-    assert pruned.kept != 600 and "at most that on average" in str(pruned)
-
-
 def test_hybrid_rows_take_the_smaller_bound_of_the_draws_they_get() -> None:
     """Many rows near the tie: a number of draws rounded down must not make the sampled bound the larger one."""
     rng = torch.Generator().manual_seed(1)
@@ -272,17 +247,6 @@ def test_the_measured_constant_is_that_of_the_definition() -> None:
     assert (seen.n, seen.share) == (found.n, pytest.approx(found.share))
 
 
-def test_a_loader_that_reuses_its_memory_is_read_in_time() -> None:
-    def reusing() -> Any:
-        buffer = torch.empty(10, 5)
-        for part in x.split(10):
-            yield buffer.copy_(part)
-
-    model, x = mlp(), points(80)
-    a, b = (rank(task_of(model, data), PruneOptions(method="sipp-det")) for data in (reusing(), list(x.split(10))))
-    assert all(torch.equal(one, other) for one, other in zip(a.scores, b.scores)) and a.sensitivities.n_distinct == 80
-
-
 def test_where_nothing_is_measured_the_reason_is_said() -> None:
     def reason(model: nn.Module, x: Any, new: Any, **options: Any) -> str:
         found = sipp.prune(model, x, keep=0.9, method="sipp-det", holdout=new, **options)
@@ -315,20 +279,6 @@ def test_print_and_record_state_assumed_and_measured_constants() -> None:
     assert any(line.startswith("measured:") for line in sheet_text(pruned_sheet(lossless, in_shell=True)).splitlines())
 
 
-def test_shares_and_chances_of_error_of_two_statements_add_up() -> None:
-    """T19 with T18: layers rest on C and on Delta, the network on C and on one maximum over the holdout."""
-    model, x, new = mlp(), points(300), points(64, seed=1)
-    found = sipp.prune(model, x, keep=0.9, method="sipp-det", confidence=0.97, holdout=new).measured
-    rows, delta, network = (coverage(n, 1, 0.97).share for n in (64, 300, 64))
-    assert found.share == rows and found.layers_share == pytest.approx(rows + delta)
-    assert found.network_share == pytest.approx(rows + network)
-    assert found.joint_confidence == pytest.approx(0.94)
-    scores, held = (measure_sensitivities(task_of(model, part)).layers for part in (x, new))
-    quotients = [(b.sensitivity_FK / floored(a.sensitivity_FK)).max() for a, b in zip(scores, held)]
-    assert found.c_constant == pytest.approx(float(max(quotients)), rel=1e-4)
-    assert found.c_constant > float(max(quotients))  # what float32 may have lost is on the safe side
-
-
 @pytest.mark.parametrize("scale", [1e180, 1e-180])
 def test_norms_beyond_the_range_of_float64_make_no_claim_stronger(scale: float) -> None:
     torch.manual_seed(0)
@@ -337,27 +287,3 @@ def test_norms_beyond_the_range_of_float64_make_no_claim_stronger(scale: float) 
     pruned = sipp.prune(model, x, keep=0.5, method="sipp-det", delta=0.1, holdout=new)
     assert all(layer.bound == math.inf for layer in pruned.layers if layer.eps)
     assert not pruned.bound.met and pruned.measured.epsilon is None
-
-
-def test_network_statements_name_their_share() -> None:
-    model, x = mlp(), points(200)
-    options: dict[str, Any] = {
-        "keep": 0.8,
-        "method": "sipp-det",
-        "c_constant": 1e6,
-        "delta": 0.1,
-    }
-    alone = sipp.prune(model, x, **options)
-    held = sipp.prune(model, x, holdout=points(100, seed=9), **options)
-    shared = sipp.prune(model, x, holdout=torch.cat([x, points(100, seed=9)]), **options)
-    assert alone.bound.met and held.bound.met
-    assert (alone.bound.coverage.q, alone.bound.coverage.n) == (2, 200)
-    assert (held.bound.coverage.q, held.bound.coverage.n) == (1, 100) == (1, shared.bound.coverage.n)
-    assert held.bound.epsilon <= shared.bound.epsilon <= alone.bound.epsilon * (1 + 1e-12)
-    few = sipp.prune(model, x, holdout=points(3, seed=9), **options)
-    assert not few.bound.met and "too few for a maximum" in few.bound.reason
-    for value in (0.0, 1.0, math.nan):
-        with pytest.raises(OptionError, match="confidence"):
-            sipp.prune(model, x, keep=0.5, confidence=value)
-    untouched = sipp.prune(model, x, **{**options, "keep": 1.0})
-    assert untouched.bound.epsilon == 0.0 and "nothing was removed" in str(untouched)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sipp.bounds.operator_norms import ROUND_UP, average_pool_norm, conv_norm, linear_norm, max_pool_gain
 
@@ -33,20 +33,41 @@ class Value:
     error_B: Tensor
 
 
-@dataclass(frozen=True)
 class Call:
-    """One operation as the pruned network has it, on values of the dense one."""
+    """One operation that torch executes."""
 
-    name: str
     options: dict[str, Any]  # its arguments by name: a tensor is a `Value`, or else the pruned network's constant
     result: Any  # in the dense network
-    on: Callable[[Tensor], Any]  # its result on another value
+    on: Callable[[Tensor], Any]  # its result in the pruned network on another value
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function, self.given = function, (args, kwargs)
+        self.is_in_place = bool(function._schema.is_mutable)
+        name: str = function.overloadpacket.__name__  # such as "convolution" or "add"
+        self.name = name[:-1] if self.is_in_place and name.endswith("_") else name
+        schema = function._schema.arguments
+        self.options = {one.name: one.default_value for one in schema}
+        self.options |= dict(zip(self.options, args)) | kwargs
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among its arguments."""
+        return [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, Tensor)]
+
+    def run(self, instead: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
+        """Its result, with other tensors in the place of its own."""
+        args, kwargs = tree_map(lambda leaf: instead(leaf) if isinstance(leaf, Tensor) else leaf, self.given)
+        return self.function(*args, **kwargs)
+
+    @property
+    def pieces(self) -> Sequence[Tensor]:
+        """The tensors of its result."""
+        return self.result if isinstance(self.result, tuple | list) else [self.result]
 
     @property
     def out(self) -> Tensor:
         """The result, or the first of several."""
-        out: Tensor = self.result[0] if isinstance(self.result, tuple | list) else self.result
-        return out
+        return self.pieces[0]
 
     @property
     def values(self) -> list[Value]:
@@ -140,7 +161,7 @@ def _movement(call: Call) -> float:
     numbers = torch.arange(1, value.numel() + 1, dtype=value.dtype, device=value.device).reshape(value.shape)
     sample_B1 = torch.arange(n_samples, dtype=torch.int64, device=value.device)[:, None]
     runs, most = (call.on(numbers), call.on(torch.zeros_like(numbers))), 0
-    for after, fill in zip(*runs) if isinstance(call.result, tuple | list) else [runs]:
+    for after, fill in [runs] if isinstance(call.result, Tensor) else zip(*runs):
         number = (after - fill).long()  # of a value, or 0 for a constant
         if number.dim() == 0 or len(number) % n_samples:
             raise NoBound("it moves the batch axis")
@@ -152,25 +173,19 @@ def _movement(call: Call) -> float:
     return math.sqrt(most)
 
 
-def _max_pool(call: Call) -> float:
-    _, windows = _windows(call)
-    return max_pool_gain(**windows, dilation=call.options["dilation"], n_out=call.out.shape[2:])
-
-
-def _avg_pool(call: Call) -> float:
-    size, windows = _windows(call)
-    if call.options["divisor_override"] is not None:
-        raise NoBound("it overrides the divisor")
-    rest = {name: call.options[name] for name in ("padding", "ceil_mode", "count_include_pad")}
-    return average_pool_norm(size, **windows, **rest)
-
-
-def _windows(call: Call) -> tuple[torch.Size, dict[str, Any]]:
-    """The spatial sizes of a pooling's input, and its kernel and stride (that of the kernel where none is given)."""
-    kernel, size = call.options["kernel_size"], call.only().tensor.shape[2:]
+def _pool(call: Call) -> float:
+    """Max pooling's gain, or the norm of average pooling."""
+    options, size = call.options, call.only().tensor.shape[2:]
+    kernel = options["kernel_size"]
+    windows = {"kernel": kernel, "stride": options["stride"] or kernel}
     if len(size) != len(kernel):
         raise NoBound("its input has no batch axis")
-    return size, {"kernel": kernel, "stride": call.options["stride"] or kernel}
+    if "dilation" in options:
+        return max_pool_gain(**windows, dilation=options["dilation"], n_out=call.out.shape[2:])
+    if options.get("divisor_override") is not None:
+        raise NoBound("it overrides the divisor")
+    rest = {name: options[name] for name in ("padding", "ceil_mode", "count_include_pad")}
+    return average_pool_norm(size, **windows, **rest)
 
 
 def _reduced(call: Call) -> int:
@@ -182,11 +197,6 @@ def _reduced(call: Call) -> int:
     if call.options.get("dtype") is not None or call.options.get("half_to_float"):
         raise NoBound("it changes the data type")
     return math.prod(shape[d] for d in dims)
-
-
-def _softmax(call: Call) -> float:
-    _reduced(call)
-    return 0.5  # diag(p) - p p' has row sums of magnitude 2 p (1 - p) (Gershgorin)
 
 
 def _elu(call: Call) -> float:
@@ -227,11 +237,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("add", "sub", "rsub"), _sum),
     **dict.fromkeys(("mul", "div"), _product),
     "cat": _joined,
-    **{f"max_pool{rank}d_with_indices": times(_max_pool) for rank in (2, 3)},
-    **{f"avg_pool{rank}d": times(_avg_pool) for rank in (2, 3)},
+    **{f"max_pool{rank}d_with_indices": times(_pool) for rank in (2, 3)},
+    **{f"avg_pool{rank}d": times(_pool) for rank in (2, 3)},
     "mean": times(lambda call: 1.0 / math.sqrt(_reduced(call))),
     "sum": times(lambda call: math.sqrt(_reduced(call))),
-    "_softmax": times(_softmax),
+    # diag(p) - p p' has row sums of magnitude 2 p (1 - p) <= 1/2 (Gershgorin)
+    "_softmax": times(lambda call: 0.5 * min(1, _reduced(call))),
     # I - 1 p' is a projection, as long as 1 p' is: ||1|| ||p|| <= sqrt(n)
     "_log_softmax": times(lambda call: math.sqrt(_reduced(call))),
     "leaky_relu": times(lambda call: max(1.0, abs(float(call.options["negative_slope"])))),

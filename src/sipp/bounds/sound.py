@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -185,25 +183,25 @@ class _Walk:
 
     def __call__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation in the dense network; its error is then known."""
-        operation = _Operation(function, args, kwargs)
+        call = Call(function, args, kwargs)
         try:
             if torch.Tag.nondeterministic_seeded in function.tags:
                 raise NoBound("it is random, also in eval mode")
-            if not any(tensor in self.errors for tensor in operation.tensors):
-                return self._on_constants(operation)
-            return operation.run() if operation.name in VALUELESS else self._on_values(operation)
+            if not any(tensor in self.errors for tensor in call.tensors):
+                return self._on_constants(call)
+            return call.run() if call.name in VALUELESS else self._on_values(call)
         except NoBound as why:
             reason, (module, kind) = f": {why}" if str(why) else "", self.running[-1]
-            self.refusals.append(NoBound(f"no bound: op {operation.name} in module {module} ({kind}){reason}"))
+            self.refusals.append(NoBound(f"no bound: op {call.name} in module {module} ({kind}){reason}"))
             raise self.refusals[-1] from None
 
-    def _on_constants(self, operation: _Operation) -> Any:
+    def _on_constants(self, call: Call) -> Any:
         """The result of an operation on constants, which is known in both networks."""
-        if not any(tensor in self.pruned for tensor in operation.tensors):
-            return operation.run()
-        if operation.is_in_place:
+        if not any(tensor in self.pruned for tensor in call.tensors):
+            return call.run()
+        if call.is_in_place:
             raise NoBound("it changes a constant in place")
-        result, other = operation.run(), operation.run(self._in_pruned)
+        result, other = call.run(), call.run(self._in_pruned)
         for ours, theirs in zip(tree_leaves(result), tree_leaves(other), strict=True):
             if isinstance(ours, Tensor):
                 self.pruned[ours] = theirs
@@ -216,47 +214,46 @@ class _Walk:
         other: Tensor = self.pruned.get(tensor, tensor)
         return other
 
-    def _on_values(self, operation: _Operation) -> Any:
+    def _on_values(self, call: Call) -> Any:
         """The result of an operation on values; one that overwrites its first argument changes all views of it."""
-        overwritten = self._overwritten(operation) if operation.is_in_place else []
+        if call.name not in RULES:
+            raise NoBound
+        overwritten = self._overwritten(call) if call.is_in_place else []
         before = {id(tensor): tensor.clone() for tensor in overwritten[:1]}
-        result = operation.run()
 
         def known(leaf: Any) -> Any:
             if isinstance(leaf, Tensor) and leaf in self.errors:
                 return Value(before.get(id(leaf), leaf), self.errors[leaf])
             return self._in_pruned(leaf) if isinstance(leaf, Tensor) else leaf
 
-        def on(value: Tensor) -> Any:
-            return operation.run(lambda tensor: value if tensor in self.errors else self._in_pruned(tensor))
-
-        call = Call(operation.name, tree_map(known, operation.options), result, on)
-        if call.name not in RULES:
-            raise NoBound
+        call.result = call.run()
+        call.options = tree_map(known, call.options)
+        call.on = lambda value: call.run(lambda one: value if one in self.errors else self._in_pruned(one))
         error_B = RULES[call.name](call)
-        pairs = ((tensor, self._in_pruned(tensor)) for tensor in operation.tensors)
+        pairs = ((tensor, self._in_pruned(tensor)) for tensor in call.tensors)
         changed = any(other is not tensor and not torch.equal(tensor, other) for tensor, other in pairs)
         if changed:
-            other = _first(operation.run(lambda tensor: before.get(id(tensor), self._in_pruned(tensor))))
+            other = call.run(lambda tensor: before.get(id(tensor), self._in_pruned(tensor)))
+            other = other[0] if isinstance(other, tuple | list) else other
             if other.shape != call.out.shape:
                 raise NoBound("its result has another shape in the pruned network")
             error_B = error_B + norm_B(other - call.out, call.n_samples)
         is_finite_B = call.out.isfinite().reshape(call.n_samples, -1).all(dim=1)
         error_B = torch.where(is_finite_B, _nan_as_inf(error_B), math.inf)
-        for i, piece in enumerate(result if isinstance(result, tuple | list) else [result]):
+        for i, piece in enumerate(call.pieces):
             # Indices and statistics that come with a value have no bound; all pieces of a movement have one.
             has_bound = i == 0 or (call.name in MOVEMENTS and not changed)
             self.errors[piece] = error_B if has_bound else torch.full_like(error_B, math.inf)
         for view in overwritten:
             self.errors[view] = error_B
-        return result
+        return call.result
 
-    def _overwritten(self, operation: _Operation) -> list[Tensor]:
+    def _overwritten(self, call: Call) -> list[Tensor]:
         """The value that an operation overwrites, and all others in the same memory."""
-        target = operation.args[0] if operation.args else None
-        if "out" in operation.kwargs:
+        target = call.tensors[0]
+        if "out" in call.given[1]:
             raise NoBound("it writes its result into another tensor")
-        if operation.name in MOVEMENTS or not isinstance(target, Tensor) or target not in self.errors:
+        if call.name in MOVEMENTS or target not in self.errors:
             raise NoBound("it changes a shape or a constant in place")
         memory = target.untyped_storage().data_ptr()
         views = [one for one in self.errors if one is not target and one.untyped_storage().data_ptr() == memory]
@@ -268,46 +265,6 @@ class _Walk:
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by all their names."""
     return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-
-
-def _first(result: Any) -> Any:
-    return result[0] if isinstance(result, tuple | list) else result
-
-
-@dataclass(frozen=True)
-class _Operation:
-    """One operation that torch executes."""
-
-    function: Any  # torch._ops.OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Such as "convolution" or "add", without the _ of the form that overwrites its first argument."""
-        name: str = self.function.overloadpacket.__name__
-        return name[:-1] if self.is_in_place and name.endswith("_") else name
-
-    @property
-    def is_in_place(self) -> bool:
-        return bool(self.function._schema.is_mutable)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All arguments by name, with their defaults."""
-        schema = self.function._schema.arguments
-        given = dict(zip((one.name for one in schema), self.args)) | self.kwargs
-        return {one.name: one.default_value for one in schema} | given
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
-
-    def run(self, instead: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
-        """The result of the operation, with other tensors in the place of its own."""
-        given = self.args, self.kwargs
-        args, kwargs = tree_map(lambda leaf: instead(leaf) if isinstance(leaf, Tensor) else leaf, given)
-        return self.function(*args, **kwargs)
 
 
 def norm_B(value: Tensor, n_samples: int) -> Tensor:

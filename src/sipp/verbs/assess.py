@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from sipp.bounds import check_same_architecture
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import AnyData, copy_of, data_of, unwrap
+from sipp.inputs import AnyData, copy_of, unwrap
 from sipp.pruning import cut_as_given, rank
-from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, Selector, check, network_of, numerics
+from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, Selector, check, network_of
 from sipp.scoring import task_of
 from sipp.verbs.prune import pruned_of
 
@@ -51,8 +51,7 @@ def assess(
         given = _with_masks(dense, pruned)
     else:
         given = unwrap(network_of(pruned))
-        batch, data = data_of(data, device=numerics.device_of(dense)).first_batch()
-        check_same_architecture(dense, given, batch)
+        check_same_architecture(dense, given)
     task = task_of(dense, data, exclude=exclude)
     # sipp-det: its scores are the sensitivities
     ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True)
