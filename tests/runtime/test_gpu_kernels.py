@@ -79,21 +79,6 @@ def test_rows_of_many_lengths_are_looked_up() -> None:
     assert walks.slices_above == () and torch.equal(weight_of(walks), weight.double())
 
 
-def test_the_packed_layout_takes_about_three_bytes_per_weight() -> None:
-    """At 90 % zeros: two bytes a value, one a distance, and little for starts, bridges and ends of rows."""
-    torch.manual_seed(0)
-    weight = (torch.randn(64, 4096) * (torch.rand(64, 4096) < 0.1)).half()
-    n_kept = int((weight != 0).sum())
-    assert 3 * n_kept < as_walks(weight, n_lanes=8, n_rows=16).n_bytes < 1.2 * 3 * n_kept
-
-
-def test_weights_of_bfloat16_are_never_taken_for_levels() -> None:
-    """Weights within a factor of two of the largest are as near to one of 127 levels as bfloat16 rounds."""
-    torch.manual_seed(0)
-    weight = 1.2 + 0.6 * torch.rand(4, 200)
-    assert int8_scales(weight.bfloat16()) is None and int8_scales(weight.half()) is None
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_rows_of_levels_are_known_by_their_scales(dtype: torch.dtype) -> None:
     """As `sipp.save(values="int8")` leaves them; others are not, nor are these once a weight has moved."""

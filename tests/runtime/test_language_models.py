@@ -1,6 +1,5 @@
 """Causal language models as they are: pruned, used, stored, written as a folder, read by transformers."""
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 
 import sipp
 from sipp.errors import OptionError
-from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.running import turn_off_caches
 from sipp.scoring.task import task_of
 from sipp.scoring.wanda import wanda
@@ -47,26 +45,6 @@ def test_a_model_is_pruned_used_stored_and_exported(kind: str, tmp_path: Path) -
     expected = logits(pruned.model, ids)
     assert torch.equal(logits(again, ids), expected) and torch.equal(logits(back, ids), expected)
     assert not torch.equal(logits(model, ids), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = language_model("Llama").to(dtype)
-    pruned = sipp.prune(model, sequences(8), keep=0.5, method="wanda", statements=False, progress=False)
-    sipp.export(pruned.model, tmp_path / "hf")
-    back = type(model).from_pretrained(tmp_path / "hf", dtype=dtype)
-    assert {tensor.dtype for tensor in (*pruned.model.parameters(), *back.parameters())} == {dtype}
-    assert torch.equal(logits(back, sequences(1)), logits(pruned.model, sequences(1)))
-
-
-def test_a_head_is_left_alone_unless_it_is_named() -> None:
-    model = language_model("Llama")
-    with pytest.warns(UserWarning, match="lm_head, the head, stays as it is"):
-        names = {layer.module_name for layer in find_prunable_layers(model)}
-    assert "lm_head" not in names and "model.layers.1.mlp.up_proj" in names
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "lm_head" in {layer.module_name for layer in find_prunable_layers(model, include=["*"])}
 
 
 def routed(n_sequences: int) -> tuple[torch.nn.Module, Tensor]:

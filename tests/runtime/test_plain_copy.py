@@ -76,24 +76,3 @@ def test_a_lazy_model_is_named_and_not_made_up() -> None:
     assert isinstance(model[0], nn.LazyLinear)  # nor was it filled by us
     model(X)
     assert torch.allclose(sipp.sparse(model, X)(X), model(X), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_a_tensor_that_two_modules_hold_is_masked_in_those_that_mask_it(both: bool) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Embedding(50, 64), nn.Linear(64, 50, bias=False)
-            self.last.weight = self.first.weight
-
-        def forward(self, i: torch.Tensor) -> torch.Tensor:
-            return self.last(self.first(i).relu())
-
-    torch.manual_seed(0)
-    model = Tied().eval()
-    torch_prune.l1_unstructured(model.last, "weight", 0.8)
-    if both:
-        torch_prune.random_unstructured(model.first, "weight", 0.5)
-    i = torch.randint(0, 50, (4, 6))
-    with torch.no_grad():
-        torch.testing.assert_close(sipp.sparse(model, i)(i), model(i), rtol=1e-4, atol=1e-5)

@@ -4,8 +4,6 @@ import builtins
 import math
 import sys
 import threading
-import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -87,22 +85,6 @@ def test_two_networks_meet_new_shapes_at_once(never_dense):
     assert in_threads(*[lambda i=i: meet(i) for i in (0, 1, 0, 1)]) == []
     assert state() == before
     assert [len(each._plans) for each in fast] == [4, 4]  # a shape is compiled once, however many meet it
-
-
-def test_calls_of_one_network_run_one_at_a_time(never_dense):
-    """They write to the same buffers."""
-    fast, inside, met = sipp.sparse(net(0), torch.randn(3, 8)), [], []
-    first = fast.latest.steps[0]
-
-    def slow(values):
-        met.extend(inside)
-        inside.append(1)
-        first.run(values)
-        time.sleep(0.01)
-        inside.pop()
-
-    fast.latest.steps[0] = replace(first, run=slow)
-    assert in_threads(*[lambda: fast(torch.randn(3, 8))] * 3) == [] and met == []
 
 
 def test_bounds_exports_and_plans_at_once(never_dense, tmp_path):
