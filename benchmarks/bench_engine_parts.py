@@ -33,6 +33,7 @@ PARTS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
     "cat and pad": (plan.MAKERS, (pooling.CAT, pooling.PAD), lambda *_: None),
     "lstm": (plan.MAKERS, (graph.LSTM,), lambda *_: None),
     "one vector": (vars(products), ("_vector_step",), products._token_step),
+    "rounds": (vars(products), ("_rounds",), lambda *_: [1]),
     "chunks": (vars(cpu_network), ("chunk_size",), lambda *_: None),
 }
 
@@ -56,6 +57,7 @@ CASES: list[Case] = [
     ("cat and pad", "DenseNet22, 64 images", lambda: network(lambda: build("densenet22"), 0.1), lambda: images(64)),
     ("lstm", "LSTM 40-256-256, 100 steps", lambda: network(LastState, 0.1), lambda: torch.randn(1, 100, 40)),
     ("one vector", "MLP 784-1000-1000-10, one input", lambda: network(mlp, 0.1), lambda: torch.randn(1, 784)),
+    ("rounds", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
     ("chunks", "ResNet20, 64 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(64)),
     ("chunks", "ResNet20, 256 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(256)),
     ("chunks", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
