@@ -8,8 +8,8 @@ import pytest
 import torch
 from commandline import refused, run, told
 
-from sipp.report.results import read_pruned_result
-from sipp.report.summary import next_steps
+from sipp.report.networks import read_pruned_result
+from sipp.report.one_network import next_steps
 
 NET = """
 import torch
@@ -55,10 +55,10 @@ def test_the_commands_that_the_page_suggests_run_when_pasted(here: Path) -> None
     prune("deeper/sparse")
     tried: list[str] = []
     for _ in range(3):  # each command adds what its page then no longer asks for
-        for step in next_steps(read_pruned_result(Path("deeper/sparse"))):
-            if step.command.startswith("sipp ") and "..." not in step.command and step.command not in tried:
-                tried.append(step.command)
-                told(*shlex.split(step.command.replace(" NEW", " new.npz"))[1:])
+        for _, command in next_steps(read_pruned_result(Path("deeper/sparse"))):
+            if command.startswith("sipp ") and "..." not in command and command not in tried:
+                tried.append(command)
+                told(*shlex.split(command.replace(" NEW", " new.npz"))[1:])
     assert {command.split()[1] for command in tried} == {"eval", "certify", "bench", "export"}
     told("report", "deeper/sparse", "--out", "page.html")
     page = Path("page.html").read_text()

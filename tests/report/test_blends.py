@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from shorter import narrow
 from torch import nn
 
 import sipp
-from sipp.results import gradual as little_by_little
 from sipp_lab.page import read_results, render
-from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.folder import read_run
-from sipp_lab.runs.running import run
 
 RECIPE = (
     "train.epochs=1",
@@ -76,21 +71,3 @@ def test_an_untrained_network_has_one_and_the_page_says_why(tmp_path: Path) -> N
     page, plots = page_of(tmp_path / "net")
     assert "in shares of its layer" in page and "no other was tried" in page
     assert not any("-blend-table" in name for name in plots)
-
-
-def test_other_methods_have_no_blend(tmp_path: Path) -> None:
-    pruned = pruned_by("magnitude")
-    assert json.loads((sipp.save_folder(pruned, tmp_path / "net") / "report.json").read_text())["choice"] is None
-    page, plots = page_of(tmp_path / "net")
-    assert "output error" not in page and not any("-blend" in name for name in plots)
-
-
-def test_a_run_says_it_of_every_network_and_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow(monkeypatch)
-    monkeypatch.setattr(little_by_little, "CUTS", 2)
-    recipe = load_recipe("digits-gradual", settings=(*RECIPE, "prune.methods=[sipp-blend]", "train.rate=1.0e-30"))
-    done = run(recipe, out=tmp_path, device="cpu")
-    (record,) = done.records[1:]
-    assert len(record["path"]) == 2 and all("reduce" in cut["blend"] for cut in record["path"])
-    assert record["pruned"]["choice"]["taken"] == record["path"][-1]["blend"]
-    assert "Chosen blend" in render([read_run(done.folder)])

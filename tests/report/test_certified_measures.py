@@ -11,7 +11,7 @@ from report.synthetic import certificate
 from report.test_result_folders import pruned_folder
 
 from sipp.report.compare_networks import comparisons_of, networks_table
-from sipp.report.results import read_pruned_result
+from sipp.report.networks import read_pruned_result
 from sipp.results.certificate import Certificate
 from sipp_lab.page import read_results, render
 
@@ -25,7 +25,7 @@ def page(folder: Path, **changes: Any) -> tuple[str, dict[str, str], dict[str, A
     text = render(read_results([pruned_folder(folder, **changes)]))
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", text))
     plots = json.loads(text.split('id="data">')[1].split("</script>")[0])["plots"]
-    return text, tiles, plots["part0-statements"]["views"][0]
+    return text, tiles, plots["network0-statements"]["views"][0]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from report.test_result_folders import pruned_folder
 
 from sipp.files import seal
 from sipp.report.compare_networks import comparisons_of, networks_table
-from sipp.report.results import PrunedModel, read_pruned_result
-from sipp.report.summary import next_steps, tiles_of
+from sipp.report.networks import PrunedModel, read_pruned_result
+from sipp.report.one_network import next_steps, tiles_of
 from sipp.results import words
 from sipp.results.certificate import AccuracyCertificate
 from sipp.results.evaluation import AnyEvaluation, Evaluation, TextScores
@@ -53,7 +53,7 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
     assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output moves by"] == "20 %"
     assert "accuracy is 87.5 % (before: 90 %)" in page and "Outputs move by 20 %, on average" in page
-    (card,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["part0-evaluations"]["views"]
+    (card,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["network0-evaluations"]["views"]
     assert (
         card["title"] == "Measured (eval0.json)"
         and ["accuracy", "87.50% pruned, 90.00% dense (-2.50 percentage points)"] in card["rows"]
@@ -130,7 +130,7 @@ def test_networks_are_compared_on_the_same_points_only(several: list[Path]) -> N
     }
     accuracy = comparisons_of(models)[0]
     curves = {curve.method: [point.mean for point in curve.points] for curve in accuracy.curves}
-    assert curves == {"magnitude": [0.8], "magnitude repaired": [0.85]} and accuracy.view["reference"]["value"] == 0.9
+    assert curves == {"magnitude": [0.8], "magnitude repaired": [0.85]} and accuracy.dense == 0.9
 
 
 def test_the_comparison_says_which_is_most_accurate_and_draws_it(several: list[Path]) -> None:
@@ -164,10 +164,10 @@ def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_pat
     (folder / "other.json").write_text(certificate_text(accuracy_claim(n_lost=5)))
     (result,) = read_results([folder])
     assert isinstance(result, PrunedModel)
-    (tile,) = [one for one in tiles_of(result) if one.name == "guarantee"]
+    ((_, value, said),) = [one for one in tiles_of(result) if one[0] == "guarantee"]
     drop = words.points_up(accuracy_claim().drop_upper)
-    assert drop.endswith(" percentage points") and tile.value == f"drop at most {drop.replace('percentage ', '')}"
-    assert f"lowers the accuracy by at most {drop} (95 % confidence). For 95 %" in tile.words and "4.21 %" in tile.words
+    assert drop.endswith(" percentage points") and value == f"drop at most {drop.replace('percentage ', '')}"
+    assert f"lowers the accuracy by at most {drop} (95 % confidence). For 95 %" in said and "4.21 %" in said
     page = shown(folder)
     assert "use sipp certify" not in page and "sipp certify --accuracy" not in page
     assert f"{words.percent_up(accuracy_claim().drop_upper)} " not in page
@@ -187,7 +187,7 @@ def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) 
         (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
         (result,) = read_results([folder])
         assert isinstance(result, PrunedModel)
-        steps = [step.command for step in next_steps(result)]
+        steps = [command for _, command in next_steps(result)]
         assert len(steps) == 2 and all(found.startswith(line) for found, line in zip(steps, lines)), steps
 
 

@@ -12,8 +12,8 @@ from report.test_result_folders import pruned_folder
 
 from sipp.cli.commands.report_command import report
 from sipp.files import seal
-from sipp.report.glossary import about_method
-from sipp.report.results import read_pruned_result
+from sipp.report.networks import read_pruned_result
+from sipp.report.rendering import about_method
 from sipp_lab.page import read_results, render
 from sipp_lab.page.run_article import method_table, run_titles
 from sipp_lab.runs.folder import read_run

@@ -13,13 +13,13 @@ from report.synthetic import big_run, certificate, facts, layer
 
 from sipp.errors import DataError
 from sipp.files import seal
-from sipp.report.results import PrunedModel, read_pruned_result
+from sipp.report.networks import PrunedModel, read_pruned_result
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import to_json
 from sipp.results.stored import Identity
 from sipp_lab.page import read_results
-from sipp_lab.runs.folder import Run, read_run
+from sipp_lab.runs.folder import Run
 
 
 @pytest.fixture
@@ -47,25 +47,10 @@ def pruned_folder(
     return folder
 
 
-def test_a_finished_run_is_read(folder: Path) -> None:
-    run = read_run(folder)
-    assert run.finished and run.n_stages == len(run.records) == 5
-    assert run.records[0].method is None and run.records[0].keep == 1.0
-    assert run.records[1].pruned.layers[0].n_weights == 432 and run.records[1].certificate is not None
-
-
 def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
     pruned_folder(folder.parent / "net", certificate=certificate(0.25))
     found = read_results([folder.parent, folder])
     assert [type(one) for one in found] == [PrunedModel, Run]
-
-
-def test_an_unfinished_run(folder: Path) -> None:
-    lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
-    (folder / "records.jsonl").write_text("".join(lines[:2]))
-    assert not read_run(folder).finished and len(read_run(folder).records) == 2
-    (folder / "records.jsonl").unlink()
-    assert read_run(folder).records == ()
 
 
 def test_a_pruned_model(tmp_path: Path) -> None:
@@ -82,44 +67,6 @@ def change(record: dict[str, Any], key: str, value: Any) -> str:
         place = place[int(part) if part.isdigit() else part]
     place[last] = value
     return json.dumps(record)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "word"),
-    [
-        ("after.n_top1", "high", "n_top1"),
-        ("after", None, "after"),
-        ("pruned.layers.0.kept", "all", "kept"),
-        ("method", 7, "method"),
-        ("pruned.bound", [], "bound"),
-        ("pruned.bound.epsilon", "many", "epsilon"),
-        ("certificate.violations", "40", "violations"),
-        ("seconds", None, "seconds"),
-        ("part_seconds.train", "1", "train"),
-    ],
-)
-def test_a_broken_record_is_named_by_file_and_line(folder: Path, key: str, value: Any, word: str) -> None:
-    path = folder / "records.jsonl"
-    lines = path.read_text().splitlines()
-    lines[1] = change(json.loads(lines[1]), key, value)
-    path.write_text("\n".join(lines))
-    with pytest.raises(DataError) as caught:
-        read_run(folder)
-    assert "records.jsonl line 2" in str(caught.value) and word in str(caught.value)
-
-
-def test_a_cut_line(folder: Path) -> None:
-    path = folder / "records.jsonl"
-    path.write_text(path.read_text()[:-40])
-    with pytest.raises(DataError, match=r"is not whole \(line 5"):
-        read_run(folder)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"values": {"config": {}}}', "\xff"])
-def test_a_broken_manifest(folder: Path, text: str) -> None:
-    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(DataError, match=r"manifest\.json"):
-        read_run(folder)
 
 
 def test_other_folders(tmp_path: Path) -> None:

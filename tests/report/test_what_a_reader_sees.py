@@ -117,7 +117,7 @@ def test_layers_are_named_at_every_width(seen: dict[tuple[str, int], Visit]) -> 
         assert len(shown) % N_LAYERS == 0 and len(set(shown)) == N_LAYERS, width
         assert names["part0-layers"][0] == "layers.0.conv1"
     for width in WIDTHS[::2]:
-        assert seen["one", width].seen["names"]["part0-layers"] == ["0.weight", "1.weight"]
+        assert seen["one", width].seen["names"]["network0-layers"] == ["0.weight", "1.weight"]
 
 
 def test_one_heading_a_section_and_origins_closed(seen: dict[tuple[str, int], Visit]) -> None:
@@ -153,7 +153,7 @@ def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[
     text = html.unescape(pages["one"])
     assert "0.8 before repair, 0.1 after" in text and "1 of 2 layers refitted" in text
     assert "1.weight (its input is not seen)" in text
-    assert seen["one", WIDTHS[0]].seen["names"]["part0-repair-table0"] == ["0.weight", "1.weight"]
+    assert seen["one", WIDTHS[0]].seen["names"]["network0-repair-table0"] == ["0.weight", "1.weight"]
 
 
 def test_layers_that_differ_have_different_names_at_every_width(pages: dict[str, str], tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from sipp.report.contents import Article, Finding, Section, Table, TableCell
+from sipp.report import plots
+from sipp.report.contents import Article, Cell, Finding, Plot, Section, Table
+from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import WORST, number, tone_of
-from sipp.report.plots import curve_view, lines
-from sipp.report.results import PrunedModel, shared_holdout
-from sipp.report.series import Curve, point_of
+from sipp.report.one_network import pruned_article
+from sipp.report.plots import Curve, Point
 from sipp.results import USELESS, Certificate, Evaluation, limit_words, words
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
@@ -21,109 +21,38 @@ NOTE = (
     "the best of several does not."
 )
 
+Models = Sequence[PrunedModel]
 Value = Callable[[PrunedModel], float | None]
 
 
-def by_dense_network(models: Sequence[PrunedModel]) -> list[list[PrunedModel]]:
-    """Groups the networks by the dense network they were pruned from: only those can be compared point by point.
+def network_articles(models: Models) -> list[Article]:
+    """The articles about pruned networks: the comparison of several first."""
+    compared = [networks_article(models)] if len(models) > 1 else []
+    single = [pruned_article(model, f"network{index}") for index, model in enumerate(models)]
+    return compared + [replace(article, is_closed=bool(compared)) for article in single]
 
-    If that is not recorded, networks with the same layers are grouped.
-    """
+
+def networks_article(models: Models) -> Article:
+    """The article that shows the networks side by side; those of one dense network share their plots."""
     groups: dict[str, list[PrunedModel]] = {}
-    for model in models:
+    for model in models:  # if the dense network is not recorded, those with the same layers
         layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
         groups.setdefault(model.identity.dense_hash or repr(layers), []).append(model)
-    return list(groups.values())
-
-
-# --- values to compare ---------------------------------------------------------------------------------------------
-
-
-def common_points(models: Sequence[PrunedModel]) -> Evaluation | None:
-    """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
-    evaluations = [evaluation for model in models for evaluation in _with_accuracy(model)]
-    counts = Counter(evaluation.data_hash for evaluation in evaluations)
-    return max(evaluations, key=lambda evaluation: (counts[evaluation.data_hash], evaluation.n_inputs), default=None)
-
-
-def _with_accuracy(model: PrunedModel) -> list[Evaluation]:
-    known = (measured for measured in model.evaluations.values() if isinstance(measured, Evaluation))
-    return [measured for measured in known if measured.accuracies is not None]
-
-
-def accuracies_on(model: PrunedModel, points: Evaluation | None) -> tuple[float, float] | None:
-    """The accuracies of the dense and the pruned network on these points; None if not measured."""
-    same = (one for one in _with_accuracy(model) if points is not None and one.data_hash == points.data_hash)
-    return next((evaluation.accuracies for evaluation in same), None)
-
-
-def network_curves(models: Sequence[PrunedModel], value: Value) -> tuple[Curve, ...]:
-    """The value against keep, one curve per method (repaired or not); averages networks of equal method and keep."""
-    arms: dict[str, dict[float, list[float]]] = {}
-    for model in sorted(models, key=lambda network: -network.pruned.keep):
-        known = value(model)
-        if known is None:
-            continue
-        points = arms.setdefault(model.arm, {})
-        keep = next((k for k in points if abs(k - model.pruned.keep) <= SAME_KEEP * k), model.pruned.keep)
-        points.setdefault(keep, []).append(known)
-    return tuple(
-        Curve(arm, tuple(point_of(keep, values) for keep, values in points.items())) for arm, points in arms.items()
-    )
-
-
-@dataclass(frozen=True)
-class ComparedNetworks:
-    """One comparison of networks: its curves over keep, and the view that draws them."""
-
-    key: str
-    title: str
-    curves: tuple[Curve, ...]
-    view: dict[str, Any]
-
-
-def comparisons_of(group: Sequence[PrunedModel]) -> list[ComparedNetworks]:
-    """The comparisons these networks have values for: accuracy, output change, certified error."""
-    points = common_points(group)
-    measured = {id(model): accuracies_on(model, points) for model in group}
-    dense = next((accuracies[0] for accuracies in measured.values() if accuracies is not None), None)
-    kinds: list[tuple[str, str, str, Value]] = [
-        ("accuracy", "Accuracy", "accuracy, measured", lambda model: (measured[id(model)] or (None, None))[1]),
-        ("moved", "Output moved", "output moved on calibration inputs", lambda model: model.output_change),
-        ("certified", "Certified", "certified error of the output", lambda model: model.certified_error),
-    ]
-    comparisons = []
-    for key, title, label, value in kinds:
-        if curves := network_curves(group, value):
-            is_error = key != "accuracy"
-            view = curve_view(curves, label, "share", are_errors=is_error, dense=None if is_error else dense)
-            comparisons.append(ComparedNetworks(key, title, curves, view))
-    return comparisons
-
-
-# --- the article ----------------------------------------------------------------------------------------------------
-
-
-def networks_article(models: Sequence[PrunedModel]) -> Article:
-    """The article that shows the networks side by side."""
-    by_dense = by_dense_network(models)
-    groups = [group for group in by_dense if len(group) > 1]
+    compared = [(group, comparisons_of(group)) for group in groups.values() if len(group) > 1]
     rows = []
-    for index, group in enumerate(groups):
-        of = f", {_dense_name(group[0])}" if len(groups) > 1 else ""
-        plots = [
-            lines(f"networks{index}-{comparison.key}", f"{comparison.title}{of}", comparison.view, of="network")
-            for comparison in comparisons_of(group)
-        ]
-        rows += [plots] if plots else []
+    for index, (group, found) in enumerate(compared):
+        of = f", {_dense_name(group[0])}" if len(compared) > 1 else ""
+        drawn = [_drawn(f"networks{index}-{one.key}", f"{one.title}{of}", one) for one in found]
+        rows += [drawn] if drawn else []
     has_accuracy = common_points(models) is not None
     note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if has_accuracy else NOTE
+    finding = _finding([one for _, found in compared for one in found])
     return Article(
         ident="networks",
         topic="pruned models",
         title="Networks side by side",
-        notes=[] if len(by_dense) == 1 else ["Not all networks were pruned from the same dense network."],
-        sections=[Section("Comparison", _finding(groups), rows, networks_table(models), note=note)],
+        notes=[] if len(groups) == 1 else ["Not all networks were pruned from the same dense network."],
+        sections=[Section("Comparison", finding, rows, networks_table(models), note=note)],
     )
 
 
@@ -133,17 +62,82 @@ def _dense_name(model: PrunedModel) -> str:
     return model.identity.model if "asked" in model.rest else "a network" if known is None else known[:8]
 
 
-def _finding(groups: Sequence[Sequence[PrunedModel]]) -> Finding:
+# --- values to compare ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One value of networks, as curves over keep: a method each, repaired or not."""
+
+    key: str  # accuracy, moved, or certified
+    title: str
+    label: str
+    curves: tuple[Curve, ...]
+    dense: float | None = None
+
+
+def comparisons_of(group: Models) -> list[Comparison]:
+    """The comparisons these networks have values for: accuracy, output change, certified error."""
+    measured = accuracies_of(group)
+    dense = next((accuracies[0] for accuracies in measured.values()), None)
+    accuracy = _curves(group, lambda model: measured[id(model)][1] if id(model) in measured else None)
+    moved, certified = _curves(group, lambda m: m.output_change), _curves(group, lambda m: m.certified_error)
+    found = [
+        Comparison("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
+        Comparison("moved", "Output moved", "output moved on calibration inputs", moved),
+        Comparison("certified", "Certified", "certified error of the output", certified),
+    ]
+    return [one for one in found if one.curves]
+
+
+def _drawn(ident: str, title: str, one: Comparison) -> Plot:
+    view = plots.curve_view(one.curves, one.label, "share", are_errors=one.key != "accuracy", dense=one.dense)
+    return plots.lines(ident, title, view, of="network")
+
+
+def _curves(models: Models, value: Value) -> tuple[Curve, ...]:
+    """The value against keep; averages networks of equal method and keep."""
+    arms: dict[str, dict[float, list[float]]] = {}
+    for model in sorted(models, key=lambda network: -network.pruned.keep):
+        if (known := value(model)) is not None:
+            points = arms.setdefault(model.arm, {})
+            keep = next((k for k in points if abs(k - model.pruned.keep) <= SAME_KEEP * k), model.pruned.keep)
+            points.setdefault(keep, []).append(known)
+    return tuple(Curve(arm, tuple(Point.of(*one) for one in points.items())) for arm, points in arms.items())
+
+
+def common_points(models: Models) -> Evaluation | None:
+    """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
+    evaluations = [one for model in models for one in _with_accuracy(model)]
+    counts = Counter(one.data_hash for one in evaluations)
+    return max(evaluations, key=lambda one: (counts[one.data_hash], one.n_inputs), default=None)
+
+
+def accuracies_of(models: Models) -> dict[int, tuple[float, float]]:
+    """{id of a network: accuracy of the dense and of the pruned one}, where they are known on the common points."""
+    points, found = common_points(models), {}
+    for model in models:
+        for one in _with_accuracy(model):
+            if points is not None and one.data_hash == points.data_hash and one.accuracies is not None:
+                found[id(model)] = one.accuracies
+    return found
+
+
+def _with_accuracy(model: PrunedModel) -> list[Evaluation]:
+    known = (measured for measured in model.evaluations.values() if isinstance(measured, Evaluation))
+    return [measured for measured in known if measured.accuracies is not None]
+
+
+def _finding(comparisons: Sequence[Comparison]) -> Finding:
     """The best method at the smallest keep that several methods reached, by accuracy or by output change."""
-    words = {
+    phrases = {
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
         "moved": (min, max, "moves the output least", "By {} of its norm; {} by {}."),
     }
-    comparisons = [comparison for group in groups for comparison in comparisons_of(group) if comparison.key in words]
-    for comparison in comparisons:
-        if (shared := _smallest_common_keep(comparison.curves)) is not None:
+    for one in comparisons:
+        if one.key in phrases and (shared := _smallest_common_keep(one.curves)) is not None:
             keep, values = shared
-            find_best, find_worst, does, sentence = words[comparison.key]
+            find_best, find_worst, does, sentence = phrases[one.key]
             best, worst = find_best(values, key=values.__getitem__), find_worst(values, key=values.__getitem__)
             shown = (number(values[best], "share"), worst, number(values[worst], "share"))
             return Finding(f"At keep {number(keep, 'share')}, {best} {does}", sentence.format(*shown))
@@ -160,27 +154,31 @@ def _smallest_common_keep(curves: Sequence[Curve]) -> tuple[float, dict[str, flo
     return None
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
-def networks_table(models: Sequence[PrunedModel]) -> Table:
+def networks_table(models: Models) -> Table:
     """A table of the networks: what each keeps, and what that costs."""
-    points = common_points(models)
+    points, measured = common_points(models), accuracies_of(models)
     has_drops = any(model.certified_drop is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda network: -network.pruned.keep):
-        cells = {"method": TableCell(model.arm), "keep": TableCell(number(model.pruned.keep, "share"))}
-        if points is not None:
-            cells |= _accuracy_cells(accuracies_on(model, points))
-        cells["dead rows"] = TableCell(f"{model.pruned.dead_rows:,}")
-        moved = model.output_change
-        cells["output moved"] = TableCell("unknown" if moved is None else number(moved, "share"))
-        cells["certified within"] = certified_cell(model)
+        cells = {"method": Cell(model.arm), "keep": Cell(number(model.pruned.keep, "share"))}
+        if points is not None and id(model) not in measured:
+            cells["accuracy"] = Cell("not measured", "", "on these inputs")
+            cells["accuracy, dense"] = Cell("not measured")
+        elif points is not None:
+            dense, pruned = measured[id(model)]
+            title = f"{number(pruned - dense, 'points')} against the dense network"
+            cells["accuracy"] = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
+            cells["accuracy, dense"] = Cell(number(dense, "share"))
+        cells["dead rows"] = Cell(f"{model.pruned.dead_rows:,}")
+        cells["output moved"] = Cell("unknown" if model.output_change is None else number(model.output_change, "share"))
+        cells["certified within"] = _certified_cell(model)
         if has_drops:
-            drop = None if model.certified_drop is None else model.certified_drop.drop_upper
-            cells["certified drop"] = TableCell(
-                "none" if drop is None else f"{words.percent_up(drop).removesuffix(' %')} points"
-            )
+            claim = model.certified_drop
+            drop = "" if claim is None else words.percent_up(claim.drop_upper).removesuffix(" %")
+            cells["certified drop"] = Cell(f"{drop} points" if drop else "none")
         rows.append((model.name, cells))
     caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
     caption += f" Accuracy: on {points.inputs}." if points is not None else ""
@@ -188,25 +186,13 @@ def networks_table(models: Sequence[PrunedModel]) -> Table:
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 
-def _accuracy_cells(accuracies: tuple[float, float] | None) -> dict[str, TableCell]:
-    if accuracies is None:
-        return {
-            "accuracy": TableCell("not measured", "", "on these inputs"),
-            "accuracy, dense": TableCell("not measured"),
-        }
-    dense, pruned = accuracies
-    title = f"{number(pruned - dense, 'points')} against the dense network"
-    cell = TableCell(number(pruned, "share"), tone_of(pruned - dense), title)
-    return {"accuracy": cell, "accuracy, dense": TableCell(number(dense, "share"))}
-
-
-def certified_cell(model: PrunedModel) -> TableCell:
+def _certified_cell(model: PrunedModel) -> Cell:
     """The certified output error, marked if it is useless; without one, what is certified about tokens."""
     limit = model.certified_error
     if limit is None:
         claims = [claim for claim in model.all_certificates if isinstance(claim, Certificate)]
         limits = [limit_words(claim) for claim in claims if claim.limit is not None]
-        return TableCell(", ".join(limits) or "none")
+        return Cell(", ".join(limits) or "none")
     if limit >= USELESS:
-        return TableCell(f"{words.percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
-    return TableCell(words.percent_up(limit))
+        return Cell(f"{words.percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
+    return Cell(words.percent_up(limit))

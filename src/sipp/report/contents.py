@@ -7,19 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Plot = dict[str, Any]  # plain values for the page's script, see `plots.py`
-SHOWN_LENGTH = 500  # characters of a value in the configuration table
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding: a heading, and a sentence that qualifies it."""
+    """A heading, and a sentence that qualifies it."""
 
     heading: str
     detail: str
 
 
 @dataclass(frozen=True)
-class TableCell:
+class Cell:
     """One table cell; `tone` is its CSS class, `title` its tooltip."""
 
     text: str
@@ -28,29 +27,12 @@ class TableCell:
 
 
 @dataclass(frozen=True)
-class SummaryTile:
-    """A key number with a line of explanation."""
-
-    name: str
-    value: str
-    words: str = ""
-
-
-@dataclass(frozen=True)
-class NextStep:
-    """A suggestion: why, and the command to type."""
-
-    words: str
-    command: str
-
-
-@dataclass(frozen=True)
 class Table:
     """A table with named rows."""
 
     caption: str
     head: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[TableCell, ...]], ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     wraps: bool = False  # long names and headings may wrap
 
 
@@ -83,28 +65,16 @@ class Article:
     caveats: list[str] = field(default_factory=list)  # warnings that are always visible
     notes: Sequence[str] = ()  # collapsed: what could not be checked
     lead: Finding | None = None  # the first card, with tiles and next steps
-    steps: list[NextStep] = field(default_factory=list)
-    tiles: list[SummaryTile] = field(default_factory=list)
+    steps: list[tuple[str, str]] = field(default_factory=list)  # why, and the command to type
+    tiles: list[tuple[str, str, str]] = field(default_factory=list)  # a name, a key number, a line of explanation
     is_closed: bool = False  # collapsed to its title
-    tables: list[tuple[str, list[tuple[str, str]]]] = field(default_factory=list)
+    tables: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)  # values, also nested ones, by name
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flattens nested values to (dotted key, value)."""
+    """Nested values as (dotted key, value)."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def key_value_rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Nested values as table rows (dotted key, text), with long texts truncated."""
-    return [(key, _as_text(value)) for key, value in flatten(values)]
-
-
-def _as_text(value: Any) -> str:
-    text = (
-        ", ".join(str(item) for item in value) if isinstance(value, list) else "none" if value is None else str(value)
-    )
-    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]} ..."

@@ -1,98 +1,209 @@
-"""The article on one pruned network: accuracy, outputs, layers, size and speed, repair, method, guarantees."""
+"""The article on one pruned network: in short, what to do next, then accuracy, outputs, layers, speed, guarantees."""
 
 from __future__ import annotations
 
-from sipp.report.contents import Article, Finding, Section, key_value_rows
+import math
+import shlex
+from typing import Any
+
+from sipp.report import plots
+from sipp.report.contents import Article, Finding, Section
+from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import number
 from sipp.report.palette import THIS
-from sipp.report.plots import LAYER_VALUES, bars, cards_plot, certificate_card, layer_view, statement_cards
-from sipp.report.results import PrunedModel, shared_holdout
-from sipp.report.series import rows_of_layers
-from sipp.report.sheets import card_of, sentence, sheet_section
-from sipp.report.summary import claim_of, lead, next_steps, outputs_rows, shown_output_change, tiles_of
-from sipp.results import TextScores, to_json, words
+from sipp.report.plots import card_of, cards, sheet_section
+from sipp.results import (
+    AccuracyCertificate,
+    AnyCertificate,
+    Certificate,
+    TextScores,
+    claim_about_tokens,
+    limit_words,
+    to_json,
+    words,
+)
 
 # Keys of the report with sections of their own, and those without a meaning for readers
 SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen", "seen_all"}
+UNKNOWN = "not measured"
+MUCH_LOST = 0.01  # of the accuracy
+MUCH_MOVED = 0.1  # of the output's norm; above either, suggest repair or more weights
+ARROW = " \N{RIGHTWARDS ARROW} "
 
 
-def pruned_article(pruned: PrunedModel, ident: str) -> Article:
+def pruned_article(model: PrunedModel, ident: str) -> Article:
     """The article on one pruned network."""
-    facts = pruned.pruned
+    facts = model.pruned
     sections = [
-        _measured_section(pruned, ident),
-        _outputs_section(pruned, ident),
-        _layers_section(pruned, ident),
-        None if pruned.bench is None else sheet_section("Size and speed", pruned.bench.sheet, f"{ident}-speed"),
+        _measured_section(model, ident),
+        _outputs_section(model, ident),
+        _layers_section(model, ident),
+        None if model.bench is None else sheet_section("Size and speed", model.bench.sheet, f"{ident}-speed"),
         None if facts.repair is None else sheet_section("Repair", facts.repair.sheet, f"{ident}-repair"),
         None if facts.choice is None else sheet_section("Method", facts.choice.sheet, f"{ident}-blend"),
-        _statements_section(pruned, ident),
+        _statements_section(model, ident),
     ]
-    values = {**to_json(pruned.identity), **to_json(facts), **pruned.rest}
+    values = {**to_json(model.identity), **to_json(facts), **model.rest}
     rest = {key: value for key, value in values.items() if key not in SECTIONS}
     return Article(
         ident=ident,
-        topic=f"pruned model, {pruned.arm}",
-        title=f"{pruned.name}: {number(facts.keep, 'share')} of the weights",
-        notes=pruned.notes,
-        lead=lead(pruned),
-        steps=next_steps(pruned),
-        tiles=tiles_of(pruned),
+        topic=f"pruned model, {model.arm}",
+        title=f"{model.name}: {number(facts.keep, 'share')} of the weights",
+        notes=model.notes,
+        lead=lead(model),
+        steps=next_steps(model),
+        tiles=tiles_of(model),
         sections=[section for section in sections if section is not None],
-        tables=[("As printed", list(facts.sheet.facts)), ("Everything else in its report", key_value_rows(rest))],
+        tables=[("As printed", dict(facts.sheet.facts)), ("Everything else in its report", rest)],
     )
 
 
-# --- outputs and layers ---------------------------------------------------------------------------------------------
+# --- in short ---------------------------------------------------------------------------------------------------------
 
 
-def _outputs_section(pruned: PrunedModel, ident: str) -> Section | None:
-    """All numbers on how far outputs move, explained."""
-    rows = outputs_rows(pruned)
-    if not rows:
-        return None
-    text = "Distance from the dense network's output, divided by its norm."
-    card = {"title": "How far outputs move", "text": text, "rows": rows}
-    change = shown_output_change(pruned)
-    heading = "How far outputs move" if change is None else f"Outputs move by {number(change[0], 'share')}, {change[1]}"
-    finding = Finding(heading, "The other numbers on this page answer different questions:")
-    return Section("Outputs", finding, [[cards_plot(f"{ident}-outputs", "How far outputs move", [card])]])
+def lead(model: PrunedModel) -> Finding:
+    """What is left and what it cost, in one sentence; then what was done."""
+    facts, scores = model.pruned, model.text_scores
+    heading = f"{number(facts.keep, 'share')} of the weights are left"
+    if model.accuracies is not None:
+        before, after = (number(share, "share") for share in model.accuracies)
+        heading += f", and the accuracy is {after} (before: {before})"
+    elif scores is not None and scores.dense_perplexity is not None:
+        heading += f", and the perplexity is {scores.perplexity:.2f} (before: {scores.dense_perplexity:.2f})"
+    elif (moved := output_change(model)) is not None:
+        heading += f", and the output moves by {number(moved[0], 'share')}"
+    dead = facts.dead_rows
+    rows = "no row lost all its weights" if not dead else f"{words.counted(dead, 'row')} lost all weights"
+    how = "Given weights" if facts.method == "given" else f"Pruned with {facts.method}"
+    how += "" if facts.repair is None else " and repaired"
+    kept = f"{facts.kept:,} of {facts.n_weights:,} prunable weights kept in {words.counted(len(facts.layers), 'layer')}"
+    return Finding(heading, f"{how}: {kept}; {rows}.")
 
 
-def _layers_section(pruned: PrunedModel, ident: str) -> Section:
-    """What each layer keeps."""
-    layers = pruned.pruned.layers
-    views = {field: layer_view(field, {THIS: rows_of_layers([layers])}) for field in LAYER_VALUES}
-    known = {field: view for field, view in views.items() if view["series"]}
-    choices = [{"label": "Show", "options": [LAYER_VALUES[field][0] for field in known]}]
-    names = [layer.name for layer in layers]
-    plot = bars(f"{ident}-layers", "Layer by layer", "layer", names, list(known.values()), choices=choices)
-    dead = [layer.dead_rows for layer in layers if layer.dead_rows]
-    least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
-    heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
-    rows, where = words.counted(sum(dead), "row"), words.counted(len(dead), "layer")
-    lost = f"{rows} in {where} lost all weights and output only a bias."
-    none_lost = "No row lost all its weights."
-    return Section("Layers", Finding(heading, lost if dead else none_lost), [[plot]])
+def output_change(model: PrunedModel) -> tuple[float, str] | None:
+    """How far outputs move, and on which points; on new points if that was measured."""
+    measured = model.evaluation
+    if measured is not None and measured.error is not None:
+        return measured.error, f"on average, on {measured.inputs}"
+    return None if model.output_change is None else (model.output_change, "on a few calibration inputs")
 
 
-# --- guarantees -----------------------------------------------------------------------------------------------------
+def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
+    """Accuracy, size, speed, guarantee, output change: name, value, words; the unknown says how to measure it."""
+    bench, scores, change = model.bench, model.text_scores, output_change(model)
+    accuracy = ("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
+    if model.accuracies is not None:
+        before, after = (number(share, "share") for share in model.accuracies)
+        accuracy = ("accuracy", f"{before}{ARROW}{after}", f"before and after, on {model.measured_on}")
+    elif scores is not None and scores.dense_perplexity is None:
+        accuracy = ("perplexity", f"{scores.perplexity:.2f}", f"on {scores.inputs}")
+    elif scores is not None:
+        value = f"{scores.dense_perplexity:.2f}{ARROW}{scores.perplexity:.2f}"
+        accuracy = ("perplexity", value, f"before and after, on {scores.inputs}")
+    size = ("weights", f"{number(model.pruned.keep, 'share')} left", "sipp bench measures the size of the file")
+    speed = ("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
+    if bench is not None:
+        stored, dense = words.of_bytes(bench.bytes.file), words.of_bytes(bench.bytes.dense)
+        size = ("size", bench.size_headline, f"{stored} as a small file, {dense} before{bench.why_larger}")
+        run = bench.runs[-1]
+        place = f"{words.counted(run.n_inputs, 'input')} per call on {words.counted(bench.n_threads, 'CPU thread')}"
+        than = " than PyTorch, with" if run.faster.headline.endswith(("faster", "slower")) else ": with"
+        speed = ("speed", run.faster.headline, f"{run.faster.words}{than} sipp.sparse, {place}")
+    moved = ("output moves by", UNKNOWN, "sipp eval measures it")
+    if change is not None:
+        text = f"of its norm, {change[1]}; this was measured, the guarantee is a limit for new inputs"
+        moved = ("output moves by", number(change[0], "share"), text)
+    return [accuracy, size, speed, ("guarantee", *_guarantee(model)), moved]
 
 
-def _statements_section(pruned: PrunedModel, ident: str) -> Section:
-    cards = statement_cards(pruned.pruned, pruned.identity.certificate)
-    cards[1:1] = [certificate_card(certificate, name) for name, certificate in pruned.certificates.items()]
-    if pruned.identity.certificate is None and pruned.certificates:
-        cards = cards[1:]
-    finding = Finding(
-        "What is guaranteed, and with what confidence",
-        "All statements compare the pruned network as it was saved with the one it was pruned from. "
-        + shared_holdout([pruned]),
-    )
-    return Section("Statements", finding, [[cards_plot(f"{ident}-statements", "What is guaranteed", cards)]])
+def _guarantee(model: PrunedModel) -> tuple[str, str]:
+    """The guarantee and its words: of a certificate on accuracy if there is one, else on outputs."""
+    about_accuracy = model.certified_drop
+    about_outputs = next((claim for claim in _with_claims(model) if isinstance(claim, Certificate)), None)
+    text = ". ".join(claim_of(known) for known in (about_accuracy, about_outputs) if known is not None)
+    if about_accuracy is not None:
+        drop = about_accuracy.drop_upper
+        points = words.points_up(drop).replace("percentage ", "").removeprefix("-")  # said below
+        return f"drop at most {points}" if drop >= 0 else f"rises by at least {points}", text
+    if about_outputs is not None:
+        return "useless" if about_outputs.is_useless else f"within {limit_words(about_outputs)}", text
+    if isinstance(model.identity.certificate, Certificate):
+        return "none", f"Certificate: {model.identity.certificate.verdict}"
+    if model.pruned.bound.holds:
+        return "in theory", "The theory's bound holds, for the share of inputs given below"
+    return "none", "sipp certify makes one from inputs that are new to both networks"
 
 
-# --- accuracy, from `sipp eval --out` -------------------------------------------------------------------------------
+def _with_claims(model: PrunedModel) -> list[AnyCertificate]:
+    """The certificates that claim something."""
+    return [certificate for certificate in model.all_certificates if claim_of(certificate)]
+
+
+def claim_of(certificate: AnyCertificate) -> str:
+    """What a certificate claims, in a short sentence; empty if it claims nothing."""
+    sure = f"({words.percent(certificate.confidence)} confidence)"
+    if isinstance(certificate, AccuracyCertificate):
+        return f"On new inputs, pruning {certificate.change} {sure}"
+    if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
+        return ""
+    share = words.percent(1 - certificate.share)
+    if certificate.measure != "output":
+        return f"For {share} of new sequences {claim_about_tokens(certificate)} {sure}"
+    limit = words.percent_up(certificate.epsilon)
+    if certificate.is_useless:
+        return f"The certificate is useless: it allows an error of {limit} of the output's norm"
+    return f"For {share} of new inputs the output stays within {limit} of the original {sure}"
+
+
+def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
+    """Why, and a command that runs as it is (but for NEW): what is unknown first, then what is bad, then its use."""
+    asked = model.rest.get("asked")
+    in_shell = isinstance(asked, dict) and model.folder is not None  # else it is from Python
+    known: dict[str, Any] = asked if isinstance(asked, dict) else {}
+    name, folder = shlex.quote(model.identity.model), shlex.quote(str(model.folder))
+    dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.identity.weights or 'WEIGHTS')}"
+    both, stored = f"--model {name}{dense} --pruned {folder}", f"{folder} --model {name}"
+    is_data_set = (model.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
+    new = shlex.quote(str(known.get("holdout") or (known.get("data") if is_data_set else None) or "NEW"))
+    for option in ("normalise", "size", "length", "part"):
+        new += "" if known.get(option) is None else f" --{option} {known[option]}"
+    steps: list[tuple[str, str, str]] = []  # why, in the shell, in Python
+    if model.accuracies is None and model.text_scores is None:
+        command = f"sipp eval {both} --data {new} --out {folder}/eval.json"
+        python = "sipp.certify_accuracy(model, pruned, labelled_holdout)"
+        steps.append(("Measure its accuracy on new data with labels:", command, python))
+    if not _with_claims(model):
+        command = f"sipp certify {both} --holdout {new} --out {folder}/certificate.json"
+        steps.append(("Get a guarantee:", command, "sipp.certify(model, pruned, holdout)"))
+    lost = 0.0 if model.accuracies is None else model.accuracies[0] - model.accuracies[1]
+    moved, is_measured = output_change(model), model.evaluation is not None or model.text_scores is not None
+    is_bad = lost > MUCH_LOST or (not is_measured and moved is not None and moved[0] > MUCH_MOVED)
+    if is_bad and model.pruned.repair is None:
+        python = "sipp.prune(model, data, keep=..., repair=True)"
+        steps.append(("Bring back most of what was lost, without training:", "sipp prune ... --repair", python))
+    elif is_bad:
+        python = "sipp.hold(model, pruned, optimizer=optimizer)"
+        steps.append(("Too much lost? Keep more weights, or retrain with the zeros held at zero:", python, python))
+    if model.bench is None:
+        command = f"sipp bench {stored} --data {new} --out {folder}/bench.json"
+        steps.append(("See how small and fast it is:", command, "sipp.bench(pruned, example)"))
+    if len(steps) < 2:
+        command = f"sipp export {stored} --out small.safetensors"
+        steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
+        fast = "fast = sipp.sparse(pruned, example)"
+        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.identity.model), fast))
+    return [(why, command if in_shell else python) for why, command, python in steps[:3]]
+
+
+def _python_line(model: str) -> str:
+    """How a network that the shell named, and stored in the small file, runs in Python."""
+    module, _, function = model.replace(".py:", ":").partition(":")
+    is_own = function.isidentifier() and module.replace(".", "").isidentifier() and module != "hf"
+    network, imported = (f"{module}.{function}()", f"sipp, {module}") if is_own else ("network", "sipp")
+    return f'import {imported}; fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
 
 
 def _measured_section(model: PrunedModel, ident: str) -> Section | None:
@@ -103,10 +214,55 @@ def _measured_section(model: PrunedModel, ident: str) -> Section | None:
     claim = "sipp certify --accuracy bounds the loss on new inputs"
     if model.certified_drop is not None:
         claim = claim_of(model.certified_drop)
-    finding = Finding(sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
+    finding = Finding(plots.sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
     ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
-    cards = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in ordered]
+    shown = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in ordered]
     topic, title = "Accuracy", "Accuracy, loss and output"
     if isinstance(first, TextScores):
         topic, title = "Perplexity", "Perplexity and distance from the dense network"
-    return Section(topic, finding, [[cards_plot(f"{ident}-evaluations", title, cards)]])
+    return Section(topic, finding, [[cards(f"{ident}-evaluations", title, shown)]])
+
+
+def _outputs_section(model: PrunedModel, ident: str) -> Section | None:
+    """All numbers on how far outputs move, explained."""
+    rows, of, change = list[list[str]](), model.evaluation, output_change(model)
+    if of is not None and of.error is not None:
+        mean, median, largest = (number(error, "share") for error in (of.error_mean, of.error_median, of.error_max))
+        rows.append(["on average", f"{mean}: the mean over {of.inputs}; the number at the top of the page"])
+        rows += [["half of the inputs", f"at most {median}"], ["the worst input", largest]]
+    if model.output_change is not None:
+        moved = f"{number(model.output_change, 'share')}: over all inputs together, so large outputs count more"
+        at_top = "" if rows else "; the number at the top of the page"
+        rows.append(["on calibration inputs", f"{moved}{at_top}"])
+    rows += [["guaranteed", claim_of(certificate)] for certificate in _with_claims(model)]
+    if not rows:
+        return None
+    text = "Distance from the dense network's output, divided by its norm."
+    card = {"title": "How far outputs move", "text": text, "rows": rows}
+    heading = "How far outputs move" if change is None else f"Outputs move by {number(change[0], 'share')}, {change[1]}"
+    finding = Finding(heading, "The other numbers on this page answer different questions:")
+    return Section("Outputs", finding, [[cards(f"{ident}-outputs", "How far outputs move", [card])]])
+
+
+def _layers_section(model: PrunedModel, ident: str) -> Section:
+    """What each layer keeps."""
+    layers = model.pruned.layers
+    views = {label: view for label, view in plots.layer_views({THIS: [layers]}).items() if view["series"]}
+    choices, names = [{"label": "Show", "options": list(views)}], [layer.name for layer in layers]
+    plot = plots.bars(f"{ident}-layers", "Layer by layer", "layer", names, list(views.values()), choices=choices)
+    dead = [layer.dead_rows for layer in layers if layer.dead_rows]
+    least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
+    heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
+    rows, where = words.counted(sum(dead), "row"), words.counted(len(dead), "layer")
+    lost = f"{rows} in {where} lost all weights and output only a bias."
+    return Section("Layers", Finding(heading, lost if dead else "No row lost all its weights."), [[plot]])
+
+
+def _statements_section(model: PrunedModel, ident: str) -> Section:
+    shown = plots.statement_cards(model.pruned, model.identity.certificate)
+    shown[1:1] = [plots.certificate_card(certificate, name) for name, certificate in model.certificates.items()]
+    if model.identity.certificate is None and model.certificates:
+        shown = shown[1:]
+    detail = "All statements compare the pruned network as it was saved with the one it was pruned from. "
+    finding = Finding("What is guaranteed, and with what confidence", detail + shared_holdout([model]))
+    return Section("Statements", finding, [[cards(f"{ident}-statements", "What is guaranteed", shown)]])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from sipp.errors import OptionError
 from sipp.files import check_file
-from sipp.report.rendering import network_articles, render, write_page
-from sipp.report.results import PrunedModel
+from sipp.report.compare_networks import network_articles
+from sipp.report.networks import PrunedModel
+from sipp.report.rendering import render, write_page
 from sipp.results import (
     AnyCertificate,
     Pruned,

@@ -1,4 +1,4 @@
-"""Builds plots as plain values for the page's script.
+"""Builds plots as plain values for the page's script: curves over keep, bars, and cards of facts.
 
 A plot has `choices` (menus for the reader) and `views` nested in that order; a view holds the series to draw. Numbers
 are raw: shares in [0, 1], seconds, counts; the script adds units.
@@ -6,23 +6,44 @@ are raw: shares in [0, 1], seconds, counts; the script adds units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from sipp.report.contents import Plot
+from sipp.report import contents
+from sipp.report.contents import Cell, Finding, Plot, Section
 from sipp.report.numbers import Unit, number, rounded_up
-from sipp.report.series import Curve, LayerRow
-from sipp.results import USELESS, AnyCertificate, Certificate, Pruned
+from sipp.report.palette import THIS
+from sipp.results import USELESS, AnyCertificate, Certificate, Pruned, PrunedLayer, Sheet, Table, number_in
 
-DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
-LAYER_DIGITS = 5
+View = dict[str, Any]
+KEPT, EPSILON, DEAD, SHARE = "kept share of the layer", "epsilon of the layer", "dead rows", "share of the whole budget"
+LAYER_UNITS: dict[str, Unit] = {KEPT: "share", EPSILON: "number", DEAD: "count", SHARE: "share"}
 
-LAYER_VALUES: dict[str, tuple[str, Unit]] = {  # {field of `series.LayerRow`: label and unit}
-    "keep": ("kept share of the layer", "share"),
-    "eps": ("epsilon of the layer", "number"),
-    "dead_rows": ("dead rows", "count"),
-    "share": ("share of the whole budget", "share"),
-}
+
+class Point(NamedTuple):
+    """One keep of one method: mean, smallest and largest of n values."""
+
+    keep: float
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, keep: float, values: Sequence[float]) -> Point:
+        """The point that summarises these values."""
+        return cls(keep, fmean(values), min(values), max(values), len(values))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one method, from the largest keep to the smallest."""
+
+    method: str
+    points: tuple[Point, ...]
 
 
 # --- one plot of each kind ------------------------------------------------------------------------------------------
@@ -42,41 +63,52 @@ def bars(ident: str, title: str, label: str, names: Sequence[str], views: Any, *
     }  # fmt: skip
 
 
-def cards_plot(ident: str, title: str, cards: Any, *, choices: Sequence[Any] = ()) -> Plot:
+def cards(ident: str, title: str, views: Any, *, choices: Sequence[Any] = ()) -> Plot:
     """Cards with a title, a sentence, and rows of name and value."""
-    return {"id": ident, "kind": "cards", "title": title, "choices": list(choices), "views": cards}
+    return {"id": ident, "kind": "cards", "title": title, "choices": list(choices), "views": views}
 
 
 def curve_view(
-    curves: Sequence[Curve], label: str, unit: Unit, *, are_errors: bool = False, dense: float | None = None
-) -> dict[str, Any]:
-    """A view of curves with points [keep, mean, smallest, largest, count]; errors near the output's norm are marked.
-
-    `dense` is drawn as a reference line.
-    """
-    shown = [
-        {"name": curve.method, "points": [[*map(rounded, (p.keep, p.mean, p.low, p.high)), p.n] for p in curve.points]}
-        for curve in curves
-    ]
-    view: dict[str, Any] = {"y": {"label": label, "unit": unit, "log": are_errors}, "series": shown}
+    curves: Iterable[Curve], label: str, unit: Unit, *, are_errors: bool = False, dense: float | None = None
+) -> View:
+    """A view of curves; errors near the output's norm are marked, and `dense` is drawn as a reference line."""
+    shown = [{"name": curve.method, "points": curve.points} for curve in curves]
+    view: View = {"y": {"label": label, "unit": unit, "log": are_errors}, "series": shown}
     if are_errors:
         view["useless"] = USELESS
     if dense is not None:
-        view["reference"] = {"label": "dense", "value": rounded(dense)}
+        view["reference"] = {"label": "dense", "value": dense}
     return view
 
 
-def bar_view(
-    label: str, unit: Unit, columns: Mapping[str, Sequence[float | None]], *, log: bool = False
-) -> dict[str, Any]:
+def bar_view(label: str, unit: Unit, columns: Mapping[str, Sequence[float | None]], *, log: bool = False) -> View:
     """A view of bars: {name of a column: its values}."""
     shown = [{"name": name, "values": list(values)} for name, values in columns.items()]
     return {"y": {"label": label, "unit": unit, "log": log}, "series": shown}
 
 
-def rounded(value: float | None, digits: int = DIGITS) -> float | None:
-    """The number with as many digits as the page needs."""
-    return None if value is None else float(f"{value:.{digits}g}")
+def layer_views(networks: Mapping[str, Sequence[Sequence[PrunedLayer]]]) -> dict[str, View]:
+    """What each layer keeps, by what is shown: {method: the layers of its networks, one for each seed}.
+
+    Means over seeds; of epsilon the largest, which bounds all.
+    """
+    shown: dict[str, dict[str, list[float | None]]] = {label: {} for label in LAYER_UNITS}
+    for method, seeds in networks.items():
+        totals = [sum(layer.kept for layer in layers) or 1 for layers in seeds]
+        columns: dict[str, list[float | None]] = {label: [] for label in LAYER_UNITS}
+        for same in zip(*seeds):
+            eps = [layer.eps for layer in same if layer.eps is not None and math.isfinite(layer.eps)]
+            columns[KEPT].append(fmean(layer.kept / (layer.n_weights or 1) for layer in same))
+            columns[EPSILON].append(max(eps) if len(eps) == len(same) else None)
+            columns[DEAD].append(fmean(layer.dead_rows for layer in same))
+            columns[SHARE].append(fmean(layer.kept / total for layer, total in zip(same, totals)))
+        for label, values in columns.items():
+            if any(value is not None for value in values):
+                shown[label][method] = values
+    return {label: bar_view(label, LAYER_UNITS[label], shown[label], log=label == EPSILON) for label in shown}
+
+
+# --- cards of facts -------------------------------------------------------------------------------------------------
 
 
 def statement_cards(
@@ -86,15 +118,15 @@ def statement_cards(
     bound, guarantee = pruned.bound, pruned.guarantee
     if certificate is None:
         text = why_no_certificate or "None: there was no holdout."
-        cards: list[dict[str, Any]] = [{"title": "Certificate (holdout)", "text": text, "rows": []}]
+        made: list[dict[str, Any]] = [{"title": "Certificate (holdout)", "text": text, "rows": []}]
     else:
-        cards = [certificate_card(certificate, "holdout")]
+        made = [certificate_card(certificate, "holdout")]
     if pruned.measured is not None:
         text = pruned.measured.sentence
-        cards.append({"title": "Theory with a measured constant", "text": text, "rows": []})
+        made.append({"title": "Theory with a measured constant", "text": text, "rows": []})
     title = "Theory with the assumed constant"
     if bound.epsilon is None:
-        return [*cards, {"title": title, "text": f"No bound: {bound.reason or 'no statement was made'}.", "rows": []}]
+        return [*made, {"title": title, "text": f"No bound: {bound.reason or 'no statement was made'}.", "rows": []}]
     text = f"The conditions are met: {bound.sentence}."
     if not bound.holds:
         word = "Contradicted by the data" if guarantee is not None and guarantee.contradicted else "Not met"
@@ -105,7 +137,7 @@ def statement_cards(
         rows.insert(1, ["delta", number(bound.delta)])
     if guarantee is not None:
         rows.append(["rows and layers", guarantee.sentence])
-    return [*cards, {"title": title, "text": text, "rows": rows, "folded": "" if bound.holds else "not met"}]
+    return [*made, {"title": title, "text": text, "rows": rows, "folded": "" if bound.holds else "not met"}]
 
 
 def certificate_card(certificate: AnyCertificate, source: str) -> dict[str, Any]:
@@ -116,8 +148,53 @@ def certificate_card(certificate: AnyCertificate, source: str) -> dict[str, Any]
     return {"title": title, "text": claim[1], "rows": rows, "useless": useless}
 
 
-def layer_view(field: str, rows: Mapping[str, Sequence[LayerRow]]) -> dict[str, Any]:
-    """A view of one value of every layer, for the methods that have it."""
-    values = {name: [rounded(getattr(row, field), LAYER_DIGITS) for row in layers] for name, layers in rows.items()}
-    known = {name: column for name, column in values.items() if any(value is not None for value in column)}
-    return bar_view(*LAYER_VALUES[field], known, log=field == "eps")
+def card_of(sheet: Sheet, title: str, text: str = "") -> dict[str, Any]:
+    """A card with the facts of a sheet."""
+    return {"title": title, "text": text, "rows": [list(fact) for fact in sheet.facts]}
+
+
+# --- a sheet as a section -------------------------------------------------------------------------------------------
+
+
+def sheet_section(topic: str, sheet: Sheet, ident: str) -> Section:
+    """A sheet on the page: its title as the finding, its facts as a card, its tables as bars or as a table."""
+    heading, _, detail = sheet.title.partition("; ")
+    drawn = [table for table in sheet.tables if table.bars and len(table.rows) > 1]
+    rows = [[cards(f"{ident}-facts", topic, [card_of(sheet, topic)])]] if sheet.facts else []
+    rows += [[_drawn(table, f"{ident}-table{index}", topic)] for index, table in enumerate(drawn)]
+    listed = next((_listed(table) for table in sheet.tables if table not in drawn), None)
+    note = " ".join([f"{table.words}." for table in drawn if table.words] + ([sheet.note] if sheet.note else []))
+    return Section(topic, Finding(sentence(heading), detail), rows, listed, note=note)
+
+
+def sentence(text: str) -> str:
+    """The text as it begins a line."""
+    return text[:1].upper() + text[1:]
+
+
+def _drawn(table: Table, ident: str, title: str) -> Plot:
+    """Bars for the columns that have some side by side, and for each other column of numbers; the reader chooses."""
+    columns = dict(zip(table.columns, zip(*table.rows)))
+    label, names = table.columns[0], columns.pop(table.columns[0])
+    groups = [{name: columns[name] for name in table.bars}]
+    groups += [{name: cells} for name, cells in columns.items() if name not in (*table.bars, *table.texts)]
+    views = {}
+    for group in groups:
+        series = {name if len(group) > 1 else THIS: list(map(_value, cells)) for name, cells in group.items()}
+        if any(value is not None for values in series.values() for value in values):
+            unit: Unit = "share" if any("%" in cell for cells in group.values() for cell in cells) else "number"
+            views[", ".join(group)] = bar_view(", ".join(group), unit, series)
+    choices = [{"label": "Show", "options": list(views)}]
+    return bars(ident, f"{title}: {label} by {label}", label, names, list(views.values()), choices=choices)
+
+
+def _value(cell: str) -> float | None:
+    """The number in a cell: a percentage as a share, None where there is none or it is not finite."""
+    found = number_in(cell)
+    value = found / 100 if found is not None and "%" in cell else found
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _listed(table: Table) -> contents.Table:
+    rows = tuple((row[0], tuple(map(Cell, row[1:]))) for row in table.rows)
+    return contents.Table(table.words, table.columns, rows, wraps=True)

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,34 @@ from sipp import __version__
 from sipp.extras import needed_for
 from sipp.files import check_file, make_folder, write_atomic
 from sipp.report import palette
-from sipp.report.compare_networks import networks_article
-from sipp.report.contents import Article
-from sipp.report.glossary import WORDS, about_method
-from sipp.report.one_network import pruned_article
-from sipp.report.palette import Style
-from sipp.report.results import PrunedModel
+from sipp.report.contents import Article, flatten
+from sipp.scoring import METHODS
 
 TEMPLATE = "template.html.j2"
 HOW_TO_READ = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
+SHOWN_LENGTH = 500  # characters of a value in a table of values
+DIGITS = 10  # significant digits of numbers on the page, more than any measurement has
+MOVED = "distance between the outputs of the pruned and the dense network, as a share of the dense output's norm"
+WORDS = {  # explained where they occur, and at the end
+    "keep": "share of the prunable weights that are kept: keep 10 % means 90 % zeros",
+    "dense": "the network before pruning",
+    "dead rows": "rows (outputs of a layer) that lost all their weights and output only a bias",
+    "output moves by": MOVED,
+    "output moved": MOVED,
+    "guarantee": "measured on inputs that neither network has seen; holds for new inputs from the same source",
+    "certified within": "guaranteed for new inputs from the source of the holdout, with the certificate's confidence",
+    "prunable weights": "weights of linear, convolutional, recurrent and attention layers; biases and norms stay",
+}
+_ABOUT = {row.name: row.about for row in METHODS}
+
+
+def about_method(arm: str) -> str:
+    """What a method does, in a line; one that the package does not know is the user's own."""
+    name, _, form = arm.partition(palette.SEPARATOR)
+    about = _ABOUT.get(name, "a score from the user's own code")
+    if form == palette.REPAIRED:
+        return f"{about}; then mask and weights were fitted to the dense network without labels"
+    return f"{about}; with the {form} over patches" if form else about
 
 
 def write_page(path: Path, text: str, *, force: bool) -> None:
@@ -33,25 +51,18 @@ def write_page(path: Path, text: str, *, force: bool) -> None:
     write_atomic(path, text.encode(errors="replace"))  # a folder name may not be valid text
 
 
-def network_articles(models: Sequence[PrunedModel]) -> list[Article]:
-    """The articles about pruned networks: the comparison of several first."""
-    compared = [networks_article(models)] if len(models) > 1 else []
-    single = [pruned_article(model, f"part{index}") for index, model in enumerate(models)]
-    return compared + [replace(article, is_closed=bool(compared)) for article in single]
-
-
 def render(
     articles: Sequence[Article],
     methods: Iterable[str],
     *,
     heading: str = "",
     broken: Sequence[str] = (),
-    words: Mapping[str, str] = WORDS,
+    words: Mapping[str, str] = {},
 ) -> str:
     """Renders these articles in order; `methods` are all arms that they show, each with a style of its own.
 
     Without a `heading` it is the title of the first article. `broken` are sentences about what cannot be shown, `words`
-    are explained where they occur and at the end.
+    are explained beside those of every page.
     """
     with needed_for("drawing the page"):
         from jinja2 import Environment, StrictUndefined
@@ -62,23 +73,22 @@ def render(
     drawn = {name: palette.style_of(name, arms) for name in arms}
     styles = {
         name: {
-            "cls": f"m{i}",
-            "marker": style.marker,
-            "dash": list(style.dash),
-            "hollow": style.hollow,
+            "cls": f"m{i}", "marker": style.marker, "dash": list(style.dash), "hollow": style.hollow,
             "about": about_method(name),
         }
         for i, (name, style) in enumerate(drawn.items())
-    }
+    }  # fmt: skip
     classes = {name: f"p{i}" for i, name in enumerate(palette.PARTS)}
     css = _asset("page.css") + _colours(drawn)
     script = _asset("draw.js") + _asset("names.js") + _asset("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_asset(TEMPLATE)).render(
         heading=heading or articles[0].title,
-        explained={**{name: about_method(name) for name in arms}, **words},
+        explained={**{name: about_method(name) for name in arms}, **WORDS, **words},
         how_to_read=HOW_TO_READ,
         articles=list(articles),
+        flatten=flatten,
+        as_text=_as_text,
         broken=broken,
         version=f"sipp {__version__}",
         policy=_policy(css, script),
@@ -91,8 +101,23 @@ def render(
 
 def embedded(values: Any) -> str:
     """JSON that is safe inside a script element: it cannot end the element or start a comment."""
-    text = json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    text = json.dumps(_rounded(values), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _rounded(values: Any) -> Any:
+    """The values, with as many digits as the page needs."""
+    if isinstance(values, float):
+        return float(f"{values:.{DIGITS}g}")
+    if isinstance(values, Mapping):
+        return {key: _rounded(value) for key, value in values.items()}
+    return list(map(_rounded, values)) if isinstance(values, list | tuple) else values
+
+
+def _as_text(value: Any) -> str:
+    """A value in a table of values; a long one is cut."""
+    text = ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]} ..."
 
 
 def _asset(name: str) -> str:
@@ -111,7 +136,7 @@ def _policy(css: str, script: str) -> str:
     )
 
 
-def _colours(methods: dict[str, Style]) -> str:
+def _colours(methods: dict[str, palette.Style]) -> str:
     """CSS colour classes of methods and parts, for light and dark mode."""
     pairs = {f"m{i}": (style.light, style.dark) for i, style in enumerate(methods.values())}
     pairs |= {f"p{i}": colours for i, colours in enumerate(palette.PARTS.values())}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sipp.report import TOLERANCE, Article, Finding, Section, Table, TableCell, flatten, number, tone_of
+from sipp.report import Article, Cell, Finding, Section, Table, flatten, numbers
 from sipp.results import to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.plots import accuracy_plot
@@ -27,19 +27,14 @@ class StudySummary:
 
     title: str
     finding: Finding
-    rows: list[tuple[str, str]]
+    facts: dict[str, str]
 
     @classmethod
     def of(cls, study: Study) -> StudySummary:
         """What a page says of this study."""
-        rows = [
-            ("study", study.name),
-            ("form", study.form),
-            ("source", study.source),
-            ("the paper's claim", study.claim),
-        ]
+        facts = {"study": study.name, "form": study.form, "source": study.source, "the paper's claim": study.claim}
         finding = Finding(study.description, f"{study.source}. The paper: {study.claim} {study.note}".rstrip())
-        return cls(f"Study {study.name} ({study.form})", finding, rows)
+        return cls(f"Study {study.name} ({study.form})", finding, facts)
 
 
 @dataclass(frozen=True)
@@ -64,14 +59,14 @@ def runs_article(runs: Sequence[Run], study: StudySummary | None) -> Article:
         sections.append(Section(topic, finding, rows, method_table(panel.run), is_closed=is_closed))
     sections += [] if study is None else [Section("Study", study.finding)]
     n_stages, n_done = sum(run.n_stages for run in runs), sum(len(run.records) for run in runs)
-    tables = [("Runs of each panel", [(panel.title, ", ".join(panel.folders)) for panel in panels])]
+    folders = {panel.title: ", ".join(panel.folders) for panel in panels}
     return Article(
         ident="panels",
         topic="all runs",
         title="All runs",
         state="" if n_done >= n_stages else f"unfinished, {n_done} of {n_stages}",
         sections=sections,
-        tables=tables if study is None else [("What this shows", study.rows), *tables],
+        tables=[*([] if study is None else [("What this shows", study.facts)]), ("Runs of each panel", folders)],
     )
 
 
@@ -89,13 +84,13 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         ends = [(change, name) for keep, change, name in last if keep == sparsest]
         best, worst = max(ends, default=(None, "")), min(ends, default=(None, ""))
         cells = (
-            TableCell("not done" if dense is None else number(dense, "share")),
-            TableCell("none" if kept is None else _kept_words(kept, method, left)),
+            Cell("not done" if dense is None else numbers.number(dense, "share")),
+            Cell("none" if kept is None else _kept_words(kept, method, left)),
             _change_cell(sparsest, *best),
             _change_cell(sparsest, *worst),
         )
         rows.append((panel.title, cells))
-    near = f"within {100 * TOLERANCE:g} points of dense"
+    near = f"within {100 * numbers.TOLERANCE:g} points of dense"
     head = ("network", "dense", f"smallest keep {near}", "best, sparsest level", "worst there")
     n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # with one method each there is no worst
     n_reached = sum(cells[1].text != "none" for _, cells in rows)
@@ -112,14 +107,15 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
 
 def _kept_words(kept: float, method: str, products: float | None) -> str:
     """'10 % (magnitude)', with the share of multiply-adds that are left if it is known."""
-    return f"{number(kept, 'share')} ({method}{'' if products is None else f', multiply-adds {100 * products:.2g} %'})"
+    left = "" if products is None else f", multiply-adds {100 * products:.2g} %"
+    return f"{numbers.number(kept, 'share')} ({method}{left})"
 
 
-def _change_cell(keep: float | None, change: float | None, method: str) -> TableCell:
+def _change_cell(keep: float | None, change: float | None, method: str) -> Cell:
     if keep is None or change is None:
-        return TableCell("not done")
-    words = f"{number(change, 'points')} against the dense network at keep {number(keep, 'share')}"
-    return TableCell(f"{100 * change:+.2f} ({method})", tone_of(change), words)
+        return Cell("not done")
+    words = f"{numbers.number(change, 'points')} against the dense network at keep {numbers.number(keep, 'share')}"
+    return Cell(f"{100 * change:+.2f} ({method})", numbers.tone_of(change), words)
 
 
 def panels_of(runs: Sequence[Run]) -> list[Panel]:

@@ -5,20 +5,7 @@ from __future__ import annotations
 from math import fsum
 from typing import Any
 
-from sipp.report import (
-    LAYER_DIGITS,
-    LAYER_VALUES,
-    Plot,
-    bar_view,
-    bars,
-    cards_plot,
-    curve_view,
-    layer_view,
-    lines,
-    number,
-    rounded,
-    statement_cards,
-)  # fmt: skip
+from sipp.report import Plot, numbers, plots
 from sipp_lab.page import series
 from sipp_lab.page.series import METRICS
 from sipp_lab.runs.folder import Run
@@ -28,7 +15,7 @@ from sipp_lab.runs.records import NetworkRecord
 def metric_view(run: Run, key: str) -> dict[str, Any]:
     """A metric against keep, one curve per method."""
     metric, dense = METRICS[key], series.dense_mean(run, key)
-    return curve_view(series.metric_curves(run, key), metric.label, metric.unit, dense=dense)
+    return plots.curve_view(series.metric_curves(run, key), metric.label, metric.unit, dense=dense)
 
 
 def metric_views(run: Run) -> dict[str, dict[str, Any]]:
@@ -41,8 +28,8 @@ def epsilon_views(run: Run) -> dict[str, dict[str, Any]]:
     """The certified and theoretical epsilons against keep, if there are any."""
     certified, theory = series.certified_curves(run), series.theory_curves(run)
     views = {
-        "certified": curve_view(certified, "certified epsilon (holdout)", "share", are_errors=True),
-        "theory": curve_view(theory, "epsilon of the theory", "number", are_errors=True),
+        "certified": plots.curve_view(certified, "certified epsilon (holdout)", "share", are_errors=True),
+        "theory": plots.curve_view(theory, "epsilon of the theory", "number", are_errors=True),
     }
     return {key: view for key, view in views.items() if view["series"]}
 
@@ -54,7 +41,7 @@ def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") ->
         return {}
     start = list(views).index("delta_top1") if "delta_top1" in views else 0
     choice = {"label": "Show", "options": [METRICS[key].label for key in views], "start": start}
-    return lines(ident, title, list(views.values()), choices=[choice])
+    return plots.lines(ident, title, list(views.values()), choices=[choice])
 
 
 def side_by_side(run: Run, ident: str) -> list[Plot]:
@@ -62,22 +49,22 @@ def side_by_side(run: Run, ident: str) -> list[Plot]:
     known = {"pruned": ("Just pruned", "before_top1"), "retrained": ("Retrained", "top1")}
     panels = [(name, title, series.metric_curves(run, key)) for name, (title, key) in known.items()]
     points = [point for _, _, curves in panels for curve in curves for point in curve.points]
-    plots = []
+    drawn: list[Plot] = []
     for name, title, curves in panels:
         if curves:
-            view = curve_view(curves, "top-1 accuracy", "share", dense=series.dense_mean(run, "top1"))
-            view["span"] = [rounded(min(point.low for point in points)), rounded(max(point.high for point in points))]
-            plots.append(lines(f"{ident}-{name}", title, view))
-    return plots
+            view = plots.curve_view(curves, "top-1 accuracy", "share", dense=series.dense_mean(run, "top1"))
+            view["span"] = [min(point.low for point in points), max(point.high for point in points)]
+            drawn.append(plots.lines(f"{ident}-{name}", title, view))
+    return drawn
 
 
 def epsilon_plots(run: Run, ident: str) -> dict[str, Plot]:
     """The plots of `epsilon_views`."""
-    return {key: lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()}
+    return {key: plots.lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()}
 
 
 def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
-    options = [f"keep {number(keep, 'share')} (level {level})" for level, keep in series.levels_of(run).items()]
+    options = [f"keep {numbers.number(keep, 'share')} (level {level})" for level, keep in series.levels_of(run).items()]
     return {"label": "Level", "options": options, "start": len(options) - 1 if starts_last else 0}
 
 
@@ -94,13 +81,13 @@ def statements_plot(run: Run, ident: str) -> Plot:
     seed_choice = {"label": "Seed", "options": [str(seed) for seed in seeds]}
     method_choice = {"label": "Method", "options": list(series.methods_of(run))}
     choices = [method_choice, _level_choice(run), seed_choice]
-    return cards_plot(ident, "Statements about one network", views, choices=choices)
+    return plots.cards(ident, "Statements about one network", views, choices=choices)
 
 
 def _network_cards(record: NetworkRecord) -> list[dict[str, Any]]:
     if record.pruned is None:
         return []
-    cards = statement_cards(record.pruned, record.certificate, record.why_no_certificate)
+    cards = plots.statement_cards(record.pruned, record.certificate, record.why_no_certificate)
     if record.pruned.choice is not None:
         cards.append({"title": "Chosen blend", "text": f"{record.pruned.choice.sentence}.", "rows": []})
     return cards
@@ -111,26 +98,25 @@ def layers_plot(run: Run, ident: str) -> Plot:
     if not sizes:
         return {}
     n_all = sum(sizes.values())
-    dense = {"name": "dense network", "values": [rounded(size / n_all, LAYER_DIGITS) for size in sizes.values()]}
+    dense = {"name": "dense network", "values": [size / n_all for size in sizes.values()]}
     levels = [
-        {method: series.layer_rows(run, method, level) for method in series.methods_of(run)}
+        plots.layer_views({method: series.layers_at(run, method, level) for method in series.methods_of(run)})
         for level in series.levels_of(run)
     ]
-    views = {field: [layer_view(field, rows) for rows in levels] for field in LAYER_VALUES}
-    for view in views["share"]:
+    views = {label: [level[label] for level in levels] for label in plots.LAYER_UNITS}
+    for view in views[plots.SHARE]:
         view["series"].append(dense)
-    labels = [label for label, _ in LAYER_VALUES.values()]
-    choices = [{"label": "Show", "options": labels}, _level_choice(run, starts_last=True)]
-    return bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
+    choices = [{"label": "Show", "options": list(views)}, _level_choice(run, starts_last=True)]
+    return plots.bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
 
 
 def times_plot(run: Run, ident: str) -> Plot:
     """The seconds of each method by part, summed over levels and seeds."""
     by_method = series.times(run)
-    columns = {part: [rounded(parts[part]) for parts in by_method.values()] for part in series.PARTS}
+    columns = {part: [parts[part] for parts in by_method.values()] for part in series.PARTS}
     used = {part: values for part, values in columns.items() if any(values)}
     if not used:
         return {}
-    total = [rounded(fsum(parts.values())) for parts in by_method.values()]
-    view = bar_view("time, summed over levels and seeds", "seconds", {**used, "total": total})
-    return bars(ident, "Time by part", "method", list(by_method), view)
+    total = [fsum(parts.values()) for parts in by_method.values()]
+    view = plots.bar_view("time, summed over levels and seeds", "seconds", {**used, "total": total})
+    return plots.bars(ident, "Time by part", "method", list(by_method), view)

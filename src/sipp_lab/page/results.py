@@ -8,12 +8,10 @@ from pathlib import Path
 
 from sipp.errors import DataError
 from sipp.report import (
-    WORDS,
     Article,
     PrunedModel,
     is_pruned_result,
-    networks_article,
-    pruned_article,
+    network_articles,
     read_pruned_result,
     render as render_page,
     write_page,
@@ -138,7 +136,7 @@ def render(
         [name for names in arms for name in names],
         heading=heading if study is None else study.title,
         broken=[f"Not shown: {one.folder.name} is broken. {one.what}" for one in broken],
-        words={**WORDS, **RUN_WORDS} if only_runs else WORDS,
+        words=RUN_WORDS if only_runs else {},
     )
 
 
@@ -147,12 +145,8 @@ def _articles(results: Sequence[Result], study: StudySummary | None) -> list[Art
     runs = [result for result in results if isinstance(result, Run)]
     models = [result for result in results if isinstance(result, PrunedModel)]
     compared = [runs_article(runs, study)] if len(runs) > 1 or study is not None else []
-    compared += [networks_article(models)] if len(models) > 1 else []
-    titles, single = iter(run_titles(runs)), list[Article]()
-    for index, result in enumerate(results):
-        ident = f"part{index}"
-        if isinstance(result, Run):
-            single.append(run_article(result, ident, next(titles)))
-        else:
-            single.append(pruned_article(result, ident))
-    return compared + [replace(article, is_closed=bool(compared)) for article in single]
+    single = [run_article(run, f"part{i}", title) for i, (run, title) in enumerate(zip(runs, run_titles(runs)))]
+    of_networks = network_articles(models) if models else []
+    if len(models) > 1:
+        compared.append(of_networks.pop(0))
+    return compared + [replace(article, is_closed=bool(compared)) for article in single + of_networks]

@@ -5,22 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sipp.report import (
-    TOLERANCE,
-    Article,
-    Curve,
-    Finding,
-    Plot,
-    Section,
-    SummaryTile,
-    Table,
-    TableCell,
-    key_value_rows,
-    number,
-    seconds,
-    tone_of,
-)  # fmt: skip
+from sipp.report import Article, Cell, Curve, Finding, Plot, Section, Table, numbers
 from sipp.results import USELESS, to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
@@ -51,7 +38,7 @@ def run_article(run: Run, ident: str, title: str) -> Article:
         notes=run.notes,
         tiles=_tiles(run),
         sections=_sections(run, ident),
-        tables=[("Versions and hashes", _origin_rows(run)), ("Configuration", key_value_rows(run.config))],
+        tables=[("Versions and hashes", _origins(run)), ("Configuration", run.config)],
     )
 
 
@@ -79,21 +66,22 @@ def network_and_data(run: Run) -> str:
     return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
 
 
-def _tiles(run: Run) -> list[SummaryTile]:
+def _tiles(run: Run) -> list[tuple[str, str, str]]:
     dense, levels = series.dense_mean(run, "top1"), series.levels_of(run)
     n_weights = next((record.pruned.n_weights for record in run.records if record.pruned is not None), None)
     products = next((record.multiply_adds for record in run.records if record.method is None), None)
     test = next((record.after.n for record in run.records), None)
-    return [
-        SummaryTile("dense top-1", "not done" if dense is None else number(dense, "share")),
-        SummaryTile("smallest keep", number(min(levels.values()), "share") if levels else "not done"),
-        SummaryTile("prunable weights", "unknown" if n_weights is None else f"{n_weights:,}"),
-        SummaryTile("multiply-adds of an input", "unknown" if products is None else f"{products:,}"),
-        SummaryTile("methods", str(len(series.methods_of(run)))),
-        SummaryTile("seeds", str(len(series.seeds_of(run)))),
-        SummaryTile("test inputs", "unknown" if test is None else f"{test:,}"),
-        SummaryTile("total time", seconds(series.seconds_of(run))),
-    ]
+    tiles = {
+        "dense top-1": "not done" if dense is None else numbers.number(dense, "share"),
+        "smallest keep": numbers.number(min(levels.values()), "share") if levels else "not done",
+        "prunable weights": "unknown" if n_weights is None else f"{n_weights:,}",
+        "multiply-adds of an input": "unknown" if products is None else f"{products:,}",
+        "methods": str(len(series.methods_of(run))),
+        "seeds": str(len(series.seeds_of(run))),
+        "test inputs": "unknown" if test is None else f"{test:,}",
+        "total time": numbers.seconds(series.seconds_of(run)),
+    }
+    return [(name, value, "") for name, value in tiles.items()]
 
 
 def _sections(run: Run, ident: str) -> list[Section]:
@@ -123,23 +111,23 @@ def _rows(*rows: list[Plot]) -> list[list[Plot]]:
     return [row for row in known if row]
 
 
-def _origin_rows(run: Run) -> list[tuple[str, str]]:
-    rows = [("run folder", run.name)]
+def _origins(run: Run) -> dict[str, Any]:
+    values: dict[str, Any] = {"run folder": run.name}
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
-        rows += [(prefix + key, value) for key, value in key_value_rows(to_json(origin))]
+        values |= {prefix + key: value for key, value in to_json(origin).items()}
     hashes = [record.certificate.data_hash for record in run.records if record.certificate is not None]
-    return rows + [("holdout inputs (SHA-256)", digest) for digest in hashes[-1:]]
+    return values | ({"holdout inputs (SHA-256)": hashes[-1]} if hashes else {})
 
 
 # --- which method to use --------------------------------------------------------------------------------------------
 
 
 def sparsest_within_tolerance(curve: Curve) -> float | None:
-    """The smallest keep before the first level that loses more than `TOLERANCE` accuracy, or None."""
+    """The smallest keep before the first level that loses more than `numbers.TOLERANCE` accuracy, or None."""
     kept = None
     for point in curve.points:
-        if point.mean < -TOLERANCE:
+        if point.mean < -numbers.TOLERANCE:
             break
         kept = point.keep
     return kept
@@ -171,21 +159,22 @@ def choice_of(run: Run) -> Choice | None:
 def best_choice(run: Run) -> Finding | None:
     """Which method to use at which keep, as a finding; None if no pruned network is finished."""
     curves, choice = series.metric_curves(run, "delta_top1"), choice_of(run)
-    limit = f"{100 * TOLERANCE:g} percentage points"
+    limit = f"{100 * numbers.TOLERANCE:g} percentage points"
     if not curves:
         return None
     if choice is None:
         change, keep, method = max((p.mean, -p.keep, curve.method) for curve in curves for p in curve.points)
         return Finding(
             f"No method stays within {limit} of the dense network",
-            f"The closest is {method} at keep {number(-keep, 'share')}: {number(change, 'points')} top-1.",
+            f"The closest is {method} at keep {numbers.number(-keep, 'share')}: "
+            f"{numbers.number(change, 'points')} top-1.",
         )
-    detail = f"The sparsest level within {limit} of the dense accuracy ({number(choice.change, 'points')})."
+    detail = f"The sparsest level within {limit} of the dense accuracy ({numbers.number(choice.change, 'points')})."
     if choice.others:
         *first, last = choice.others
         named = f"{', '.join(first)} and {last} reach" if first else f"{last} reaches"
         detail += f" {named} the same keep."
-    return Finding(f"Use {choice.method} at keep {number(choice.keep, 'share')}", detail)
+    return Finding(f"Use {choice.method} at keep {numbers.number(choice.keep, 'share')}", detail)
 
 
 def method_table(run: Run) -> Table | None:
@@ -197,25 +186,25 @@ def method_table(run: Run) -> Table | None:
     dense, products = series.dense_mean(run, "top1"), series.by_level(run, "multiply_adds")
     rows = []
     for method in methods:
-        cells = [TableCell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
+        cells = [Cell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
         for place in ((method, level) for level in levels):
             if place not in after:
-                cells.append(TableCell("", title="not done"))
+                cells.append(Cell("", title="not done"))
                 continue
             titles, tone = [], ""
             if place in changes:
-                titles.append(f"{number(changes[place].mean, 'points')} against the dense network")
-                tone = tone_of(changes[place].mean)
+                titles.append(f"{numbers.number(changes[place].mean, 'points')} against the dense network")
+                tone = numbers.tone_of(changes[place].mean)
             if place in before:
-                titles.append(f"just pruned: {number(before[place].mean, 'share')}")
+                titles.append(f"just pruned: {numbers.number(before[place].mean, 'share')}")
             text = f"{100 * after[place].mean:.1f}"
             if place in products:
                 text += f" ({100 * products[place].mean:.2g})"
-                titles.append(f"{number(products[place].mean, 'share')} of the multiply-adds left")
-            cells.append(TableCell(text, tone, "; ".join(titles)))
+                titles.append(f"{numbers.number(products[place].mean, 'share')} of the multiply-adds left")
+            cells.append(Cell(text, tone, "; ".join(titles)))
         rows.append((method, tuple(cells)))
-    head = ("method / keep", "dense", *(number(keep, "share") for keep in levels.values()))
-    near = f"green: within {100 * TOLERANCE:g} points of dense; pale: within 1; orange and red: below."
+    head = ("method / keep", "dense", *(numbers.number(keep, "share") for keep in levels.values()))
+    near = f"green: within {100 * numbers.TOLERANCE:g} points of dense; pale: within 1; orange and red: below."
     mean = ", mean over seeds" if len(series.seeds_of(run)) > 1 else ""
     words = f"Accuracy (top-1) after training in %{mean}, by share of weights kept"
     words += " (in brackets: multiply-adds left, in % of the dense network's)" if products else ""
@@ -233,10 +222,10 @@ def spread_words(run: Run) -> str:
     n_common = min(len(curve.points) for curve in curves)
     last = {curve.method: curve.points[n_common - 1] for curve in curves}
     best, worst = (max(last, key=lambda m: last[m].mean), min(last, key=lambda m: last[m].mean))
-    text = f"At keep {number(last[best].keep, 'share')}, {best} changes top-1 accuracy by "
-    text += number(last[best].mean, "points")
+    text = f"At keep {numbers.number(last[best].keep, 'share')}, {best} changes top-1 accuracy by "
+    text += numbers.number(last[best].mean, "points")
     if best != worst:
-        text += f" (mean), {worst} by {number(last[worst].mean, 'points')}"
+        text += f" (mean), {worst} by {numbers.number(last[worst].mean, 'points')}"
         if last[best].n > 1 and last[worst].high >= last[best].low:
             text += "; their bands overlap"
     n_seeds = len(series.seeds_of(run))
@@ -263,7 +252,7 @@ def certificate_finding(run: Run) -> Finding:
     first = {curve.method: curve.points[0] for curve in curves}
     best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
     within = words.percent_up(first[best].high)
-    heading = f"At keep {number(first[best].keep, 'share')}, outputs are certified within {within}"
+    heading = f"At keep {numbers.number(first[best].keep, 'share')}, outputs are certified within {within}"
     if first[best].high >= USELESS:
         heading = f"No certificate is useful: all allow an error of {words.percent_up(first[best].high)} or more"
     elif first[best].high < first[worst].high:
@@ -294,8 +283,8 @@ def layers_finding(run: Run) -> Finding:
             "Every row kept at least one weight at every level.",
         )
     most, least = max(dead, key=lambda m: dead[m].mean), min(dead, key=lambda m: dead[m].mean)
-    heading = f"At its sparsest level {most} leaves {number(dead[most].mean, 'count')} dead rows"
-    heading += f", {least} {number(dead[least].mean, 'count')}" if most != least else ""
+    heading = f"At its sparsest level {most} leaves {numbers.number(dead[most].mean, 'count')} dead rows"
+    heading += f", {least} {numbers.number(dead[least].mean, 'count')}" if most != least else ""
     return Finding(
         heading,
         "A dead row has lost all its weights: its output is only a bias. Means over seeds; a layer's "
@@ -308,8 +297,8 @@ def time_finding(run: Run) -> Finding:
     sums, pipeline = series.times(run), series.pipeline_of(run)
     whole, training = series.seconds_of(run), math.fsum(parts["train"] for parts in sums.values())
     if not whole or not training:
-        return Finding(f"All networks took {seconds(whole)}", "This run did not record where the time went.")
+        return Finding(f"All networks took {numbers.seconds(whole)}", "This run did not record where the time went.")
     spent = math.fsum(parts[part] for parts in sums.values() for part in ("prune", "certify"))
-    heading = f"Pruning and certifying took {100 * spent / whole:.2g} % of {seconds(whole)}"
+    heading = f"Pruning and certifying took {100 * spent / whole:.2g} % of {numbers.seconds(whole)}"
     note = "" if pipeline is None else pipeline.note_on_time
     return Finding(heading, f"Totals over all levels and seeds; the rest is training. {note}".rstrip())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import fsum
+from statistics import fmean
 
-from sipp.report import Curve, LayerRow, Point, Unit, mean_of, point_of, rows_of_layers
-from sipp.results import Certificate
+from sipp.report import Curve, Point, numbers
+from sipp.results import Certificate, PrunedLayer
 from sipp_lab.pipelines import PIPELINES, Pipeline
 from sipp_lab.runs.folder import Run
 from sipp_lab.runs.records import NetworkRecord
@@ -22,7 +23,7 @@ class Metric:
     """A quantity measured for each network; `value` returns None if a record lacks it."""
 
     label: str
-    unit: Unit
+    unit: numbers.Unit
     value: Value
 
 
@@ -91,7 +92,7 @@ def levels_of(run: Run) -> dict[int, float]:
     for record in run.records:
         if record.method is not None:
             keeps.setdefault(record.level, []).append(record.keep)
-    return {level: mean_of(keeps[level]) for level in sorted(keeps)}
+    return {level: fmean(keeps[level]) for level in sorted(keeps)}
 
 
 def dense_of(run: Run) -> dict[int, NetworkRecord]:
@@ -118,7 +119,7 @@ def by_level(run: Run, metric: str) -> dict[tuple[str, int], Point]:
 
 def dense_mean(run: Run, metric: str) -> float | None:
     """The mean metric of the dense networks; None if there are none or it does not apply."""
-    point = _point(1.0, [METRICS[metric].value(record, record) for record in dense_of(run).values()])
+    point = _point([1.0], [METRICS[metric].value(record, record) for record in dense_of(run).values()])
     return None if point is None or metric == "before_top1" else point.mean
 
 
@@ -142,7 +143,7 @@ def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tu
     for method in methods_of(run):
         for level in levels_of(run):
             records = records_at(run, method, level)
-            point = _point(mean_of([record.keep for record in records]), [value(record) for record in records])
+            point = _point([record.keep for record in records], [value(record) for record in records])
             if point is not None:
                 points[method, level] = point
     return points
@@ -155,10 +156,10 @@ def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
     return tuple(Curve(method, tuple(of_method)) for method, of_method in by_method.items())
 
 
-def _point(keep: float, values: list[float | None]) -> Point | None:
+def _point(keeps: list[float], values: list[float | None]) -> Point | None:
     """The point of these values; None if one is missing, since a mean must not leave out bad values."""
     known = [value for value in values if value is not None]
-    return point_of(keep, known) if known and len(known) == len(values) else None
+    return Point.of(fmean(keeps), known) if known and len(known) == len(values) else None
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------
@@ -170,10 +171,10 @@ def layers_of(run: Run) -> dict[str, int]:
     return {} if first is None else {layer.name: layer.n_weights for layer in first.layers}
 
 
-def layer_rows(run: Run, method: str, level: int) -> list[LayerRow]:
-    """One row per layer; empty if this level is not done."""
+def layers_at(run: Run, method: str, level: int) -> list[tuple[PrunedLayer, ...]]:
+    """The layers of each network of one method and level; empty if it is not done."""
     networks = [record.pruned for record in records_at(run, method, level)]
-    return rows_of_layers([pruned.layers for pruned in networks if pruned is not None])
+    return [pruned.layers for pruned in networks if pruned is not None]
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

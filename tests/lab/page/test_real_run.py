@@ -75,7 +75,7 @@ def test_the_page_shows_multiply_adds_beside_the_share_of_weights(done: Finished
     table = method_table(run)
     assert table is not None and "multiply-adds" in table.caption
     dense = next(record["multiply_adds"] for record in done.records if record["method"] is None)
-    assert any(one.value == f"{dense:,}" for one in run_article(run, "r", "t").tiles)
+    assert any(value == f"{dense:,}" for _, value, _ in run_article(run, "r", "t").tiles)
     shown = {(method, level): cells[level] for method, cells in table.rows for level in (1, 2)}
     for record in levels(done):
         share = record["multiply_adds"] / dense

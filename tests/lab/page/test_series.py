@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from report.synthetic import certificate, config, dense, layer, level_record, write_run
 
-from sipp.report import Point, numbers
+from sipp.report import Curve, Point, numbers, plots
 from sipp.results import words
 from sipp.results.jsonio import to_json
 from sipp_lab.page import run_article, series
@@ -73,13 +73,13 @@ def test_a_change_without_its_dense_network_is_unknown(tmp_path: Path) -> None:
     assert len(series.metric_curves(run, "top1")) == 2
 
 
-def test_layer_rows_combine_seeds(tmp_path: Path) -> None:
-    a, b = series.layer_rows(small_run(tmp_path), "sipp-det", 2)
-    assert (a.keep, b.keep) == pytest.approx((0.35, 65 / 300))
-    assert (a.share, b.share) == pytest.approx((0.35, 0.65))
-    assert (a.eps, b.eps) == (5.0, 10.0)  # the largest over seeds: 2 + seed + level
-    assert (a.dead_rows, b.dead_rows) == (0.5, 4.0)
-    assert series.layer_rows(small_run(tmp_path), "magnitude", 2)[0].eps is None
+def test_layers_combine_seeds(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    views = plots.layer_views({name: series.layers_at(run, name, 2) for name in ("sipp-det", "magnitude")})
+    by_label = {label: {one["name"]: one["values"] for one in view["series"]} for label, view in views.items()}
+    assert by_label[plots.KEPT]["sipp-det"][0] == pytest.approx(0.35) and len(by_label[plots.KEPT]["sipp-det"]) == 2
+    assert by_label[plots.EPSILON]["sipp-det"][0] == 5.0 and "magnitude" not in by_label[plots.EPSILON]
+    assert by_label[plots.DEAD]["sipp-det"][0] == 0.5 and sum(by_label[plots.SHARE]["magnitude"]) == pytest.approx(1)
 
 
 def test_times_add_up(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_headings_state_the_numbers_of_the_run(tmp_path: Path) -> None:
 
 def test_reach_ends_at_the_first_level_that_loses_more() -> None:
     points = [Point(keep, mean, mean, mean, 1) for keep, mean in ((0.5, 0.0), (0.25, -0.02), (0.1, 0.0))]
-    assert run_article.sparsest_within_tolerance(series.Curve("magnitude", tuple(points))) == 0.5
-    assert run_article.sparsest_within_tolerance(series.Curve("magnitude", tuple(points[1:]))) is None
+    assert run_article.sparsest_within_tolerance(Curve("magnitude", tuple(points))) == 0.5
+    assert run_article.sparsest_within_tolerance(Curve("magnitude", tuple(points[1:]))) is None
 
 
 def test_a_single_seed_is_mentioned(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_single_seed_is_mentioned(tmp_path: Path) -> None:
         (None, "share", "none"),
     ],
 )
-def test_numbers_in_words(value: float | None, unit: series.Unit, text: str) -> None:
+def test_numbers_in_words(value: float | None, unit: numbers.Unit, text: str) -> None:
     assert numbers.number(value, unit) == text
 
 

@@ -32,7 +32,6 @@ from sipp.results import (
 )
 from sipp.storage import is_pruned_folder, read_pruned
 
-MOST_BYTES = 1 << 24  # of a file beside a network
 Measurement = AnyCertificate | AnyEvaluation | Bench  # of a network; a file in its folder
 KINDS: dict[str, tuple[str, Any]] = {
     CERTIFICATE_KIND: ("a certificate", AnyCertificate),
@@ -144,7 +143,7 @@ def _read_measurement(path: Path, identity: Identity) -> tuple[Measurement | Non
     """The certificate, evaluation or benchmark in a file, if it is intact and about this network; and a note."""
     what = "a record"
     try:
-        values = json.loads(read_file(path)) if path.stat().st_size <= MOST_BYTES else None
+        values = json.loads(read_file(path))
         if not isinstance(values, dict) or "pruned_hash" not in values:
             return None, ""  # some other file
         kind = str(values.get("kind"))
