@@ -94,19 +94,18 @@ def run_recipes(recipes: Sequence[Recipe], how: RunOptions) -> list[Any] | None:
 def plan_of(recipes: Sequence[Recipe], how: RunOptions, values: Record, *notes: str) -> Answer:
     """What is left to train in each run, and how long that may take here: a few steps of each are timed."""
     from sipp.report import numbers
-    from sipp_lab.runs.planning import planned_run, total_of
+    from sipp_lab.runs.planning import planned_run
 
     planned = [planned_run(recipe, out=how.out, device=how.device) for recipe in recipes]
     table = words.plain_table("run", "networks", "there", "to train", "epochs", "time", texts=("time",))
     for one in planned:
         counts = (f"{n:,}" for n in (one.n_all, one.n_there, one.n_new, one.n_epochs))
         table.add_row(one.run, *counts, numbers.seconds(one.seconds))
-    total = total_of(planned)
-    networks = words.counted(total.n_new, "network")
-    left = f"{networks} and {total.n_epochs:,} epochs to train: about {numbers.seconds(total.seconds)}"
+    sums = {key: sum(getattr(one, key) for one in planned) for key in ("n_new", "n_epochs", "seconds")}
+    networks = words.counted(sums["n_new"], "network")
+    left = f"{networks} and {sums['n_epochs']:,} epochs to train: about {numbers.seconds(sums['seconds'])}"
     note = "one network after another; pruning, tests and reading images come on top"
     runs = [vars(one) for one in planned]
-    sums = {"n_new": total.n_new, "n_epochs": total.n_epochs, "seconds": total.seconds}
     return Answer([table, f"{left} here, {note}", *notes], {**values, "runs": runs, **sums})
 
 
