@@ -159,11 +159,10 @@ def test_without_a_refit_it_is_the_masked_network(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_refit_brings_outputs_nearer_on_new_inputs(name: str) -> None:
     net, data, x = made(name, 600)
-    errors = [
-        off_by(net, sipp.shrink(net, data, weights=0.75, repair=repair, progress=False).model, x)
-        for repair in (True, False)
-    ]
-    assert errors[0] < 0.95 * errors[1]
+    small, plain = (
+        sipp.shrink(net, data, weights=0.75, repair=repair, progress=False).model for repair in (True, False)
+    )
+    assert off_by(net, small, x) < 0.95 * off_by(net, plain, x)
 
 
 @pytest.mark.parametrize("first", range(0, N_NETWORKS, AT_ONCE))
@@ -236,14 +235,6 @@ def test_widths_are_multiples_and_uniform_ones_are_alike() -> None:
     assert alike.chosen.sites[0].after < 12
 
 
-def test_excluded_layers_keep_their_inputs() -> None:
-    net, data, _ = made("attention")
-    small = sipp.shrink(net, data, weights=0.85, exclude="*out", progress=False)
-    assert small.chosen is not None
-    assert [site.reader for site in small.chosen.sites] == ["1.down.weight"]
-    assert any(line == "0.query.weight: 0.out.weight, which reads them, is excluded" for line in small.chosen.stays)
-
-
 def test_the_record_names_what_stays_and_shows_what_went() -> None:
     net, data, _ = made("residual")
     small = sipp.shrink(net, data, multiply_adds=0.6, progress=False)
@@ -256,6 +247,10 @@ def test_the_record_names_what_stays_and_shows_what_went() -> None:
     assert sum(len(site.removed) for site in chosen.sites) == counted  # a channel is one input of a convolution
     text = str(small)
     assert "with fewer channels" in text and "180 inputs" in text and "residual stream" in text
+    net, data, _ = made("attention")
+    chosen = sipp.shrink(net, data, weights=0.85, exclude="*out", progress=False).chosen
+    assert chosen is not None and [site.reader for site in chosen.sites] == ["1.down.weight"]
+    assert "0.query.weight: 0.out.weight, which reads them, is excluded" in chosen.stays
 
 
 def test_layers_have_bounds_that_hold_on_new_inputs() -> None:
@@ -280,15 +275,8 @@ def test_certificates_speak_of_the_first_network_and_refuse_the_inputs_it_was_ma
     assert certificate.verdict == "certified" and off_by(net, small.model, x) < certificate.epsilon
     with pytest.raises(DataError, match="calibration"):
         sipp.certify(net, small, data, progress=False)
-
-
-def test_zeros_go_into_the_smaller_network_and_it_runs_sparse() -> None:
-    net, data, x = made("chain", 300)
-    small = sipp.shrink(net, data, multiply_adds=0.7, progress=False)
-    pruned = sipp.prune(small.model, data, keep=0.7, progress=False)
-    certificate = sipp.certify(net, pruned, torch.randn(300, *IMAGES), calibration=data, progress=False)
-    assert certificate.n == 300
-    torch.testing.assert_close(sipp.sparse(small, x)(x), output(small.model, x), rtol=1e-4, atol=1e-5)
+    pruned = sipp.prune(small.model, data, keep=0.7, progress=False)  # zeros go into the smaller network
+    assert sipp.certify(net, pruned, new, calibration=data, progress=False).n == 600
 
 
 def test_a_polish_brings_it_nearer() -> None:
@@ -298,12 +286,6 @@ def test_a_polish_brings_it_nearer() -> None:
     assert polished.chosen is not None and polished.chosen.polish is not None
     assert off_by(net, polished.model, x) < off_by(net, small.model, x)
     assert [layer.after for layer in polished.layers] == [layer.after for layer in small.layers]
-
-
-def test_the_same_call_gives_the_same_network() -> None:
-    net, data, _ = made("residual")
-    first, second = (sipp.shrink(net, data, multiply_adds=0.6, progress=False) for _ in range(2))
-    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
 
 
 def test_a_code_with_a_number_of_channels_keeps_them_all() -> None:
@@ -346,3 +328,5 @@ def test_a_language_model_folder_loads_with_a_changed_configuration(tmp_path) ->
     x = torch.randint(0, 50, (2, 9))
     torch.testing.assert_close(loaded(x).logits, small.model(x).logits)
     assert loaded.generate(x, max_new_tokens=3).shape == (2, 12)
+    with pytest.warns(UserWarning, match="from_pretrained would not load it"):
+        sipp.shrink(model, data, weights=0.8, exclude="*o_proj", multiple_of=5, progress=False)

@@ -1,4 +1,4 @@
-"""`sipp.shrink`: the same outputs with fewer channels, whatever the network is made of."""
+"""`sipp.shrink` without a budget: the same outputs with fewer channels, whatever the network is made of."""
 
 import copy
 import io
@@ -68,140 +68,174 @@ def test_chains_are_as_narrow_as_by_definition(seed: int) -> None:
     assert small.n_parameters == sum((a + 1) * b for a, b in pairwise(ends))
 
 
-# --- what goes, what stays ------------------------------------------------------------------------------------------
+# --- What goes, what stays: networks with dead rows and unread inputs, and the widths that are left -------------------
 
 
-def conv_net(*, padding: int, is_dead_at: float) -> nn.Module:
-    """Two convolutions; three of six channels between them are constant: what a relu leaves of this number."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=padding))
-    net[0].weight.data[1:4] = 0
-    net[0].bias.data[1:4] = is_dead_at
+def dead(layer: nn.Module, *rows: int, unread: tuple[int, ...] = (), bias: float | None = None) -> nn.Module:
+    """The layer with no weights in these rows, and none that read these inputs."""
+    layer.weight.data[list(rows)] = 0.0
+    layer.weight.data[:, list(unread)] = 0.0
+    if bias is not None:
+        layer.bias.data[list(rows)] = bias
+    return layer
+
+
+def convolutions(padding: int, constant: float) -> nn.Module:
+    first = dead(nn.Conv2d(3, 6, 3), 1, 2, 3, bias=constant)
+    return nn.Sequential(first, nn.ReLU(), nn.Conv2d(6, 4, 3, padding=padding))
+
+
+def between(part: nn.Module) -> nn.Module:
+    """Three of six channels are 0.5 in front of a part."""
+    for inner in part.modules():
+        if isinstance(inner, nn.Conv2d):
+            dead(inner, unread=(0, 1, 2))
+    return nn.Sequential(dead(nn.Conv2d(3, 6, 1), 0, 1, 2, bias=0.5), part, nn.Conv2d(6, 2, 1))
+
+
+def stream(*, unread: tuple[int, ...] = (), written: bool = True) -> nn.Module:
+    """Two blocks that write to one stream."""
+    second = dead(nn.Linear(6, 6), *(() if written else (0,)), unread=unread)
+    layers = dead(nn.Linear(4, 6), 0), second, dead(nn.Linear(6, 3), unread=(2,))
+    return Part(lambda x, a, b, c: c((y := a(x)) + b(y).relu()), *layers)
+
+
+def shared() -> nn.Module:
+    one, other = dead(nn.Linear(6, 6), unread=(0, 1)), nn.Linear(6, 6)
+    other.weight = one.weight
+    layers = nn.Linear(4, 6), nn.ReLU(), one, nn.ReLU(), other, nn.ReLU(), dead(nn.Linear(6, 2), unread=(0, 1))
+    return nn.Sequential(*layers)
+
+
+def called_twice(constant: float) -> nn.Module:
+    """A layer called on two constants takes over equal ones only."""
+    layers = dead(nn.Linear(4, 5), 1, bias=0.4), dead(nn.Linear(4, 5), 1, bias=constant), nn.Linear(5, 3)
+    return Part(lambda x, f, g, h: h(f(x)) + 2 * h(g(x)), *layers)
+
+
+def scaled_by_zero() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).eval()
+    net[1].weight.data[:2], net[1].bias.data[:] = 0, 1.5
     return net
 
 
-@pytest.mark.parametrize(("padding", "is_dead_at", "left"), [(0, 0.5, 3), (1, -0.5, 3), (1, 0.5, 4)])
-def test_a_constant_in_front_of_padding_needs_one_channel(padding: int, is_dead_at: float, left: int) -> None:
-    small = shrunk(conv_net(padding=padding, is_dead_at=is_dead_at), torch.randn(2, 3, 8, 8))
-    assert small.layers[0].after == (left, 3, 3, 3) and small.layers[1].after == (4, left, 3, 3)
+def functional() -> nn.Module:
+    def both(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.linear(F.linear(x, w).relu(), v) + F.linear(x, w)[:, :1]  # the slice keeps all of the middle
+
+    tensors = nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(2, 5))
+    tensors[0].data[:, :3] = 0
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), Part(both, *tensors))
 
 
-def test_what_nobody_reads_goes_with_all_that_it_reads() -> None:
+def in_the_code(view: Callable[[Tensor], Tensor]) -> nn.Module:
+    layers = dead(nn.Conv2d(3, 8, 1), *range(2, 8)), dead(nn.Conv2d(8, 6, 1), *range(2, 6))
+    return nn.Sequential(*layers, Part(view), nn.Linear(96, 2))
+
+
+IMAGES, ROWS = (2, 3, 8, 8), (2, 4)
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {  # input; rows left of each layer
+    "a constant goes into the bias": (lambda: convolutions(0, 0.5), IMAGES, [3, 4]),
+    "a zero in front of padding": (lambda: convolutions(1, -0.5), IMAGES, [3, 4]),
+    "a constant in front of padding needs one channel": (lambda: convolutions(1, 0.5), IMAGES, [4, 4]),
+    "zeros are averaged in": (lambda: between(nn.AvgPool2d(3, 1, 1)), IMAGES, [6, 2]),
+    "an average": (lambda: between(nn.AvgPool2d(3, 1)), IMAGES, [3, 2]),
+    "a maximum": (lambda: between(nn.Sequential(nn.Hardtanh(-1, -0.25), nn.MaxPool2d(3, 1, 1))), IMAGES, [3, 2]),
+    "nothing times anything": (
+        lambda: between(Part(lambda x, f: (x - 0.5) * f(x), nn.Conv2d(6, 6, 3, padding=1))), IMAGES, [3, 3, 2],
+    ),
+    "padded with zeros": (lambda: between(nn.ZeroPad2d(1)), IMAGES, [6, 2]),
+    "a sum of all positions": (lambda: between(Part(lambda x: x.sum((2, 3), keepdim=True))), IMAGES, [6, 2]),
+    "numbers that are the same at all sizes": (lambda: between(Part(lambda x: x / 2 + 1)), IMAGES, [3, 2]),
+    "indices of a pool": (
+        lambda: between(Part(lambda x: F.max_pool2d(x, 2, return_indices=True)[0])), IMAGES, [3, 2],
+    ),
+    "what nobody reads, with what it reads": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 8), nn.ReLU(), dead(nn.Linear(8, 6), unread=(3, 4, 5, 6, 7)), nn.ReLU(),
+            dead(nn.Linear(6, 2), unread=(2, 3, 4, 5)),
+        ), ROWS, [3, 2, 2],
+    ),
+    "a layer that died keeps one": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), dead(nn.Linear(6, 5), *range(5)), nn.ReLU(), nn.Linear(5, 2)
+        ), ROWS, [1, 1, 2],
+    ),
+    "a stream that one block writes to": (lambda: stream(), ROWS, [6, 6, 3]),
+    "a stream without a channel that nobody reads": (lambda: stream(unread=(2,)), ROWS, [5, 5, 3]),
+    "a stream with a constant": (lambda: stream(unread=(2,), written=False), ROWS, [4, 4, 3]),
+    "depthwise": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1, groups=8),
+            dead(nn.Conv2d(8, 2, 1), unread=(0, 1, 2, 3, 4)),
+        ).eval(), IMAGES, [3, 3, 2],
+    ),
+    "flat images": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Flatten(),
+            dead(nn.Linear(216, 4), unread=tuple(range(72, 180))),
+        ), IMAGES, [3, 4],
+    ),
+    "a norm over channels": (
+        lambda: nn.Sequential(dead(nn.Linear(4, 8), 0, 1), nn.LayerNorm(8), nn.Linear(8, 2)), ROWS, [8, 2],
+    ),
+    "a scale of zero": (scaled_by_zero, ROWS, [4, 2]),
+    "shared weights": (shared, ROWS, [4, 4, 2]),
+    "two equal constants": (lambda: called_twice(0.4), ROWS, [4, 3, 4]),
+    "two other constants": (lambda: called_twice(-0.7), ROWS, [5, 3, 5]),
+    "functional calls": (functional, ROWS, [3, 5, 2]),
+    "a number of channels in a view": (lambda: in_the_code(lambda x: x.view(-1, 96)), (2, 3, 4, 4), [2, 6, 2]),
+    "no number in a view": (lambda: in_the_code(lambda x: x.flatten(1)), (2, 3, 4, 4), [2, 2, 2]),
+    "convolutions of one dimension": (
+        lambda: nn.Sequential(nn.Conv1d(2, 5, 2), nn.Sigmoid(), dead(nn.Conv1d(5, 4, 2), unread=(1, 2))), (2, 2, 6),
+        [3, 4],
+    ),
+    "convolutions of three": (
+        lambda: nn.Sequential(nn.Conv3d(2, 5, 2), nn.Sigmoid(), dead(nn.Conv3d(5, 4, 2), unread=(1, 2))),
+        (2, 2, 4, 4, 4), [3, 4],
+    ),
+    **{
+        f"a {total.__name__} of all channels": (
+            lambda total=total: nn.Sequential(
+                dead(nn.Linear(4, 6), 0, 1), nn.ReLU(), nn.Linear(6, 5), Part(lambda x: total(x)[None])
+            ), ROWS, [4, 5],
+        )
+        for total in (torch.sum, torch.amax, torch.std)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_widths_that_are_left(name: str) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
-    net[4].weight.data[:, 2:] = 0  # so only the first two rows of the layer before are read
-    net[2].weight.data[:2, 3:] = 0  # and these read three channels only
-    small = shrunk(net, torch.randn(2, 4))
-    assert [layer.after for layer in small.layers] == [(3, 4), (2, 3), (2, 2)]
-    assert [(m.in_features, m.out_features) for m in small.model if isinstance(m, nn.Linear)] == [
-        (4, 3),
-        (3, 2),
-        (2, 2),
-    ]
+    make, shape, left = CASES[name]
+    small = shrunk(make(), torch.randn(shape))
+    assert [layer.after[0] for layer in small.layers] == left
 
 
-def test_a_residual_stream_loses_channels_that_no_block_needs() -> None:
-    torch.manual_seed(0)
-    first, second, third = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-    net = Part(lambda x, a, b, c: c((y := a(x)) + b(y).relu()), first, second, third)  # two blocks write to one stream
-    first.weight.data[0] = 0
-    third.weight.data[:, 2] = 0
-    assert shrunk(net, torch.randn(2, 4)).layers[0].after == (6, 4)  # the second block writes 0, and reads 2
-    second.weight.data[:, 2] = 0
-    assert shrunk(net, torch.randn(2, 4)).layers[0].after == (5, 4)  # nobody reads 2
-    second.weight.data[0] = 0
-    assert shrunk(net, torch.randn(2, 4)).layers[0].after == (4, 4)  # 0 is constant in both
-
-
-def test_groups_of_a_convolution_keep_equal_sizes() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=4), nn.Conv2d(8, 2, 1))
-    net[0].weight.data[[0, 2, 3, 4, 6]] = 0
-    net[2].weight.data[:, [0, 2, 3, 4, 6]] = 0
-    small = shrunk(net, torch.randn(2, 3, 6, 6))  # of the groups 01, 23, 45, 67 one dies, the others have one left
-    middle = small.model[1]
-    assert (middle.groups, middle.in_channels, middle.out_channels) == (3, 3, 3)
-    net[2].weight.data[:, 0] = 1.0
-    assert shrunk(net, torch.randn(2, 3, 6, 6)).model[1].weight.shape == (6, 1, 3, 3)
-
-
-def test_depthwise_layers_lose_channels() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 2, 1)
-    )
-    net[3].weight.data[:, :5] = 0
-    small = shrunk(net.eval(), torch.randn(2, 3, 6, 6))
-    assert small.model[2].groups == 3 and small.model[1].num_features == 3 and len(small.model[1].running_mean) == 3
-
-
-def test_norms_over_channels_keep_them() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-    net[0].weight.data[:4] = 0
-    small = shrunk(net, torch.randn(2, 4))
-    assert small.n_parameters == small.n_parameters_before and small.left_alone == ("1 (layer_norm)",)
-    assert "left alone" in str(small)
-
-
-def test_a_number_of_channels_in_the_code_stays() -> None:
-    torch.manual_seed(0)
-    flat = Part(lambda x: x.view(-1, 6 * 16))
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 1), flat, nn.Linear(6 * 16, 2))
-    net[0].weight.data[2:] = 0
-    net[1].weight.data[2:] = 0
-    small = shrunk(net, torch.randn(2, 3, 4, 4))
-    assert [layer.after[:2] for layer in small.layers] == [(2, 3), (6, 2), (2, 96)]
-
-
-def test_constants_that_follow_the_size_of_the_batch_are_not_taken_over() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 6), Part(lambda x: x / len(x)), nn.Linear(6, 2))
-    net[0].weight.data[:3] = 0
-    small = shrunk(net, torch.randn(2, 4))
-    assert small.layers[0].after == (6, 4)
-
-
-IMAGES, SEQUENCES = (torch.randn(2, 3, 6, 8), torch.randn(2, 3, 12, 16), torch.randn(1, 3, 12, 5)), (
-    torch.randn(2, 5, 3), torch.randn(2, 20, 3), torch.randn(3, 2, 3),
-)  # fmt: skip
+SEQUENCES = torch.randn(2, 5, 3), torch.randn(2, 20, 3), torch.randn(3, 2, 3)
+PICTURES = torch.randn(2, 3, 6, 8), torch.randn(2, 3, 12, 16), torch.randn(1, 3, 12, 5)
 
 
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
+        (lambda x, a, b: b(a(x) / len(x)), SEQUENCES),
         (lambda x, a, b: b(a(x).mean(1) * x.shape[1] ** 0.5), SEQUENCES),
         (lambda x, a, b: b(a(x) / x.shape[1]), SEQUENCES),
-        (lambda x, a, b: b(a(x) / x.shape[2]), IMAGES),
-        (lambda x, a, b: b(a(x) * x.shape[3]), IMAGES),
-        (lambda x, a, b: b(a(x) * (x.shape[2] / x.shape[3])), IMAGES),
-        (lambda x, a, b: b(a(x).mean((2, 3), keepdim=True) * (x.shape[2] * x.shape[3]) ** 0.5), IMAGES),
+        (lambda x, a, b: b(a(x) * (x.shape[2] / x.shape[3])), PICTURES),
+        (lambda x, a, b: b(a(x).mean((2, 3), keepdim=True) * (x.shape[2] * x.shape[3]) ** 0.5), PICTURES),
+        (lambda x, a, b: b(F.pad(a(x)[:, :6], (0, 0, 0, 0, 0, 2), value=float(x.shape[2]))), PICTURES),
     ],
 )
-def test_constants_that_follow_other_sizes_are_not_taken_over(
+def test_constants_that_follow_sizes_are_not_taken_over(
     function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
 ) -> None:
     torch.manual_seed(0)
     make: Callable[[int, int], nn.Module] = nn.Linear if inputs is SEQUENCES else lambda n, m: nn.Conv2d(n, m, 1)
-    net = Part(function, make(3, 8), make(8, 4))
-    net.modules_held[0].weight.data[:3] = 0
+    net = Part(function, dead(make(3, 8), 0, 1, 2), make(8, 4))
     small = shrunk(net, inputs[0])
     for x in inputs:
-        assert off_by(net, small.model, x) <= TOLERANCE
-
-
-def test_channels_filled_with_a_size_are_not_taken_over() -> None:
-    torch.manual_seed(0)
-
-    def forward(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
-        return b(a(F.pad(x, (0, 0, 0, 0, 0, 2), value=float(x.shape[2]))))
-
-    net = Part(
-        lambda x, first, a, b: forward(first(x), a, b), *(nn.Conv2d(n, m, 1) for n, m in ((3, 4), (6, 5), (5, 2)))
-    )
-    net.modules_held[1].weight.data[:3, :4] = 0  # these rows read what was filled in
-    small = shrunk(net, IMAGES[0])
-    for x in IMAGES:
         assert off_by(net, small.model, x) <= TOLERANCE
 
 
@@ -212,139 +246,27 @@ def test_a_network_with_a_table_of_positions_is_tried_with_fewer() -> None:
         length = x.shape[1]
         return b(a(x + table(torch.arange(length))).mean(1) * length)
 
-    net = Part(forward, nn.Embedding(8, 3), nn.Linear(3, 8), nn.Linear(8, 4))
-    net.modules_held[1].weight.data[:3] = 0
+    net = Part(forward, nn.Embedding(8, 3), dead(nn.Linear(3, 8), 0, 1, 2), nn.Linear(8, 4))
     small = shrunk(net, torch.randn(2, 8, 3))  # no longer sequence is accepted
     assert off_by(net, small.model, torch.randn(2, 3, 3)) <= TOLERANCE
 
 
-def test_numbers_that_are_the_same_at_all_sizes_are_taken_over() -> None:
+def test_embeddings_and_a_weight_that_is_one_too() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LeakyReLU(0.1), Part(lambda x: x / 2 + 1), nn.Conv2d(8, 4, 3))
-    net[0].weight.data[:3] = 0
-    assert [layer.after[:2] for layer in shrunk(net, torch.randn(2, 3, 8, 8)).layers] == [(5, 3), (4, 5)]
-
-
-def test_a_layer_that_died_altogether_keeps_one_channel() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
-    net[2].weight.data.zero_()
-    small = shrunk(net, torch.randn(2, 4))
-    assert [layer.after for layer in small.layers] == [(1, 4), (1, 1), (2, 1)]
-
-
-def test_flat_images_lose_whole_channels() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6 * 36, 4))
-    net[3].weight.data.view(4, 6, 36)[:, 2:5] = 0
-    net[3].weight.data.view(4, 6, 36)[0, 2, 7] = 1.0
-    assert shrunk(net, torch.randn(2, 3, 8, 8)).layers[1].after == (4, 4 * 36)
-
-
-def test_shared_weights_stay_shared() -> None:
-    torch.manual_seed(0)
-    one, other = nn.Linear(6, 6), nn.Linear(6, 6)
-    other.weight = one.weight
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), one, nn.ReLU(), other, nn.ReLU(), nn.Linear(6, 2))
-    one.weight.data[:, :2] = 0
-    net[6].weight.data[:, :2] = 0
-    small = shrunk(net, torch.randn(2, 4))
-    assert small.model[2].weight is small.model[4].weight and small.model[2].weight.shape == (4, 4)
-    assert [layer.multiply_adds for layer in small.layers] == [32, 64, 16]
-
-
-def test_embeddings_and_one_and_three_dimensions() -> None:
-    torch.manual_seed(0)
-    words = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 3))
-    words[1].weight.data[:, 1:4] = 0
+    words = nn.Sequential(nn.Embedding(9, 6), dead(nn.Linear(6, 3), unread=(1, 2, 3)))
     small = sipp.shrink(words, torch.randint(0, 9, (2, 5)))
     assert small.model[0].embedding_dim == 3 and torch.equal(small.model(torch.arange(9)), words(torch.arange(9)))
-    for n, conv, turned in ((1, nn.Conv1d, nn.ConvTranspose1d), (3, nn.Conv3d, nn.ConvTranspose3d)):
-        net = nn.Sequential(conv(2, 5, 2), nn.Sigmoid(), turned(5, 4, 2, 2), conv(4, 2, 1))
-        net[0].weight.data[1:4] = 0
-        net[3].weight.data[:, 1:] = 0
-        found = [layer.after[:2] for layer in shrunk(net, torch.randn(2, 2, *[4] * n)).layers]
-        assert found == [(3, 2), (3, 1), (2, 1)]
-
-
-@pytest.mark.parametrize(("other", "left"), [(-0.7, 5), (0.4, 4)])
-def test_a_layer_called_on_two_constants_takes_over_equal_ones_only(other: float, left: int) -> None:
-    torch.manual_seed(0)
-    first, second, shared = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
-    for layer, number in ((first, 0.4), (second, other)):
-        layer.weight.data[1] = 0
-        layer.bias.data[1] = number
-    net = Part(lambda x, f, g, h: h(f(x)) + 2 * h(g(x)), first, second, shared)
-    assert shrunk(net, torch.randn(2, 4)).layers[1].after == (3, left)
-
-
-def test_a_bias_that_others_read_takes_over_nothing() -> None:
-    torch.manual_seed(0)
-    net = Part(
-        lambda x, f, w, b: F.linear(f(x), w, b) * b,
-        nn.Linear(4, 5), nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(3)),
-    )  # fmt: skip
-    net.modules_held[0].weight.data[:3] = 0
-    assert shrunk(net, torch.randn(2, 4)).layers[0].after == (3, 4)  # one of the three stands for the others
-
-
-def test_a_weight_that_is_an_embedding_too_takes_over_nothing() -> None:
-    torch.manual_seed(0)
-    words, inner = nn.Embedding(9, 6), nn.Linear(6, 6)
-    inner.weight.data[1:3], inner.weight.data[:, 2] = 0, 0
-    inner.bias.data[1:3] = torch.tensor([0.9, 0.5])
-    net = Part(lambda x, f, g: F.linear(g(f(x)), f.weight), words, inner)
+    inner = dead(nn.Linear(6, 6), 1, 2, unread=(2,), bias=0.7)
+    net = Part(lambda x, f, g: F.linear(g(f(x)), f.weight), nn.Embedding(9, 6), inner)
     small = sipp.shrink(net, torch.arange(9))
     torch.testing.assert_close(small.model(torch.arange(9)), net(torch.arange(9)))
     assert small.n_parameters == small.n_parameters_before
 
 
-def test_groups_called_twice_keep_the_channels_of_both() -> None:
-    torch.manual_seed(0)
-    first, second, groups, last, other = (
-        nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1, groups=4), nn.Conv2d(4, 2, 1), nn.Conv2d(4, 2, 1),
-    )  # fmt: skip
-    last.weight.data[:, 2:] = 0
-    other.weight.data[:, :3] = 0  # so the first layer has to keep 0, 1 and 3, and the second what it has
-    net = Part(lambda x, f, g, h, k, m: k(h(f(x)) + h(g(x))) + m(f(x)), first, second, groups, last, other)
-    assert [layer.after[0] for layer in shrunk(net, torch.randn(2, 3, 4, 4)).layers] == [3, 3, 3, 2, 2]
+# --- Counts, records, files -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("between", "left"),
-    [
-        (nn.AvgPool2d(3, 1, 1), 6),  # zeros are averaged in: no constant is left
-        (nn.AvgPool2d(3, 1), 3),
-        (nn.Sequential(nn.Hardtanh(-1, -0.25), nn.MaxPool2d(3, 1, 1)), 3),
-        (Part(lambda x, f: (x - 0.5) * f(x), nn.Conv2d(6, 6, 3, padding=1)), 3),  # 0 times anything
-        (nn.ZeroPad2d(1), 6),
-        (Part(lambda x: x.sum((2, 3), keepdim=True)), 6),  # of as many as there are positions
-    ],
-)
-def test_constant_channels_are_removed_if_the_layer_between_allows_it(between: nn.Module, left: int) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 6, 1), between, nn.Conv2d(6, 2, 1))
-    net[0].weight.data[:3] = 0
-    net[0].bias.data[:3] = 0.5
-    for inner in between.modules():
-        if isinstance(inner, nn.Conv2d):
-            inner.weight.data[:, :3] = 0
-    small = shrunk(net, torch.randn(2, 3, 6, 6))
-    assert small.layers[0].after[0] == left and small.layers[-1].after[1] == left
-
-
-def test_a_norm_of_scale_zero_makes_a_constant() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).eval()
-    net[1].weight.data[:2] = 0
-    net[1].bias.data[:] = 1.5
-    assert shrunk(net, torch.randn(2, 4)).layers[0].after == (4, 4)
-
-
-# --- counts, records, files -----------------------------------------------------------------------------------------
-
-
-def test_multiply_adds_are_counted() -> None:
+def test_multiply_adds_are_counted_and_what_is_left_alone_is_named() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, groups=4), nn.ConvTranspose2d(8, 2, 2, 2), nn.Flatten(2),
         nn.Linear(64, 5), nn.LSTM(5, 7, batch_first=True),
@@ -354,7 +276,7 @@ def test_multiply_adds_are_counted() -> None:
     by_hand = [2 * 36 * 8 * 27, 2 * 16 * 8 * 18, 2 * 16 * 8 * 8, 2 * 2 * 5 * 64]
     assert [layer.multiply_adds_before for layer in small.layers] == by_hand
     recurrent, product = 2 * 2 * 4 * 7 * (5 + 7), 2 * 2 * 2 * 7
-    assert small.left_alone == ("4 (linear)", "5.modules_held.0 (lstm)")
+    assert {"1 (conv2d)", "2 (conv_transpose2d)", "5.modules_held.0 (lstm)"} <= set(small.left_alone)
     assert small.multiply_adds_before == sum(by_hand) + 2 * recurrent + product == small.multiply_adds
 
 
@@ -381,7 +303,7 @@ def test_the_zoo_shrinks_and_its_files_are_smaller() -> None:
 def test_onnx_of_a_smaller_network(tmp_path) -> None:
     pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-    net, x = conv_net(padding=1, is_dead_at=0.5), torch.randn(2, 3, 8, 8)
+    net, x = convolutions(1, 0.5), torch.randn(2, 3, 8, 8)
     made = sipp.export(sipp.shrink(net, x), tmp_path / "small.onnx", x)
     assert made.off_by <= TOLERANCE and made.n_inputs is None
 
@@ -419,7 +341,7 @@ def test_training_modes_devices_and_masks_are_as_given() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
-    net, x = conv_net(padding=1, is_dead_at=0.5).to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    net, x = convolutions(1, 0.5).to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
     small = sipp.shrink(net, x)
     assert small.layers[0].after[0] == 4 and all(p.dtype == dtype for p in small.model.parameters())
     assert off_by(net, small.model, x) <= 8 * torch.finfo(dtype).eps
@@ -442,66 +364,18 @@ def test_what_cannot_be_shrunk_is_named(make: Callable, error: type[Exception], 
 
 def test_a_network_that_would_compute_something_else_is_not_given() -> None:
     """A layer whose outputs depend on how many channels it reads, beyond what a trace shows."""
-    first, second = nn.Linear(4, 8), nn.Linear(8, 2)
-    net = Part(lambda x, a, b: b((y := a(x)) * y.shape[1]), first, second)
-    second.weight.data[:, 4:] = 0
+    layers = nn.Linear(4, 8), dead(nn.Linear(8, 2), unread=(4, 5, 6, 7))
+    net = Part(lambda x, a, b: b((y := a(x)) * y.shape[1]), *layers)
     with pytest.raises(ModelError, match=r"differs by .* so it is not returned"):
         sipp.shrink(net, torch.randn(2, 4))
-
-
-def test_a_network_that_tells_its_number_of_channels_is_not_given() -> None:
-    net = Part(lambda x, f, g: (g(f(x)), f(x).shape[1]), nn.Linear(4, 8), nn.Linear(8, 2))
-    assert sipp.shrink(net, torch.randn(2, 4)).n_parameters == 58
-    net.modules_held[0].weight.data[4:] = 0
-    with pytest.raises(ModelError, match="other plain numbers, on the example or at other sizes of it"):
-        sipp.shrink(net, torch.randn(2, 4))
-
-
-def test_functional_calls_of_a_weight() -> None:
-    torch.manual_seed(0)
-
-    def both(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
-        return F.linear(F.linear(x, w).relu(), v) + F.linear(x, w)[:, :1]
-
-    net = nn.Sequential(
-        nn.Linear(4, 6), nn.Tanh(), Part(both, nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(2, 5)))
-    )
-    net[2].tensors_held[0].data[:, :3] = 0
-    small = shrunk(net, torch.randn(2, 4))
-    assert [layer.after for layer in small.layers] == [(3, 4), (5, 3), (2, 5)]  # the slice keeps all of the middle
-
-
-@pytest.mark.parametrize("total", [torch.sum, torch.mean, torch.amax, torch.std])
-def test_a_number_of_all_channels_keeps_those_it_is_made_of(total: Callable[[Tensor], Tensor]) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), Part(lambda x: total(x)[None]))
-    net[0].weight.data[:2] = 0
-    assert [layer.after for layer in shrunk(net, torch.randn(3, 4)).layers] == [(4, 4), (5, 4)]
-
-
-def test_results_that_nobody_reads_keep_no_channel() -> None:
-    """Such as the indices of a pooling."""
-    torch.manual_seed(0)
-    pooled = Part(lambda x: F.max_pool2d(x, 2, return_indices=True)[0].flatten(1))
-    net = nn.Sequential(nn.Conv2d(3, 6, 1), pooled, nn.Linear(24, 2))
-    net[0].weight.data[:2] = 0
-    small = shrunk(net, torch.randn(2, 3, 4, 4))
-    assert [layer.after[0] for layer in small.layers] == [4, 2] and not small.left_alone
-
-
-def test_a_weight_of_one_dimension_is_left_alone() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), Part(F.linear, nn.Parameter(torch.randn(6))))
-    assert shrunk(net, torch.randn(2, 4)).left_alone == ("2 (linear)",)
 
 
 def test_outputs_that_are_minus_infinity_on_purpose() -> None:
     """As scores of tokens that must not come next: the same ones before and after."""
     torch.manual_seed(0)
     is_out = torch.arange(5) < 2
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), Part(lambda x: x.masked_fill(is_out, -math.inf)))
-    net[0].weight.data[:2] = 0
-    x = torch.randn(3, 4)
+    last = Part(lambda x: x.masked_fill(is_out, -math.inf))
+    net, x = nn.Sequential(dead(nn.Linear(4, 6), 0, 1), nn.ReLU(), nn.Linear(6, 5), last), torch.randn(3, 4)
     small = sipp.shrink(net, x)
     assert small.layers[0].after == (4, 4) and small.off_by <= TOLERANCE
     torch.testing.assert_close(small.model(x), net(x))

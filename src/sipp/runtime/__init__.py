@@ -16,27 +16,20 @@ if TYPE_CHECKING:
         call_of as call_of,
         guess_call as guess_call,
         output_difference as output_difference,
-        rounding_tolerance as rounding_tolerance,
         without_aliases as without_aliases,
     )
-    from sipp.runtime.graph import (
-        program_of as program_of,
-    )
-    from sipp.runtime.shrinking.applying import (
-        apply as apply,
-        parameters_and_buffers as parameters_and_buffers,
-    )
-    from sipp.runtime.shrinking.checking import (
-        checked_plan as checked_plan,
-        differs as differs,
-        outputs_of as outputs_of,
-    )
     from sipp.runtime.shrinking.choosing import (
-        channel_options as channel_options,
+        ChannelOptions as ChannelOptions,
         choose_channels as choose_channels,
     )
     from sipp.runtime.shrinking.configuration import (
         match_configuration as match_configuration,
+    )
+    from sipp.runtime.shrinking.removing import (
+        without_dead_channels as without_dead_channels,
+    )
+    from sipp.runtime.shrinking.running import (
+        parameters_and_buffers as parameters_and_buffers,
     )
     from sipp.runtime.sparse_network import (
         Sparse as Sparse,

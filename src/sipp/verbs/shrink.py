@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -25,22 +24,16 @@ from sipp.results import (
 )
 from sipp.runtime import (
     Call,
-    apply,
+    ChannelOptions,
     call_of,
-    channel_options,
-    checked_plan,
     choose_channels,
-    differs,
     guess_call,
     match_configuration,
     multiply_adds as count_multiply_adds,
-    output_difference,
-    outputs_of,
     parameters_and_buffers,
     plain_copy,
-    program_of,
-    rounding_tolerance,
     without_aliases,
+    without_dead_channels,
 )
 from sipp.verbs.assess import assess
 
@@ -91,7 +84,7 @@ def shrink(
         >>> torch.allclose(small.model(torch.ones(1, 64)), pruned.model(torch.ones(1, 64)), atol=1e-5)
         True
     """
-    options = channel_options(
+    options = ChannelOptions(
         multiply_adds=multiply_adds, weights=weights, uniform=uniform, multiple_of=multiple_of, repair=repair,
         steps=steps, exclude=exclude, seed=seed, progress=progress,
     )  # fmt: skip
@@ -101,7 +94,7 @@ def shrink(
         was_training = {name: module.training for name, module in network.named_modules()}
     caches = _turn_off_cache(own)  # torch.export knows no cache among the outputs
     chosen, used = None, frozenset[str]()
-    if options is None:
+    if not options.has_budget:
         call = guess_call(own) if data is None else _on_device(own, without_aliases(*call_of(data)))
     else:
         smaller = choose_channels(own, data, options)
@@ -110,17 +103,8 @@ def shrink(
         bounds = assess(own, smaller.model, scored, progress=progress)
         chosen = replace(smaller.chosen, layers=bounds.layers, guarantee=bounds.guarantee)
         own, call, used = smaller.model, smaller.call, smaller.split.keys
-    expected = outputs_of(own, call)
-    if not any(isinstance(output, Tensor) for output in expected):
-        raise ModelError("returns no tensor to compare", where=type(own).__name__, fix="let forward return one")
-    with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-        program = program_of(own, *call, is_plain=False)
-    checked = checked_plan(own, call, program)
-    small = copy.deepcopy(own)
-    apply(small, checked.plan)
-    moved = output_difference(outputs_of(small, call), expected)
-    if not moved <= rounding_tolerance(expected):
-        raise differs(moved)
+    found = without_dead_channels(own, call)
+    small = found.model
     for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
     _set_cache(small, caches)
@@ -132,7 +116,7 @@ def shrink(
     shapes, smaller_shapes = (
         {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, small)
     )
-    counts, smaller_counts = count_multiply_adds(program, shapes), count_multiply_adds(program, smaller_shapes)
+    counts, smaller_counts = (count_multiply_adds(found.program, one) for one in (shapes, smaller_shapes))
     layers = [
         ShrunkLayer(name, shapes[name], smaller_shapes[name], count, smaller_counts[name])
         for name, count in counts.items()
@@ -146,8 +130,8 @@ def shrink(
         multiply_adds_before=sum(counts.values()),
         multiply_adds=sum(smaller_counts.values()),
         example=_described(call),
-        off_by=moved,
-        left_alone=tuple(checked.channels.left_alone),
+        off_by=found.off_by,
+        left_alone=found.left_alone,
         hash_before=before,
         described_hash=hashing.of_tensors(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,

@@ -1,9 +1,9 @@
 """Chooses channels of a network, takes them out and refits what is left (T23): zeros that `shrink` then removes.
 
-trace_batches     the network, traced for the calibration inputs; structure_of: which channels can go
+checked_plan      what belongs together (dependencies.py), checked; structure_of: which channels can go (sites.py)
 a first walk      for every site, the error of each number of channels, on the dense network's values
 effects           what each site's error does to the output, from halving each site by itself
-budgets           widths, by the cheapest next removal
+cheapest_widths   how many stay, by the cheapest next removal
 a second walk     removes and refits, layer by layer, on what the smaller network makes
 """
 
@@ -12,38 +12,35 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 
-from sipp.errors import ModelError, OptionError
+from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, dense_outputs, error_of, find_prunable_layers
 from sipp.progress import progress_bar
 from sipp.repairing import (
     LEARNING_RATE,
     MOST_STEPS,
     DataSplit,
+    eliminate,
     merged_batches,
     polish,
     split_data,
 )
-from sipp.results import ChannelsLeft, Chosen, Counted, Selector, check, words
+from sipp.results import ChannelsLeft, Chosen, Counted, Selector, check, numerics, words
 from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
-from sipp.runtime.graph import program_of
-from sipp.runtime.shrinking.applying import parameters_and_buffers
-from sipp.runtime.shrinking.budgets import cheapest_widths, least_share, uniform_widths
-from sipp.runtime.shrinking.channels import Channels, channels_in
-from sipp.runtime.shrinking.checking import Rules, rules_for_sites
-from sipp.runtime.shrinking.fitting import Cut, Look
-from sipp.runtime.shrinking.running import Tensors, Traced, Use, Values, run_both, trace_batches, uses_in
-from sipp.runtime.shrinking.sites import Structure, rows_left, sizes_of, structure_of
+from sipp.runtime.shrinking.dependencies import Channels
+from sipp.runtime.shrinking.fitting import Problem, Use, uses_in
+from sipp.runtime.shrinking.removing import checked_plan
+from sipp.runtime.shrinking.running import Tensors, Traced, Values, parameters_and_buffers, run_both
+from sipp.runtime.shrinking.sites import Site, Structure, cheapest_widths, least_share, structure_of, uniform_widths
 
 TITLES = ("comparing channels", "removing channels")
-COUNTED = get_args(Counted)
 N_REASONS = 3  # named in an error
 N_EXAMPLES = 2  # inputs on which both networks are compared
 SMALLEST = 1e-300  # a divisor
@@ -54,57 +51,54 @@ N_EFFECT_POINTS = 256  # on which the effect of halving each site is measured
 class ChannelOptions:
     """What the smaller network may cost, as a share of the whole one, and how its channels are chosen."""
 
-    share: float
-    of: Counted
-    uniform: bool
-    multiple_of: int
-    repair: bool
-    steps: int
-    exclude: Selector | None
-    seed: int
-    progress: bool
+    multiply_adds: float | None = None
+    weights: float | None = None
+    uniform: bool = False
+    multiple_of: int = 1
+    repair: bool = True
+    steps: int = 0
+    exclude: Selector | None = None
+    seed: int = 0
+    progress: bool = True
 
+    def __post_init__(self) -> None:
+        if self.multiply_adds is not None and self.weights is not None:
+            raise OptionError("multiply_adds= and weights= are two budgets", fix="give one of them")
+        for name in ("uniform", "repair", "progress"):
+            check.flag(name, getattr(self, name))
+        check.whole("multiple_of", self.multiple_of, least=1)
+        check.whole("steps", self.steps, least=0, most=MOST_STEPS)
+        check.seed("seed", self.seed)
+        if self.has_budget:
+            check.share(self.budget, self.share)
+        else:
+            given = {"uniform": self.uniform, "multiple_of": self.multiple_of != 1, "repair": not self.repair}
+            given |= {"steps": self.steps != 0, "exclude": self.exclude is not None}
+            if odd := [name for name, is_given in given.items() if is_given]:
+                raise OptionError(
+                    f"{odd[0]}= needs a budget: without one, only dead channels go",
+                    option=odd[0],
+                    fix="give multiply_adds= or weights=",
+                )
 
-def channel_options(
-    *,
-    multiply_adds: float | None,
-    weights: float | None,
-    uniform: bool,
-    multiple_of: int,
-    repair: bool,
-    steps: int,
-    exclude: Selector | None,
-    seed: int,
-    progress: bool,
-) -> ChannelOptions | None:
-    """The options, checked; None without a budget, which the others need."""
-    if multiply_adds is not None and weights is not None:
-        raise OptionError("multiply_adds= and weights= are two budgets", fix="give one of them")
-    name, of, share = "multiply_adds", COUNTED[0], multiply_adds
-    if multiply_adds is None:
-        name, of, share = "weights", COUNTED[1], weights
-    options = ChannelOptions(
-        share=1.0 if share is None else check.share(name, share),
-        of=of,
-        uniform=check.flag("uniform", uniform),
-        multiple_of=check.whole("multiple_of", multiple_of, least=1),
-        repair=check.flag("repair", repair),
-        steps=check.whole("steps", steps, least=0, most=MOST_STEPS),
-        exclude=exclude,
-        seed=check.seed("seed", seed),
-        progress=check.flag("progress", progress),
-    )
-    if share is not None:
-        return options
-    given = {"uniform": uniform, "multiple_of": multiple_of != 1, "repair": not repair, "steps": steps != 0}
-    given["exclude"] = exclude is not None
-    if odd := [name for name, is_given in given.items() if is_given]:
-        raise OptionError(
-            f"{odd[0]}= needs a budget: without one, only dead channels go",
-            option=odd[0],
-            fix="give multiply_adds= or weights=",
-        )
-    return None
+    @property
+    def has_budget(self) -> bool:
+        return self.multiply_adds is not None or self.weights is not None
+
+    @property
+    def budget(self) -> str:
+        """The name of the option that was given."""
+        return "weights" if self.multiply_adds is None else "multiply_adds"
+
+    @property
+    def share(self) -> float:
+        share = self.weights if self.multiply_adds is None else self.multiply_adds
+        assert share is not None
+        return share
+
+    @property
+    def of(self) -> Counted:
+        return "parameters" if self.multiply_adds is None else "multiply-adds"
 
 
 @dataclass(frozen=True)
@@ -123,21 +117,29 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
     model = copy_of(dense)
     example = split.fit[0].at(slice(N_EXAMPLES))
     call = example.args, example.kwargs
-    with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-        rules = rules_for_sites(model, call, program_of(model, *call, is_plain=False))
-        traced = trace_batches(model, merged_batches(split.fit, max(batch.n_points for batch in split.fit)))
-    removal = without_channels(model, traced, split.fit, rules, options)
+    channels, _, _ = checked_plan(model, call, _without_one_each)
+    structure = structure_of(channels, _excluded(model, options.exclude))
+    if not structure.sites:
+        raise ModelError(
+            f"no channels can go: {_why_none(structure)}",
+            where=type(model).__name__,
+            fix="leave out the budget to remove dead channels only",
+        )
+    sites, fitted = _remove(model, structure, split.fit, options)
     polished = None
     if options.steps:
+        masks = {name: torch.ones_like(model.get_parameter(name), dtype=torch.bool) for name in fitted}
+        for site in sites:
+            masks[site.reader][:, list(site.removed)] = False
         polished, _ = polish(
-            dense, model, _masks(model, removal), split, steps=options.steps, learning_rate=LEARNING_RATE,
-            seed=options.seed, progress=options.progress,
+            dense, model, masks, split, steps=options.steps, learning_rate=LEARNING_RATE, seed=options.seed,
+            progress=options.progress,
         )  # fmt: skip
     chosen = Chosen(
         share=options.share,
         of=options.of,
-        sites=removal.sites,
-        stays=tuple(f"{weight}: {why}" for weight, why in removal.refused.items()),
+        sites=sites,
+        stays=tuple(f"{weight}: {why}" for weight, why in structure.refused.items()),
         is_refitted=options.repair,
         polish=polished,
         n_fit=sum(batch.n_points for batch in split.fit),
@@ -147,78 +149,138 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
     return Smaller(model, call, chosen, split)
 
 
-@dataclass(frozen=True)
-class Removal:
-    """The channels between layers that were taken out, what stays and why, and the weights that could be refitted."""
-
-    sites: tuple[ChannelsLeft, ...]
-    refused: dict[str, str]
-    weights: tuple[str, ...]
+def _without_one_each(channels: Channels, trial: nn.Module) -> None:
+    """Takes a channel from every site, on trial: a number of channels in the code would not allow it."""
+    with torch.no_grad():
+        for site in structure_of(channels).sites:
+            trial.get_parameter(site.reader)[:, site.columns_GC[0]] = 0.0
 
 
-def _masks(model: nn.Module, removal: Removal) -> dict[str, Tensor]:
-    """The masks of the weights that a polish moves: False where an input was taken out."""
-    masks = {name: torch.ones_like(model.get_parameter(name), dtype=torch.bool) for name in removal.weights}
-    for site in removal.sites:
-        masks[site.reader][:, list(site.removed)] = False
-    return masks
+def _remove(
+    model: nn.Module, structure: Structure, batches: Sequence[Batch], options: ChannelOptions
+) -> tuple[tuple[ChannelsLeft, ...], list[str]]:
+    """Takes channels out of the model in place, so that nothing reads them any more, and refits what is left.
 
-
-def without_channels(
-    model: nn.Module, traced: Traced, batches: Sequence[Batch], rules: Rules, budget: ChannelOptions
-) -> Removal:
-    """Takes channels out of the model in place, so that nothing reads them any more, and refits what is left."""
-    channels = channels_in(model, traced.programs[0], rules)
-    structure = structure_of(channels, _excluded(model, budget.exclude))
-    if not structure.sites:
-        raise ModelError(
-            f"no channels can go: {_why_none(channels, structure)}",
-            where=type(model).__name__,
-            fix="leave out the budget to remove dead channels only",
-        )
+    Returns what is gone, and the weights that could be refitted.
+    """
     dense = {name: tensor.detach().clone() for name, tensor in parameters_and_buffers(model).items()}
-    if budget.of == "parameters":
-        full = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    with ONE_AT_A_TIME:
+        traced = Traced.of(model, _even_calls(batches))
+    if options.of == "parameters":
+        costs = {name: parameter.numel() for name, parameter in model.named_parameters()}
     else:
-        full = multiply_adds(traced.programs[0], {name: tuple(tensor.shape) for name, tensor in dense.items()})
-    sizes = sizes_of(channels, structure, full)
-    n_uses = Counter(product.weight for product in channels.products)
-    fitted = {
-        product.weight: product.bias
-        for product in channels.products
-        if product.groups == 1 and n_uses[product.weight] == channels.n_reads[product.weight] == 1
-        and (product.bias is None or channels.n_reads[product.bias] == 1)
-    }  # fmt: skip
-    uses = uses_in(traced, fitted, channels.leaves)
-    full_widths = [site.width for site in structure.sites]
-    if (least := least_share(full_widths, sizes, budget.multiple_of)) > budget.share:
+        costs = multiply_adds(traced.program, {name: tuple(tensor.shape) for name, tensor in dense.items()})
+    sizes, full = structure.sizes(costs), [site.width for site in structure.sites]
+    if (least := least_share(full, sizes, options.multiple_of)) > options.share:
         raise OptionError(
-            f"the channels that can go leave {least:.4g} of the {budget.of}, more than {budget.share:.4g}",
-            option="multiply_adds" if budget.of == COUNTED[0] else "weights",
+            f"the channels that can go leave {least:.4g} of the {options.of}, more than {options.share:.4g}",
+            option=options.budget,
             fix=f"give at least {math.ceil(1e4 * least) / 1e4:g}",
         )
+    uses = uses_in(traced, _used_once(structure.channels))
     readers = [use for use in uses if use.weight in {site.reader for site in structure.sites}]
-    look, titles = Look(structure.sites), TITLES if budget.progress else (None, None)
-    looked = [use for use in readers if not budget.uniform or _reads_what_others_make(use, readers, structure)]
-    _walk(traced, dense, dict(dense), looked, look, titles[0])
-    if budget.uniform:
-        widths = uniform_widths(full_widths, sizes, budget.share, budget.multiple_of)
+    look, titles = Look(structure.sites), TITLES if options.progress else (None, None)
+    looked = [use for use in readers if not options.uniform or _reads_what_others_make(use, readers, structure)]
+    _walk(traced, dense, dict(dense), looked, look.visit, titles[0])
+    if options.uniform:
+        widths = uniform_widths(full, sizes, options.share, options.multiple_of)
     else:
         errors = [effect * look.errors[i] for i, effect in enumerate(_effects(model, batches, look))]
-        widths = cheapest_widths(full_widths, errors, sizes, budget.share, budget.multiple_of)
-    left = [torch.ones(width, dtype=torch.bool, device="cpu") for width in full_widths]
+        widths = cheapest_widths(full, errors, sizes, options.share, options.multiple_of)
+    left = [torch.ones(width, dtype=torch.bool, device="cpu") for width in full]
     for i, order in look.orders.items():
-        left[i][order[: full_widths[i] - widths[i]].cpu()] = False
-    counts = {use.weight: rows_left(channels, structure, use.weight, left) for use in readers}
+        left[i][order[: full[i] - widths[i]].cpu()] = False
+    counts = {use.weight: structure.rows_left(use.weight, left) for use in readers}
     small: Tensors = dict(dense)
-    cut = Cut(structure.sites, widths, counts, budget.repair, small)
-    _walk(traced, dense, small if budget.repair else dict(dense), uses if budget.repair else readers, cut, titles[1])
+    cut = Cut(structure.sites, widths, counts, options.repair, small)
+    seen, at = (small, uses) if options.repair else (dict(dense), readers)
+    _walk(traced, dense, seen, at, cut.visit, titles[1])
     set_tensors(model, small)
     sites = []
     for i, site in enumerate(structure.sites):
         gone = site.columns_GC[cut.orders[i].cpu()].flatten().sort().values
         sites.append(ChannelsLeft(site.makers, site.reader, site.width, widths[i], tuple(gone.tolist())))
-    return Removal(tuple(sites), structure.refused, tuple(use.weight for use in uses))
+    return tuple(sites), [use.weight for use in uses]
+
+
+def _even_calls(batches: Sequence[Batch]) -> list[Call]:
+    """The calls of batches of equal size with these inputs."""
+    (whole, *others) = merged_batches(batches, sum(batch.n_points for batch in batches))
+    if others:
+        raise DataError(
+            "the batches have different shapes", where=others[0].where, fix="cut or pad texts to one length"
+        )
+    n_batches = -(-whole.n_points // max(batch.n_points for batch in batches))
+    each = whole.n_points // n_batches
+    parts = [whole.at(slice(i * each, (i + 1) * each)) for i in range(n_batches)]
+    return [(part.args, part.kwargs) for part in parts]
+
+
+def _used_once(channels: Channels) -> dict[str, str | None]:
+    """The weights, with their biases, that nothing else reads: those that can be refitted."""
+    n_uses = Counter(product.weight for product in channels.products)
+    return {
+        product.weight: product.bias
+        for product in channels.products
+        if n_uses[product.weight] == channels.n_reads[product.weight] == 1
+        and (product.bias is None or channels.n_reads[product.bias] == 1)
+    }
+
+
+@dataclass
+class Look:
+    """What the sites of a dense network could lose: filled in by a walk that changes nothing."""
+
+    sites: Sequence[Site]
+    orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site, as they would go
+    errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... are gone
+    variances: dict[int, float] = field(default_factory=dict)  # of all outputs of the layer together
+    halved: dict[int, Tensors] = field(default_factory=dict)  # the tensors that change if every second one goes
+
+    def visit(self, use: Use, values: Values) -> None:
+        """Looks at one layer: every number of channels at each of its sites, the others left whole."""
+        problem = Problem.of(use, values)
+        for i, site in enumerate(self.sites):
+            if site.reader == use.weight:
+                groups_GS = problem.inputs_of(site)
+                found = eliminate(*problem.system, [groups_GS], [site.width])
+                (self.orders[i],), self.errors[i] = found.orders, found.errors
+                half = eliminate(*problem.system, [groups_GS], [site.width // 2])
+                self.halved[i] = problem.solution(half.weight_KF, refits=True)
+                self.variances[i] = float(problem.sums.about_means()[2].sum())
+
+
+@dataclass
+class Cut:
+    """Takes channels out of the inputs of layers, so that a site has `widths` of them, and refits all layers."""
+
+    sites: Sequence[Site]
+    widths: Sequence[int]
+    counts: Mapping[str, Tensor]  # how much each output of a weight counts in the choice: 0 if it will probably go
+    refits: bool
+    small: Tensors  # the smaller network: filled in by a walk over it, or without a refit over the dense one
+    orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site that are gone
+
+    def visit(self, use: Use, values: Values) -> None:
+        """Fits one layer, if it loses inputs or if its inputs or its stream are not the dense network's."""
+        own = [i for i, site in enumerate(self.sites) if site.reader == use.weight]
+        reads = [use.inputs, *([] if use.stream is None else [use.stream])]
+        n_removed = [self.sites[i].width - self.widths[i] for i in own]
+        self.orders |= dict.fromkeys(own, numerics.integers(0, 0))
+        if not any(n_removed) and not any(map(values.is_changed, reads)):
+            return
+        problem = Problem.of(use, values)
+        if own:
+            groups = [problem.inputs_of(self.sites[i]) for i in own]
+            counts_F = self.counts[use.weight].to(problem.old_KF.device)
+            found = eliminate(*problem.system, groups, n_removed, counts_F)
+            self.orders |= dict(zip(own, found.orders))
+            new_KF = found.weight_KF
+        else:
+            new_KF = torch.linalg.solve(*problem.system)
+        if not self.refits:
+            new_KF = problem.old_KF * (new_KF != 0).any(1, keepdim=True)
+        self.small.update(problem.solution(new_KF, refits=self.refits))
 
 
 def _reads_what_others_make(use: Use, readers: Sequence[Use], structure: Structure) -> bool:
@@ -235,17 +297,18 @@ def _walk(
     dense: Mapping[str, Tensor],
     small: Tensors,
     uses: Sequence[Use],
-    at: Look | Cut,
+    visit: Callable[[Use, Values], None],
     title: str | None,
 ) -> None:
     """One walk over the network; None: without a progress bar."""
+    by_node = {use.node: use for use in uses}
     with torch.no_grad(), progress_bar(title or "", len(uses), shown=title is not None) as advance:
 
-        def visit(use: Use, values: Values) -> None:
-            at.visit(use, values)
+        def counted(node: Node, values: Values) -> None:
+            visit(by_node[node], values)
             advance(1)
 
-        run_both(traced, dense, small, uses, visit)
+        run_both(traced, dense, small, {use.node: use.stream for use in uses}, counted)
 
 
 def _effects(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[float]:
@@ -291,9 +354,9 @@ def _excluded(model: nn.Module, exclude: Selector | None) -> set[str]:
     return names[0] - names[1]
 
 
-def _why_none(channels: Channels, structure: Structure) -> str:
+def _why_none(structure: Structure) -> str:
     if structure.refused:
         return "; ".join(f"{weight}: {why}" for weight, why in list(structure.refused.items())[:N_REASONS])
-    if channels.left_alone:
-        return f"these keep all that they read: {words.listed(list(channels.left_alone))}"
+    if alone := structure.channels.left_alone:
+        return f"these keep all that they read: {words.listed(list(alone))}"
     return "it has no two layers in a row"

@@ -9,17 +9,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from sipp.errors import warn_caller
 from sipp.results import ChannelsLeft
 
 WIDTHS = ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim")  # of MLPs
 HEADS, KEY_HEADS = "num_attention_heads", "num_key_value_heads"
 
 
-def match_configuration(model: nn.Module, sites: Sequence[ChannelsLeft]) -> bool:
-    """Sets the widths in `model.config` if that describes the model then; False if it has none, or cannot."""
+def match_configuration(model: nn.Module, sites: Sequence[ChannelsLeft]) -> None:
+    """Sets the widths in `model.config`, if it has one; warns if it cannot describe the model then."""
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "to_dict"):
-        return False
+    if hasattr(config, "to_dict") and not _is_matched(config, model, sites):
+        warn_caller(
+            "the configuration cannot describe the smaller network, so from_pretrained would not load it: "
+            "use uniform=True, and remove as many heads as leave a divisor of the hidden size"
+        )
+
+
+def _is_matched(config: Any, model: nn.Module, sites: Sequence[ChannelsLeft]) -> bool:
+    """Sets the widths of a configuration if it describes the model then."""
     after: dict[int, set[int]] = {}
     for site in sites:
         after.setdefault(site.before, set()).add(site.after)

@@ -1,89 +1,109 @@
-"""Looks at the layers of a network, or takes channels out of their inputs and refits them, in one walk (T21, T23).
+"""The least squares of a layer that loses inputs, on what the network made so far gives it (T21, T23).
 
-Both networks run side by side (running.py). A layer is fitted just before it runs, on the inputs that it gets in the
-network made so far. Its target is what the dense network has behind it: behind its norm and, where its output is added
-to a stream, in the sum. So a block also mends what earlier blocks lost. Errors are counted there, too.
+Its target is what the dense network has behind it: behind its norm and, where its output is added to a stream, in the
+sum. So a block also mends what earlier blocks lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Node
 
-from sipp.repairing import Sums, eliminate
+from sipp.repairing import Sums
 from sipp.results import numerics
-from sipp.runtime.shrinking.rules import named_arguments, operation_name
-from sipp.runtime.shrinking.running import Tensors, Use, Values
+from sipp.results.numerics import BOUND_DTYPE
+from sipp.runtime.graph import shape_of
+from sipp.runtime.shrinking.running import LAYERS, Tensors, Traced, Values, named_arguments, operation_name
 from sipp.runtime.shrinking.sites import Site
 
+NORM_LEAVES = ("weight", "bias", "running_mean", "running_var")
+IDENTITIES = ("dropout", "clone", "alias", "detach", "contiguous")  # in eval mode
 PATCH_BYTES = 256 << 20  # of the patches that are laid out at a time
 PATCHES_PER_INPUT = 100  # neighbours in an image are alike: more change little and cost much
 LEAST_SCALE = 1e-6  # of a norm's largest factor: an output below has no say in the stream, and keeps its weights
 
 
-@dataclass
-class Look:
-    """What the sites of a dense network could lose: filled in by a walk that changes nothing."""
+@dataclass(frozen=True)
+class Use:
+    """The one use of a weight, with what lies between its output and the stream of the network."""
 
-    sites: Sequence[Site]
-    orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site, as they would go
-    errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... are gone
-    variances: dict[int, float] = field(default_factory=dict)  # of all outputs of the layer together
-    halved: dict[int, Tensors] = field(default_factory=dict)  # the tensors that change if every second one goes
+    node: Node  # the product
+    weight: str
+    bias: str | None
+    norm: Node | None  # a BatchNorm that alone reads the product
+    norm_names: tuple[str | None, ...]  # of its weight, bias, mean and variance
+    stream: Node | None  # what the result is added to
 
-    def visit(self, use: Use, values: Values) -> None:
-        """Looks at one layer: every number of channels at each of its sites, the others left whole."""
-        problem = _Problem.of(use, values)
-        for i, site in enumerate(self.sites):
-            if site.reader == use.weight:
-                groups_GS = problem.inputs_of(site)
-                found = eliminate(*problem.system, [groups_GS], [site.width])
-                (self.orders[i],), self.errors[i] = found.orders, found.errors
-                half = eliminate(*problem.system, [groups_GS], [site.width // 2])
-                self.halved[i] = problem.solution(half.weight_KF, refits=True)
-                self.variances[i] = float(problem.sums.about_means()[2].sum())
+    @property
+    def inputs(self) -> Node:
+        inputs: Node = named_arguments(self.node)["input"]
+        return inputs
 
 
-@dataclass
-class Cut:
-    """Takes channels out of the inputs of layers, so that a site has `widths` of them, and refits all layers."""
+def uses_in(traced: Traced, weights: Mapping[str, str | None]) -> list[Use]:
+    """The uses of these weights (with their biases), each of which is used once, in the order of the program."""
+    found: list[Use] = []
+    taken: set[Node] = set()
+    names = traced.leaves
+    for node in traced.nodes:
+        if node.op != "call_function" or operation_name(node) not in LAYERS:
+            continue
+        weight = names.get(named_arguments(node)["weight"])
+        if weight is None or weight not in weights:
+            continue
+        norm = _norm_behind(node, names)
+        end = node if norm is None else norm
+        while len(end.users) == 1 and operation_name(reader := next(iter(end.users))) in IDENTITIES:
+            end = reader
+        stream, total = None, next(iter(end.users)) if len(end.users) == 1 else None
+        if total is not None and operation_name(total) in ("add", "add_") and total not in taken:
+            other = next((read for read in total.all_input_nodes if read is not end), None)
+            # of two products that meet in a sum, the first is fitted to what the other leaves
+            if other is not None and shape_of(other) == shape_of(end) and not _reaches(node, other):
+                stream = other
+                taken.add(total)
+        held = () if norm is None else tuple(named_arguments(norm)[name] for name in NORM_LEAVES)
+        leaves = tuple(None if leaf is None else names[leaf] for leaf in held)
+        found.append(Use(node, weight, weights[weight], norm, leaves, stream))
+    return found
 
-    sites: Sequence[Site]
-    widths: Sequence[int]
-    counts: Mapping[str, Tensor]  # how much each output of a weight counts in the choice: 0 if it will probably go
-    refits: bool
-    small: Tensors  # the smaller network: filled in by a walk over it, or without a refit over the dense one
-    orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site that are gone
 
-    def visit(self, use: Use, values: Values) -> None:
-        """Fits one layer, if it loses inputs or if its inputs or its stream are not the dense network's."""
-        own = [i for i, site in enumerate(self.sites) if site.reader == use.weight]
-        reads = [use.inputs, *([] if use.stream is None else [use.stream])]
-        n_removed = [self.sites[i].width - self.widths[i] for i in own]
-        self.orders |= dict.fromkeys(own, numerics.integers(0, 0))
-        if not any(n_removed) and not any(map(values.is_changed, reads)):
-            return
-        problem = _Problem.of(use, values)
-        if own:
-            groups = [problem.inputs_of(self.sites[i]) for i in own]
-            counts_F = self.counts[use.weight].to(problem.old_KF.device)
-            found = eliminate(*problem.system, groups, n_removed, counts_F)
-            self.orders |= dict(zip(own, found.orders))
-            new_KF = found.weight_KF
-        else:
-            new_KF = torch.linalg.solve(*problem.system)
-        if not self.refits:
-            new_KF = problem.old_KF * (new_KF != 0).any(1, keepdim=True)
-        self.small.update(problem.solution(new_KF, refits=self.refits))
+def _norm_behind(node: Node, names: Mapping[Node, str]) -> Node | None:
+    """The BatchNorm that alone reads a product, with statistics and parameters that nothing else reads."""
+    norm = next(iter(node.users)) if len(node.users) == 1 else None
+    if norm is None or operation_name(norm) != "batch_norm":
+        return None
+    arguments = named_arguments(norm)
+    leaves = [arguments[name] for name in NORM_LEAVES]
+    known = [leaf for leaf in leaves if leaf is not None]
+    is_plain = not arguments["training"] and leaves[2] is not None and leaves[3] is not None
+    return norm if is_plain and all(leaf in names and len(leaf.users) == 1 for leaf in known) else None
+
+
+def _reaches(node: Node, other: Node) -> bool:
+    """Whether the other value is computed from this node."""
+    seen, stack = set[Node](), [other]
+    while stack:
+        at = stack.pop()
+        if at is node:
+            return True
+        new = [read for read in at.all_input_nodes if read not in seen]
+        seen.update(new)
+        stack += new
+    return False
+
+
+# --- The least squares of a layer -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """The least squares of one layer, behind its norm: inputs of the smaller network, outputs of the dense one."""
 
     use: Use
@@ -94,12 +114,12 @@ class _Problem:
     sums: Sums
 
     @staticmethod
-    def of(use: Use, values: Values) -> _Problem:
+    def of(use: Use, values: Values) -> Problem:
         tensors = values.small_tensors
         weight = tensors[use.weight]
         scale_F, shift_F = _norm(use, tensors)
-        old_KF = weight.flatten(1).to(numerics.BOUND_DTYPE).T * scale_F
-        return _Problem(use, tensors, old_KF, scale_F, shift_F, _sums(use, values, old_KF))
+        old_KF = weight.flatten(1).to(BOUND_DTYPE).T * scale_F
+        return Problem(use, tensors, old_KF, scale_F, shift_F, _sums(use, values, old_KF))
 
     @property
     def system(self) -> tuple[Tensor, Tensor]:
@@ -119,13 +139,13 @@ class _Problem:
         use, tensors = self.use, self.tensors
         old = tensors[use.weight]
         is_used = self.scale_F.abs() > LEAST_SCALE * self.scale_F.abs().max()
-        kept_KF = old.flatten(1).to(numerics.BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
+        kept_KF = old.flatten(1).to(BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
         own_KF = torch.where(is_used, new_KF / self.scale_F, kept_KF)
         found = {use.weight: own_KF.T.reshape(old.shape).to(old.dtype)}
         if not (refits and self.sums.has_intercept):
             return found
         intercept_F = self.sums.intercept(new_KF)
-        bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(numerics.BOUND_DTYPE)
+        bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(BOUND_DTYPE)
         moved_F = torch.where(is_used, intercept_F - self.scale_F * bias_F - self.shift_F, 0.0)
         _, bias, mean, _ = use.norm_names or (None, use.bias, None, None)
         if bias is not None:
@@ -140,11 +160,9 @@ def _norm(use: Use, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """The norm behind a product as a factor and a summand of each output; 1 and 0 without one."""
     weight = tensors[use.weight]
     if use.norm is None:
-        one_F = torch.ones(len(weight), dtype=numerics.BOUND_DTYPE, device=weight.device)
+        one_F = torch.ones(len(weight), dtype=BOUND_DTYPE, device=weight.device)
         return one_F, torch.zeros_like(one_F)
-    gain, bias, mean, variance = (
-        None if name is None else tensors[name].to(numerics.BOUND_DTYPE) for name in use.norm_names
-    )
+    gain, bias, mean, variance = (None if name is None else tensors[name].to(BOUND_DTYPE) for name in use.norm_names)
     assert mean is not None and variance is not None
     scale_F = (variance + named_arguments(use.norm)["eps"]).rsqrt() * (1.0 if gain is None else gain)
     return scale_F, (0.0 if bias is None else bias) - mean * scale_F

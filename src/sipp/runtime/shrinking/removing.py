@@ -1,24 +1,34 @@
-"""Decides which channels stay, and how constant channels that other layers read are replaced.
+"""Removes what a network does not need: which channels stay, how constant ones are replaced, and the same outputs.
 
 A channel is needed if a needed row reads it through a nonzero weight. Constant channels can be replaced: their
 contribution to a row, weight times constant, is added to the row's bias; or, with zero padding or without a bias, to
-the weight of one other constant channel of the same layer, the `stand_in`. Everything else is removed, except channels
-that keep a layer from being empty, or groups from having different sizes.
+the weight of one other constant channel of the same layer, the `stand_in`. Everything else goes, except one channel
+where a layer would be empty. Channels that were chosen are no other case: nothing reads them any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
-from sipp.runtime.shrinking.channels import ALWAYS, Channels, Product
-from sipp.runtime.shrinking.rules import reads_of
+from sipp.errors import ModelError, SippError
+from sipp.inputs import ONE_AT_A_TIME, Batch, run_batch, scoring_mode
+from sipp.native import pytree
+from sipp.runtime.examples import Call, cloned, output_difference, rounding_tolerance
+from sipp.runtime.shrinking.dependencies import ALWAYS, Channels, Product, channels_in, reads_of
+from sipp.runtime.shrinking.running import Traced, parameters_and_buffers
+
+SAME = 1e-9  # of the largest output, in float64
+NEARLY_SAME = 1e-5  # if some values are float32 all the same, as in the norms of language models
 
 
 @dataclass(frozen=True)
@@ -39,44 +49,41 @@ class ShrinkPlan:
     stays: dict[tuple[str, int], Tensor]  # indices
     layers: tuple[ReadingLayer, ...]
     is_needed: tuple[Tensor, ...]  # for each layer, whether each input channel is needed
-    read: tuple[Tensor, ...]  # for each layer, the indices of input channels that stay
+    depthwise: frozenset[str]
 
 
-def plan_shrinking(channels: Channels, *, only_constant: bool = False) -> ShrinkPlan:
-    """Decides which channels stay; with `only_constant`, also those that nothing reads, unless they are constant."""
-    class_of = classes_of(channels)
+# --- What stays -------------------------------------------------------------------------------------------------------
+
+
+def plan_shrinking(channels: Channels) -> ShrinkPlan:
+    """Decides which channels stay."""
+    class_of = channels.classes
     layers = _layers(channels)
-    inside = [class_of[layer.product.ids] for layer in layers]
-    outside = [class_of[layer.product.out_ids] for layer in layers]
+    inside, outside = ([class_of[one] for one in ids] for ids in zip(*_ends(layers))) if layers else ([], [])
     needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
     needed[class_of[ALWAYS]] = True
-    if only_constant:
-        for axis in channels.values.values():
-            if axis is not None:
-                needed[class_of[axis.ids[axis.constant.isnan()]]] = True
-    _mark_needed(needed, layers, inside, outside)
-    kept = needed.clone()
-    sides = {key: class_of[ids] for key, ids in channels.sides.items()}
-    while _add_fillers(kept, layers, inside, outside, sides):
-        pass
-    return ShrinkPlan(
-        {key: kept[side].nonzero().flatten() for key, side in sides.items()},
-        tuple(layers),
-        tuple(needed[side] for side in inside),
-        tuple(kept[side].nonzero().flatten() for side in inside),
-    )
+    before = -1
+    while before < (before := int(needed.sum())):
+        for layer, reads, gives in zip(reversed(layers), reversed(inside), reversed(outside)):
+            is_read = layer.reads[needed[gives]].any(0)
+            wanted = is_read & ~layer.gives_way
+            if layer.stand_in is not None:
+                wanted[layer.stand_in] |= bool((is_read & layer.gives_way & (layer.constant != 0)).any())
+            needed[reads[wanted]] = True
+    kept, sides = needed.clone(), {key: class_of[ids] for key, ids in channels.sides.items()}
+    for side in sides.values():
+        if len(side) and not bool(kept[side].any()):
+            kept[side[0]] = True
+    stays = {key: kept[side].nonzero().flatten() for key, side in sides.items()}
+    return ShrinkPlan(stays, tuple(layers), tuple(needed[side] for side in inside), frozenset(channels.depthwise))
 
 
-def classes_of(channels: Channels, more: Sequence[tuple[Tensor, Tensor]] = ()) -> Tensor:
-    """The class of each id: the connected components of tied channels; `more` are further ties."""
-    pairs = [torch.stack((ids, others)) for ids, others in (*channels.ties, *more)]
-    tied = (torch.cat(pairs, 1) if pairs else torch.zeros((2, 0), dtype=torch.int64, device="cpu")).numpy()
-    graph = coo_matrix((np.ones(tied.shape[1], dtype=np.int8), (tied[0], tied[1])), (channels.n_ids, channels.n_ids))
-    return torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64))
+def _ends(layers: list[ReadingLayer]) -> list[tuple[Tensor, Tensor]]:
+    return [(layer.product.ids, layer.product.out_ids) for layer in layers]
 
 
 def _layers(channels: Channels) -> list[ReadingLayer]:
-    """All weights, in order of first use."""
+    """All weights that read channels, in order of first use."""
     uses: dict[str, list[Product]] = {}
     for product in channels.products:
         uses.setdefault(product.weight, []).append(product)
@@ -89,62 +96,210 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     for other in calls[1:]:
         constant[constant != other.constant] = torch.nan
     is_constant = ~constant.isnan()
-    biases = {call.bias for call in calls}
-    has_bias = len(biases) == 1 and first.bias is not None and n_reads[first.bias] == len(calls)
+    has_bias = len({call.bias for call in calls}) == 1 and first.bias is not None and n_reads[first.bias] == len(calls)
     stand_in = None
     if any(call.pads for call in calls) or not has_bias:
         others = is_constant & (constant != 0)
-        # each group would need a stand-in; or something else reads the weight
-        if first.groups > 1 or n_reads[first.weight] > len(calls):
+        if n_reads[first.weight] > len(calls):  # something else reads the weight
             is_constant &= constant == 0
         elif bool(others.any()):
             stand_in = int(torch.where(others, constant.abs(), 0.0).argmax())
-    reads = reads_of(channels.tensors[first.weight], first.groups, first.is_transposed)
-    return ReadingLayer(first, reads, constant, stand_in, is_constant)
+    return ReadingLayer(first, reads_of(channels.tensors[first.weight]), constant, stand_in, is_constant)
 
 
-def _mark_needed(needed: Tensor, layers: list[ReadingLayer], inside: list[Tensor], outside: list[Tensor]) -> None:
-    """Marks channels needed by those already marked, until nothing changes."""
-    before = -1
-    while before < (before := int(needed.sum())):
-        for layer, reads, gives in zip(reversed(layers), reversed(inside), reversed(outside)):
-            is_read = layer.reads[needed[gives]].any(0)
-            wanted = is_read & ~layer.gives_way
-            if layer.stand_in is not None:
-                wanted[layer.stand_in] |= bool((is_read & layer.gives_way & (layer.constant != 0)).any())
-            needed[reads[wanted]] = True
+# --- The smaller network ----------------------------------------------------------------------------------------------
 
 
-def _add_fillers(
-    kept: Tensor,
-    layers: list[ReadingLayer],
-    inside: list[Tensor],
-    outside: list[Tensor],
-    sides: dict[tuple[str, int], Tensor],
-) -> bool:
-    """Keeps extra channels where a layer would be empty or groups unequal; returns whether it added any."""
-    before = int(kept.sum())
-    for side in sides.values():
-        if len(side) and not bool(kept[side].any()):
-            kept[side[0]] = True
-    for layer, reads, gives in zip(layers, inside, outside):
-        if layer.product.groups > 1:
-            parts = [side.view(layer.product.groups, -1) for side in (reads, gives)]
-            stays = (kept[parts[0]].any(1) | kept[parts[1]].any(1)).nonzero().flatten()
-            for part in parts:
-                width = max(1, int(kept[part].sum(1).max()))
-                for group in stays.tolist() or [0]:
-                    more = width - int(kept[part[group]].sum())
-                    kept[part[group][~kept[part[group]]][: max(0, more)]] = True
-    return int(kept.sum()) > before
+def apply(model: nn.Module, plan: ShrinkPlan) -> None:
+    """Shrinks the network in place; its modules get new parameters."""
+    tensors = parameters_and_buffers(model)
+    new = {name: tensors[name].detach() for name, _ in plan.stays}
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for local, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                owners.setdefault(id(tensor), []).append((module, local))
+    for layer, is_needed in zip(plan.layers, plan.is_needed):
+        _fold_constants(layer, is_needed, new)
+    for (name, dim), stays in plan.stays.items():
+        new[name] = new[name].index_select(dim, stays.to(new[name].device))
+    for name, values in new.items():
+        old = tensors[name]
+        if values.shape == old.shape and torch.equal(values, old):
+            continue
+        is_parameter, values = isinstance(old, nn.Parameter), values.contiguous()
+        made = nn.Parameter(values, requires_grad=old.requires_grad) if is_parameter else values
+        for module, local in owners[id(old)]:
+            if name in plan.depthwise:
+                module.groups = len(values) * module.groups // len(old)  # type: ignore[assignment, operator]
+            (module._parameters if is_parameter else module._buffers)[local] = made  # type: ignore[assignment]
+            _update_sizes(module)
 
 
-def sorted_groups(layer: ReadingLayer, stays: Tensor, out_stays: Tensor) -> tuple[int, Tensor]:
-    """For a grouped layer: the number of groups left, and the columns kept by each remaining row (R x C)."""
-    groups, n_in, n_out = layer.product.groups, len(layer.product.ids), len(layer.product.out_ids)
-    wide, tall = n_in // groups, n_out // groups
-    left = (stays // wide).unique()
-    columns = torch.stack([stays[stays // wide == group] % wide for group in left])
-    place = {int(group): i for i, group in enumerate(left)}
-    rows = torch.tensor([place[int(row) // tall] for row in out_stays], dtype=torch.int64, device="cpu")
-    return len(left), columns[rows]
+def _fold_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
+    """Moves the contribution of removed constant channels into the layer's bias, or into its stand-in channel."""
+    product, constant = layer.product, layer.constant
+    taken = layer.gives_way & (constant != 0) & ~is_needed & layer.reads.any(0)
+    if not bool(taken.any()) or (layer.stand_in is not None and bool(taken[layer.stand_in])):
+        return  # or no needed row reads any of them
+    values = new[product.weight].double()
+    if layer.stand_in is None:
+        assert product.bias is not None
+        sums = values.flatten(2).sum(2) if values.ndim > 2 else values
+        bias = new[product.bias]
+        more = sums[:, taken.to(sums.device)] @ constant[taken].to(sums.device)
+        new[product.bias] = (bias.double() + more).to(bias.dtype)
+    else:
+        shares = torch.where(taken, constant / constant[layer.stand_in], 0.0).to(values.device)
+        values[:, layer.stand_in] += torch.tensordot(shares, values, ([0], [1]))
+    # Rows that stay without being needed now compute something else, so nothing may read these channels.
+    values[:, taken.to(values.device)] = 0.0
+    new[product.weight] = values.to(new[product.weight].dtype)
+
+
+def _update_sizes(module: nn.Module) -> None:
+    """Updates the module's size attributes (in_features and the like) to its tensors."""
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _ConvNd):
+        module.out_channels, module.in_channels = len(module.weight), module.weight.shape[1] * module.groups
+    elif isinstance(module, _NormBase):
+        held = module.running_mean if module.weight is None else module.weight
+        module.num_features = len(held) if held is not None else module.num_features
+    elif isinstance(module, nn.Embedding):
+        module.embedding_dim = module.weight.shape[1]
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = len(module.weight)
+
+
+# --- The same outputs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WithoutDead:
+    """A network without its dead channels, which gives the same outputs."""
+
+    model: nn.Module
+    off_by: float  # the largest difference of an output on the example, relative to its largest value
+    program: torch.export.ExportedProgram  # of the network before
+    left_alone: tuple[str, ...]  # operations that keep all channels they read
+
+
+def without_dead_channels(own: nn.Module, call: Call) -> WithoutDead:
+    """A copy without its dead channels; ModelError if it gives other outputs on the example."""
+    expected = outputs_of(own, call)
+    if not any(isinstance(output, Tensor) for output in expected):
+        raise ModelError("returns no tensor to compare", where=type(own).__name__, fix="let forward return one")
+    channels, plan, program = checked_plan(own, call)
+    small = copy.deepcopy(own)
+    apply(small, plan)
+    moved = output_difference(outputs_of(small, call), expected)
+    if not moved <= rounding_tolerance(expected):
+        raise differs(moved)
+    return WithoutDead(small, moved, program, tuple(channels.left_alone))
+
+
+def checked_plan(
+    own: nn.Module, call: Call, take_out: Callable[[Channels, nn.Module], None] | None = None
+) -> tuple[Channels, ShrinkPlan, torch.export.ExportedProgram]:
+    """Which channels stay, checked on the example in float64, where rounding hides nothing, and at other sizes.
+
+    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / x.shape[1]`), which no
+    trace shows. If outputs differ with fewer channels, or at another batch, image or sequence size, more are kept.
+    `take_out` may first write zeros into a copy of the network, in place of channels that could be chosen to go.
+    """
+    precise = _float64_copy(own, call)
+    net, points, expected = (own, call, outputs_of(own, call)) if precise is None else precise
+    with ONE_AT_A_TIME:  # torch.export replaces functions of Python while it works
+        traced = Traced.of(net, [points])
+    modules, tensors = dict(net.named_modules(remove_duplicate=False)), parameters_and_buffers(net)
+    found = [node.meta.get("val") for node in traced.nodes]
+    is_wide = all(x.dtype == torch.float64 for x in found if isinstance(x, Tensor) and x.is_floating_point())
+    most = rounding_tolerance(expected) if precise is None else SAME if is_wide else NEARLY_SAME
+    moved, trials = torch.inf, [(points, expected), *_other_sizes(net, points)] if take_out is None else []
+    for knows_constants, follows_views in itertools.product((True, False), repeat=2):
+        known = {"follows_views": follows_views, "knows_constants": knows_constants}
+        channels = channels_in(traced, tensors, modules, **known)
+        given = net
+        if take_out is not None:
+            given = copy.deepcopy(net)
+            take_out(channels, given)
+            channels.tensors = parameters_and_buffers(given)
+            trials = [(points, outputs_of(given, points)), *_other_sizes(given, points)]
+        plan = plan_shrinking(channels)
+        small = copy.deepcopy(given)
+        apply(small, plan)
+        try:
+            moved = max(output_difference(outputs_of(small, inputs), outputs) for inputs, outputs in trials)
+        except SippError:  # it does not run
+            continue
+        if moved <= most:
+            return channels, plan, traced.program
+    raise differs(moved)
+
+
+def outputs_of(model: nn.Module, call: Call) -> list[Any]:
+    """All outputs for the example, in eval mode and with a fixed seed; buffers that the pass changes are restored."""
+    args, kwargs = cloned(*call)
+    batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
+    with torch.random.fork_rng(), scoring_mode(model, "running"):
+        torch.manual_seed(0)
+        return list(pytree.tree_leaves(run_batch(model, batch)))
+
+
+def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[Any]] | None:
+    """A float64 copy of the network, with example and outputs; None if it does not run in float64."""
+    try:
+        precise = copy.deepcopy(model).double()
+        wide = pytree.tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, call)
+        return precise, wide, outputs_of(precise, wide)
+    except (SippError, RuntimeError, TypeError):
+        return None
+
+
+def _other_sizes(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
+    """The example in other sizes that the network accepts, and its outputs there.
+
+    The batch is doubled. Every other dimension, and all dimensions of one size together (height and width; a sequence
+    and its mask), are halved, or else doubled. On a GPU they are not doubled: an index beyond a table of positions
+    would leave it unusable.
+    """
+    leaves, spec = pytree.tree_flatten(call)
+    shapes = {i: leaf.shape for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    sizes = {(i, dim): size for i, shape in shapes.items() for dim, size in enumerate(shape)}
+    by_dim = [[place for place in sizes if place[1] == dim] for dim in sorted({dim for _, dim in sizes})]
+    by_size = [[place for place in sizes if sizes[place] == size] for size in sorted(set(sizes.values()))]
+    can_grow = not any(leaves[i].is_cuda for i in shapes)
+
+    def accepted(places: list[tuple[int, int]], grows: bool) -> bool:
+        """Whether the network runs with these dimensions doubled or halved; if so, its outputs are noted."""
+        new = list(leaves)
+        for i, dim in places:
+            new[i] = torch.cat((new[i], new[i]), dim) if grows else new[i].narrow(dim, 0, (sizes[i, dim] + 1) // 2)
+        inputs: Call = pytree.tree_unflatten(new, spec)
+        with suppress(SippError):  # it does not run
+            found.append((inputs, outputs_of(model, inputs)))
+            return True
+        return False
+
+    found: list[tuple[Call, list[Any]]] = []
+    for places in by_dim[:1]:
+        accepted(places, grows=True)
+    for places in (*by_dim[1:], *(one for one in by_size if one not in by_dim)):
+        is_halved = max(sizes[place] for place in places) > 1 and accepted(places, grows=False)
+        if not is_halved and can_grow:
+            accepted(places, grows=True)
+    return found
+
+
+def differs(moved: float) -> ModelError:
+    how = (
+        "does not run, or returns other shapes or other plain numbers,"
+        if moved == torch.inf
+        else f"differs by {moved:.1e}"
+    )
+    return ModelError(
+        f"the smaller network {how} on the example or at other sizes of it, so it is not returned",
+        fix="make sure that forward uses no fixed channel counts and nothing random, returns finite numbers, and takes "
+        "the same layers at every size",
+    )

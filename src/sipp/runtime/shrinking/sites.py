@@ -1,23 +1,24 @@
-"""Which channels can be removed for good although they are used, and what each costs (T23).
+"""Which channels can be removed for good although they are used, what each costs, and how many a budget leaves (T23).
 
 A `Site` is a set of channels that exactly one layer reads: inside of a residual block, between two layers of a chain,
-the hidden units of an MLP. It follows from the same ties as dead channels do (channels.py): what is tied goes together.
+the hidden units of an MLP, the heads of attention. It follows from the same classes as dead channels do.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sipp.results import numerics
-from sipp.runtime.shrinking.channels import ALWAYS, Channels
-from sipp.runtime.shrinking.removing import classes_of
+from sipp.results.numerics import BOUND_DTYPE
+from sipp.runtime.shrinking.dependencies import ALWAYS, Channels
 
 STREAM = "several layers read them (a residual stream)"
+Widths = list[int]
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,52 @@ class Size:
 
 @dataclass(frozen=True)
 class Structure:
-    """The sites of a network, what depends on them, and the weights whose channels stay, with the reason."""
+    """The sites of a network, and the weights whose channels stay, with the reason."""
 
+    channels: Channels
     sites: tuple[Site, ...]
     class_of: Tensor  # of each id
     site_of: dict[int, tuple[int, int]]  # the site of each class that is in one, and its number there
     refused: dict[str, str]
 
+    def places(self, weight: str, dim: int) -> list[tuple[int, int] | None]:
+        """The site and the number there of each index of a weight; None where there is no site."""
+        ids = self.channels.sides.get((weight, dim))
+        return [] if ids is None else [self.site_of.get(one) for one in self.class_of[ids].tolist()]
+
+    def rows_left(self, weight: str, left: Sequence[Tensor]) -> Tensor:
+        """Which outputs of a weight stay if these channels of each site do (float64: 0 or 1)."""
+        kept = [1.0 if at is None else float(left[at[0]][at[1]]) for at in self.places(weight, 0)]
+        return torch.tensor(kept, dtype=BOUND_DTYPE, device="cpu")
+
+    def sizes(self, full: Mapping[str, int]) -> list[Size]:
+        """How these sizes (of tensors by name) follow from the widths of the sites."""
+        found = []
+        for name, n in full.items():
+            dims = []
+            for dim in range(self.channels.tensors[name].ndim if name in self.channels.tensors else 0):
+                places = self.places(name, dim)
+                counts = Counter(at[0] for at in places if at is not None)
+                parts = tuple((site, n_all // self.sites[site].width) for site, n_all in counts.items())
+                if parts:
+                    dims.append((len(places), places.count(None), parts))
+            found.append(Size(n, tuple(dims)))
+        return found
+
 
 def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structure:
     """The sites of a network; the weights `excluded` keep all their inputs."""
-    refused: dict[str, str] = {}
-    class_of = classes_of(channels, list(_more_ties(channels, refused)))
+    class_of, products = channels.classes, channels.products
     readers, makers = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
-    for product in channels.products:
-        if product.groups == 1:  # a depthwise layer hands its channels on
-            for name in set(class_of[product.ids].tolist()):
-                readers[name].add(product.weight)
+    for product in products:
+        for name in set(class_of[product.ids].tolist()):
+            readers[name].add(product.weight)
         for name in set(class_of[product.out_ids].tolist()):
             makers[name].add(product.weight)
-    members = defaultdict[tuple[str, frozenset[str]], list[int]](list)
-    n_uses = Counter(product.weight for product in channels.products)
+    n_uses = Counter(product.weight for product in products)
+    members, refused = defaultdict[tuple[str, frozenset[str]], list[int]](list), dict[str, str]()
     for name in sorted(readers.keys() & makers.keys() - {int(class_of[ALWAYS])}):
-        reader = min(readers[name])
-        why = ""
+        reader, why = min(readers[name]), ""
         if len(readers[name]) > 1:
             why = STREAM
         elif n_uses[reader] > 1 or channels.n_reads[reader] > 1 or reader in channels.fixed:
@@ -87,20 +110,9 @@ def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structur
             refused |= dict.fromkeys(sorted(makers[name]), why)
         else:
             members[reader, frozenset(makers[name])].append(name)
-    return _with_sites(channels, class_of, members, refused)
-
-
-def _with_sites(
-    channels: Channels,
-    class_of: Tensor,
-    members: Mapping[tuple[str, frozenset[str]], list[int]],
-    refused: dict[str, str],
-) -> Structure:
-    """The structure, with one site for all classes that the same weights make and read."""
-    sites, site_of = list[Site](), dict[int, tuple[int, int]]()
-    inputs = {product.weight: class_of[product.ids] for product in channels.products}
-    order = {product.weight: i for i, product in enumerate(channels.products)}
-    size_of: dict[str, int] = {}
+    sites, site_of, size_of = list[Site](), dict[int, tuple[int, int]](), dict[str, int]()
+    inputs = {product.weight: class_of[product.ids] for product in products}
+    order = {product.weight: i for i, product in enumerate(products)}
     for (reader, making), names in sorted(members.items(), key=lambda item: (order[item[0][0]], -len(item[1]))):
         columns = [(inputs[reader] == name).nonzero().flatten() for name in names]
         size = size_of.setdefault(reader, len(columns[0]))  # groups are compared, so they are of one size
@@ -109,43 +121,66 @@ def _with_sites(
             continue
         site_of |= {name: (len(sites), at) for at, name in enumerate(names)}
         sites.append(Site(reader, tuple(sorted(making, key=order.__getitem__)), torch.stack(columns)))
-    return Structure(tuple(sites), class_of, site_of, refused)
+    return Structure(channels, tuple(sites), class_of, site_of, refused)
 
 
-def _more_ties(channels: Channels, refused: dict[str, str]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Channels on both sides of a depthwise layer go together; those of other grouped layers stay, with the reason."""
-    for product in channels.products:
-        n_groups = product.groups
-        if n_groups > 1 and n_groups == len(product.ids):
-            yield product.ids.repeat_interleave(len(product.out_ids) // n_groups), product.out_ids
-        elif n_groups > 1 or product.is_transposed:
-            refused[product.weight] = "its groups must stay equal" if n_groups > 1 else "it is a transposed convolution"
-            for ids in (product.ids, product.out_ids):
-                yield ids, torch.full_like(ids, ALWAYS)
+# --- How many channels each site keeps --------------------------------------------------------------------------------
 
 
-def rows_left(channels: Channels, structure: Structure, weight: str, left: Sequence[Tensor]) -> Tensor:
-    """Which outputs of a weight stay if these channels of each site do (float64: 0 or 1)."""
-    ids = structure.class_of[channels.side(weight, 0)].tolist()
-    places = [structure.site_of.get(one) for one in ids]
-    return torch.tensor(
-        [1.0 if at is None else float(left[at[0]][at[1]]) for at in places], dtype=numerics.BOUND_DTYPE, device="cpu"
-    )
+def levels_of(width: int, multiple_of: int) -> Widths:
+    """The widths that a site may have, from all of its channels down; at least one stays."""
+    smaller = range((width - 1) // multiple_of * multiple_of, 0, -multiple_of)
+    return [width, *smaller]
 
 
-def sizes_of(channels: Channels, structure: Structure, full: Mapping[str, int]) -> list[Size]:
-    """How these sizes (of tensors by name) follow from the widths of the sites."""
-    found = []
-    for name, n in full.items():
-        dims = []
-        for dim in range(channels.tensors[name].ndim if name in channels.tensors else 0):
-            ids = channels.sides.get((name, dim))
-            if ids is None:
-                continue
-            found_at = [structure.site_of.get(one) for one in structure.class_of[ids].tolist()]
-            counts = Counter(at[0] for at in found_at if at is not None)
-            parts = tuple((site, n_entries // structure.sites[site].width) for site, n_entries in counts.items())
-            if parts:
-                dims.append((len(ids), found_at.count(None), parts))
-        found.append(Size(n, tuple(dims)))
-    return found
+def least_share(full: Sequence[int], sizes: Sequence[Size], multiple_of: int) -> float:
+    """The share of all sizes that stays if every site keeps as few channels as it may."""
+    least = [levels_of(width, multiple_of)[-1] for width in full]
+    return sum(size.at(least) for size in sizes) / sum(size.at(full) for size in sizes)
+
+
+def cheapest_widths(
+    full: Sequence[int], errors: Sequence[Tensor], sizes: Sequence[Size], share: float, multiple_of: int
+) -> Widths:
+    """The widths after the cheapest removals, whose sizes add up to at most this share (see `least_share`).
+
+    `errors` are those of the output, by the number of channels removed. The next removal is the one with the least
+    error for what it saves; several channels of a site are taken together if that is cheaper for each.
+    """
+    levels = [levels_of(width, multiple_of) for width in full]
+    touched = [[size for size in sizes if site in size.sites] for site in range(len(full))]
+    near = [{other for size in some for other in size.sites} for some in touched]
+    at, widths = [0] * len(full), list(full)
+    prices: dict[int, float] = {}
+
+    def price(site: int) -> float:
+        """The error for each unit that the next removal at this site saves."""
+        level, here = levels[site], at[site]
+        if here + 1 == len(level):
+            return math.inf
+        removed = full[site] - torch.tensor(level[here:], dtype=torch.int64, device="cpu")
+        added, n = (values[1:] - values[0] for values in (errors[site][removed], removed))
+        fewer = [*widths]
+        fewer[site] = level[here + 1]
+        saved = sum(size.at(widths) - size.at(fewer) for size in touched[site])
+        return float((added / n).min()) * (level[here] - level[here + 1]) / saved if saved > 0 else math.inf
+
+    most = share * sum(size.at(full) for size in sizes)
+    while sum(size.at(widths) for size in sizes) > most:
+        prices |= {site: price(site) for site in range(len(full)) if site not in prices}
+        site = min(prices, key=prices.__getitem__)
+        at[site] += 1
+        widths[site] = levels[site][at[site]]
+        prices = {other: known for other, known in prices.items() if other not in near[site]}
+    return widths
+
+
+def uniform_widths(full: Sequence[int], sizes: Sequence[Size], share: float, multiple_of: int) -> Widths:
+    """The largest widths that keep the same share of every site, and whose sizes add up to at most this share."""
+    levels = [levels_of(width, multiple_of) for width in full]
+    most = share * sum(size.at(full) for size in sizes)
+    for kept in sorted({width / level[0] for level in levels for width in level}, reverse=True):
+        widths = [next((width for width in level if width <= kept * level[0]), level[-1]) for level in levels]
+        if sum(size.at(widths) for size in sizes) <= most:
+            break
+    return widths
