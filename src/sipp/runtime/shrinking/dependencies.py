@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.results.numerics import integers
+from sipp.results import numerics
 from sipp.runtime.shrinking.running import LAYERS, Tensors, Traced, Values, named_arguments, operation_name
 
 ALWAYS = 0
@@ -76,7 +76,7 @@ class Channels:
         """The ids along a dimension of a parameter or buffer."""
         if (name, dim) not in self.sides:
             size = self.tensors[name].shape[dim]
-            self.sides[name, dim] = integers(self.n_ids, self.n_ids + size)
+            self.sides[name, dim] = numerics.integers(self.n_ids, self.n_ids + size)
             self.n_ids += size
         return self.sides[name, dim]
 
@@ -90,7 +90,7 @@ class Channels:
     @property
     def classes(self) -> Tensor:
         """The class of each id: what is tied."""
-        tied = torch.cat([torch.stack(pair) for pair in self.ties] or [integers(0, 0).view(2, 0)], 1).numpy()
+        tied = torch.cat([torch.stack(pair) for pair in self.ties] or [numerics.integers(0, 0).view(2, 0)], 1).numpy()
         graph = coo_matrix((np.ones(tied.shape[1], dtype=np.int8), (tied[0], tied[1])), (self.n_ids, self.n_ids))
         return torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64))
 
@@ -268,7 +268,7 @@ class _Following:
         given, n_read = {}, 0
         for read in reads:
             axis = self.axes[read]
-            ids = integers(1 + n_read, 1 + n_read + len(axis.ids))
+            ids = numerics.integers(1 + n_read, 1 + n_read + len(axis.ids))
             given[read] = _along(ids.double(), axis.dim, self._value(read).shape).contiguous()
             n_read += len(axis.ids)
         others = {read: torch.zeros(self._value(read).shape, dtype=torch.float64) for read in node.all_input_nodes}
@@ -296,7 +296,7 @@ class _Following:
             each, rest = divmod(len(axis.ids), n_heads) if n_heads else (0, 1)
             if rest or not 1 < n_heads < len(axis.ids):
                 continue
-            if torch.equal(numbers // each, _along(integers(0, n_heads), dim, tuple(numbers.shape))):
+            if torch.equal(numbers // each, _along(numerics.integers(0, n_heads), dim, tuple(numbers.shape))):
                 ids = axis.ids.view(n_heads, each)
                 self.channels.tie(ids[:, :1].expand(-1, each).flatten(), axis.ids)
                 return Axis(dim, ids[:, 0], not_constant(n_heads))
@@ -372,7 +372,7 @@ class _Following:
         """Other orders of n channels, and which of them to replace: half, and then the others."""
         for _ in range(N_ORDERS):
             order = torch.randperm(n, generator=self.generator)
-            order = order.flip(0) if torch.equal(order, integers(0, n)) else order
+            order = order.flip(0) if torch.equal(order, numerics.integers(0, n)) else order
             is_first = torch.randperm(n, generator=self.generator) < n // 2
             yield order, is_first
             yield order, ~is_first

@@ -17,7 +17,6 @@ from torch.fx import Node
 
 from sipp.repairing import Sums
 from sipp.results import numerics
-from sipp.results.numerics import BOUND_DTYPE
 from sipp.runtime.graph import shape_of
 from sipp.runtime.shrinking.running import LAYERS, Tensors, Traced, Values, named_arguments, operation_name
 from sipp.runtime.shrinking.sites import Site
@@ -118,7 +117,7 @@ class Problem:
         tensors = values.small_tensors
         weight = tensors[use.weight]
         scale_F, shift_F = _norm(use, tensors)
-        old_KF = weight.flatten(1).to(BOUND_DTYPE).T * scale_F
+        old_KF = weight.flatten(1).to(numerics.BOUND_DTYPE).T * scale_F
         return Problem(use, tensors, old_KF, scale_F, shift_F, _sums(use, values, old_KF))
 
     @property
@@ -139,13 +138,13 @@ class Problem:
         use, tensors = self.use, self.tensors
         old = tensors[use.weight]
         is_used = self.scale_F.abs() > LEAST_SCALE * self.scale_F.abs().max()
-        kept_KF = old.flatten(1).to(BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
+        kept_KF = old.flatten(1).to(numerics.BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
         own_KF = torch.where(is_used, new_KF / self.scale_F, kept_KF)
         found = {use.weight: own_KF.T.reshape(old.shape).to(old.dtype)}
         if not (refits and self.sums.has_intercept):
             return found
         intercept_F = self.sums.intercept(new_KF)
-        bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(BOUND_DTYPE)
+        bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(numerics.BOUND_DTYPE)
         moved_F = torch.where(is_used, intercept_F - self.scale_F * bias_F - self.shift_F, 0.0)
         _, bias, mean, _ = use.norm_names or (None, use.bias, None, None)
         if bias is not None:
@@ -160,9 +159,11 @@ def _norm(use: Use, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """The norm behind a product as a factor and a summand of each output; 1 and 0 without one."""
     weight = tensors[use.weight]
     if use.norm is None:
-        one_F = torch.ones(len(weight), dtype=BOUND_DTYPE, device=weight.device)
+        one_F = torch.ones(len(weight), dtype=numerics.BOUND_DTYPE, device=weight.device)
         return one_F, torch.zeros_like(one_F)
-    gain, bias, mean, variance = (None if name is None else tensors[name].to(BOUND_DTYPE) for name in use.norm_names)
+    gain, bias, mean, variance = (
+        None if name is None else tensors[name].to(numerics.BOUND_DTYPE) for name in use.norm_names
+    )
     assert mean is not None and variance is not None
     scale_F = (variance + named_arguments(use.norm)["eps"]).rsqrt() * (1.0 if gain is None else gain)
     return scale_F, (0.0 if bias is None else bias) - mean * scale_F
