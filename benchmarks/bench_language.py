@@ -36,7 +36,7 @@ from sipp.inputs.running import copy_of
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
 from sipp.results.numerics import device_of
-from sipp.results.options import RepairMethod, pattern_of
+from sipp.results.options import Pattern, RepairMethod
 
 METHODS = ("magnitude", "wanda", "sparsegpt", "alps", "ours")
 KEEPS = ("0.7", "0.5", "0.4", "0.3", "2:4", "4:8")
@@ -68,7 +68,7 @@ def by_peer(method: RepairMethod, model: nn.Module, data: Tensor, keep: str) -> 
     """SparseGPT or ALPS as the package has them, every layer with its even share."""
     masks = magnitude(model, data, keep)[1]
     parts = split_batches(data_of(data, device=device_of(model)).batches())
-    pattern = pattern_of(keep) if ":" in keep else None
+    pattern = Pattern.of(keep) if ":" in keep else None
     return repair_network(model, masks, parts, method, pattern=pattern, chunk_bytes=1 << 30).model
 
 

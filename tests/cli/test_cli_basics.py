@@ -22,7 +22,7 @@ from sipp.cli.main import COMMANDS, command_of
 from sipp.cli.options import as_command
 from sipp.cli.output import Answer
 from sipp.errors import DataError, OptionError, SippError
-from sipp.results import Group, Option, PruneOptions
+from sipp.results import Option, PruneOptions
 
 CLI = Path(errors.__file__).parent
 LABORATORY = {"run_command.py", "study_command.py", "report_command.py", "data_command.py", "demo_command.py"}
@@ -64,7 +64,7 @@ def test_every_option_has_its_meaning_in_its_group(name: str, monkeypatch: pytes
         rest = text[text.index(one.opts[0]) :]
         assert one.help and re.search(r".*?".join(map(re.escape, one.help.split())), rest, flags=re.S), one.name
     groups = list(dict.fromkeys(one.rich_help_panel for one in options))
-    assert groups == [group for group in get_args(Group) if group in groups]
+    assert groups == [group for group in Option.GROUPS if group in groups]
 
 
 # --- how options are derived ------------------------------------------------------------------------------------------

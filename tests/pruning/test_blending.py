@@ -11,7 +11,7 @@ from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.results.blend import BlendChoice, BlendTrial
-from sipp.results.options import DEFAULT_METHOD, PruneOptions
+from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of
 
 BY_ROWS = (0.0, "mean")  # how the one that is no blend is noted: magnitude times the length of its input, within rows
@@ -67,7 +67,7 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
 
 def test_the_blend_is_the_default_and_has_a_floor_and_statements() -> None:
     pruned = sipp.prune(net(), [points()], keep=0.5)
-    assert pruned.method == DEFAULT_METHOD == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
+    assert pruned.method == PruneOptions.method == "sipp-blend" and not any(layer.dead_rows for layer in pruned.layers)
     assert pruned.guarantee is not None and pruned.kept == pruned.budget
     assert (
         "held-back inputs used to choose it" in " ".join(str(pruned).split())

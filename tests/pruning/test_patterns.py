@@ -10,7 +10,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, OptionError
 from sipp.pruning.rows import largest_in_groups
-from sipp.results.options import Pattern, pattern_of
+from sipp.results.options import Pattern
 from sipp.scoring.methods import METHODS, MethodInfo
 
 FEW = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3e-20, 2e18, 7.0])  # ties, zeros, negative ones
@@ -101,7 +101,7 @@ def test_recurrent_layers_and_rows_that_lie_in_columns() -> None:
 )
 def test_what_is_no_pattern(text: object) -> None:
     with pytest.raises(OptionError, match="is not a pattern n:m"):
-        pattern_of(text)
+        Pattern.of(text)
 
 
 def test_what_does_not_go_together() -> None:

@@ -26,15 +26,13 @@ from torch import Tensor, nn
 from sipp.inputs import AnyData, Batch, Data, data_of, depends_on_batch
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
-    C_CONSTANT,
-    CONFIDENCE,
-    K_CONSTANT,
     MOST_SHARE,
     Assumption,
     DrawUnit,
     LayerAssumption,
     Measured,
     NormStats,
+    PruneOptions,
     Selector,
     check,
     coverage,
@@ -56,8 +54,8 @@ def check_assumption(
     include: Selector | None = None,
     exclude: Selector | None = None,
     norm_stats: NormStats = "running",
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
+    c_constant: float = PruneOptions.c_constant,
+    k_constant: float = PruneOptions.k_constant,
     progress: bool = True,
 ) -> Assumption:
     """Measures, layer by layer, how far the theory's assumption holds on the data, and on a holdout if there is one.
@@ -118,7 +116,7 @@ def check_assumption(
         )
         for weight in task.weights
     )
-    measured = constant_of(quotients, n_new, most, CONFIDENCE) if new_keys and unit == "inputs" else None
+    measured = constant_of(quotients, n_new, most, PruneOptions.confidence) if new_keys and unit == "inputs" else None
     return Assumption(layers, c_constant, k_constant, len(keys), len(new_keys), unit, measured)
 
 

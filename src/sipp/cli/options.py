@@ -23,7 +23,7 @@ from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import OptionError, SippError
 from sipp.files import FILE_SUFFIX
-from sipp.results import SHARE, Group, Option, PruneOptions, check
+from sipp.results import SHARE, Option, PruneOptions, check
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -145,7 +145,7 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
 def _panel_index(parameter: inspect.Parameter) -> int:
     """The position of a parameter in --help; arguments come first."""
     panel = getattr(get_args(parameter.annotation)[1], "rich_help_panel", None)
-    return -1 if panel is None else get_args(Group).index(panel)
+    return -1 if panel is None else Option.GROUPS.index(panel)
 
 
 def _fields(record: Any) -> list[tuple[Any, Any]]:

@@ -30,7 +30,7 @@ from sipp.pruning.rows import (
     masked_rows,
 )
 from sipp.pruning.sampling import sampled_rows
-from sipp.results import BlendChoice, OutputChange, PruneOptions, check, hashing, numerics, pattern_of
+from sipp.results import BlendChoice, OutputChange, Pattern, PruneOptions, check, hashing, numerics
 from sipp.scoring import CutRule, ScoringTask, method_of
 
 
@@ -56,7 +56,7 @@ def budget_for(options: PruneOptions, weights: Sequence[Weight]) -> int:
         )
     n_weights = sum(weight.n_weights for weight in weights)
     if options.pattern is not None:
-        return sum(weight.n_rows * pattern_of(options.pattern).kept(weight.fan_in) for weight in weights)
+        return sum(weight.n_rows * Pattern.of(options.pattern).kept(weight.fan_in) for weight in weights)
     if options.keep is not None:
         return numerics.budget_of(options.keep, n_weights)
     return check.whole("budget", options.budget, least=1, most=n_weights)  # all prunable weights

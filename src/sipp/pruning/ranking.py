@@ -17,7 +17,7 @@ from sipp.inputs import Batch, Data, Weight, to_rows, warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import BlendInputs, blend_inputs
 from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
-from sipp.results import Pattern, PruneOptions, check, method_name, pattern_of
+from sipp.results import Pattern, PruneOptions, check
 from sipp.scoring import (
     MethodInfo,
     ScoringTask,
@@ -73,7 +73,8 @@ class Ranking:
 
     @property
     def method_name(self) -> str:
-        return method_name(self.options.method)
+        method = self.options.method
+        return method if isinstance(method, str) else method_of(method).name
 
     @property
     def n_weights(self) -> int:
@@ -163,7 +164,7 @@ def rank(
         sample=sample,
         alive=tuple(kept),
         floor=(method_of(options.method).floor if options.floor is None else float(options.floor)) or None,
-        pattern=None if options.pattern is None else pattern_of(options.pattern),
+        pattern=None if options.pattern is None else Pattern.of(options.pattern),
         blend=blend,
         chosen_by_points=info.needs_data,
         method_keys=frozenset(keys),

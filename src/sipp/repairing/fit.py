@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,9 @@ from sipp.repairing.search import ALPS_GROWTHS, DAMPING, GROWTHS, WIDE, LeastSqu
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 from sipp.repairing.sums import Moments, WeightSums
-from sipp.results import FittedLayer, MaskOrigin, Pattern, PeerMethod, RepairMethod, numerics
+from sipp.results import FittedLayer, MaskOrigin, Pattern, RepairMethod, numerics
 
-PEERS: tuple[PeerMethod, ...] = get_args(PeerMethod)  # methods of others, by their definitions
+PEERS: tuple[RepairMethod, ...] = ("alps", "sparsegpt")  # methods of others, by their definitions
 
 ERROR_FEEDBACK = 1.0  # a of T21; on ResNet20 and on digits 0.25 costs one to three points
 # a = 1 repeats in each block what earlier ones lost, which a deep network of linear layers does not bear (SmolLM2 at

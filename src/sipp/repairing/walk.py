@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitt
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, groups_in, parts_in
 from sipp.repairing.streams import Stream, reading, stream_as_use, streams_in
 from sipp.repairing.sums import InputSums, UsePair, WeightSums, thinned
-from sipp.results import ChunkBytes, FittedLayer, OutputChange, Pattern, Repair, RepairMethod, numerics
+from sipp.results import FittedLayer, OutputChange, Pattern, Repair, RepairMethod, numerics
 from sipp.scoring import chunk_bytes_on
 
 Masks = Mapping[str, Tensor]
@@ -123,7 +124,7 @@ def repair_network(
     pattern: Pattern | None = None,
     keeps_rows: bool = False,
     start: nn.Module | None = None,
-    chunk_bytes: ChunkBytes = "auto",
+    chunk_bytes: int | Literal["auto"] = "auto",
     progress: bool = False,
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.

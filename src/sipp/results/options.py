@@ -16,33 +16,16 @@ from sipp.results import check
 
 Reduce = Literal["max", "mean"]  # of a point's patches (T3)
 NormStats = Literal["running", "batch"]
-PeerMethod = Literal["alps", "sparsegpt"]  # methods of others that find values with the mask
-RepairMethod = Literal["joint", "refit"] | PeerMethod  # "joint": masks may move (T21); "refit": they stay
-Score = Callable[[Any], Any]  # of a ScoringTask, {parameter name: tensor of its shape}
-Method = str | Score  # its name in `scoring/methods.py`, or a score of the caller's own
-Kernel = Literal["auto", "reference", "cpu", "gpu"]
+RepairMethod = Literal["joint", "refit", "alps", "sparsegpt"]  # masks may move (T21), or stay; searches of others
+Method = str | Callable[[Any], Any]  # its name in `scoring/methods.py`, or a score of the caller's own
 Precision = Literal["fp32", "lossless", "fp16", "bf16", "int8"]  # of the values in a file of `save`
 Draws = Literal["until", "fixed"]  # of a sampled row (T8)
 Allocation = Literal["layers", "paper"]  # of the budget of sampled rows (T10)
 Mode = Literal["paper", "sound"]  # of the network statement: T12 or T13
-Floor = float | None  # under rows and layers: a share of an even cut; 0 is none, None the default of the method
-ChunkBytes = int | Literal["auto"]
 Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one number
 Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
 
-DEFAULT_METHOD = "sipp-blend"
-DELTA = 1e-16  # failure probability of T4
-C_CONSTANT = K_CONSTANT = 3.0  # of T4's assumption: each weight often gives more than 1/C of its row's sum
-CONFIDENCE = 0.95  # of statements about all but a share of inputs (T14, T18, T19)
 SHARE = 0.05  # of inputs that a certificate may leave out (T14)
-
-
-def method_name(method: Method) -> str:
-    """The name of a method in records and tables; for a function, its own name."""
-    if isinstance(method, str):
-        return method
-    name = getattr(method, "__name__", type(method).__name__)
-    return name if name.isidentifier() else "own score"  # a lambda has none
 
 
 MOST_GROUP = 2**20
@@ -60,29 +43,26 @@ class Pattern:
         """How many weights a row of this fan-in keeps."""
         return fan_in // self.m * self.n + min(self.n, fan_in % self.m)
 
+    @classmethod
+    def of(cls, text: Any) -> Pattern:
+        """Parses a pattern such as "2:4"; OptionError if it is none."""
+        match = _FORM.fullmatch(text) if isinstance(text, str) else None
+        n, m = (int(match.group(1)), int(match.group(2))) if match is not None else (0, 0)
+        if not 1 <= n <= m <= MOST_GROUP:
+            raise OptionError(
+                f"pattern={text!r:.60} is not a pattern n:m with 1 <= n <= m",
+                fix="give for example pattern='2:4': two of every four weights are kept",
+                option="pattern",
+            )
+        return cls(n, m)
+
     def __str__(self) -> str:
         return f"{self.n}:{self.m}"
 
 
-def pattern_of(text: Any) -> Pattern:
-    """Parses a pattern such as "2:4"; OptionError if it is none."""
-    match = _FORM.fullmatch(text) if isinstance(text, str) else None
-    n, m = (int(match.group(1)), int(match.group(2))) if match is not None else (0, 0)
-    if not 1 <= n <= m <= MOST_GROUP:
-        raise OptionError(
-            f"pattern={text!r:.60} is not a pattern n:m with 1 <= n <= m",
-            fix="give for example pattern='2:4': two of every four weights are kept",
-            option="pattern",
-        )
-    return Pattern(n, m)
-
-
 def _is_pattern(name: str, text: Any) -> str:
     """The text, if it is a pattern."""
-    return str(pattern_of(text))
-
-
-Group = Literal["Model and data", "What to prune", "Guarantee", "Repair", "Output", "Machine"]  # in the order of --help
+    return str(Pattern.of(text))
 
 
 @dataclass(frozen=True)
@@ -93,13 +73,15 @@ class Option:
     """
 
     words: str  # its line in --help and `sipp run NAME --show`; {methods} is replaced by their names
-    group: Group | None = None  # its group in --help; None: it is not on the command line
+    group: str | None = None  # its group in --help; None: it is not on the command line
     names: tuple[str, ...] = ()  # if they are not --NAME
     repeated: bool = False  # may be given several times
     parse: Callable[[str], Any] | None = None  # converts its text, if the type does not say how
     least: int | None = None
     most: int | None = None
     metavar: str | None = None  # what --help writes for its value
+
+    GROUPS = ("Model and data", "What to prune", "Guarantee", "Repair", "Output", "Machine")  # in the order of --help
 
 
 _goal = partial(Option, group="What to prune")
@@ -129,7 +111,7 @@ class PruneOptions:
         _is_pattern,
     ] = None
     method: Annotated[Method, _goal("How weights are chosen: {methods}, or one that --code registers.", parse=str)] = (
-        DEFAULT_METHOD
+        "sipp-blend"
     )
     include: Annotated[
         Selector | None,
@@ -140,7 +122,7 @@ class PruneOptions:
         _goal("All layers except this name or glob; may be repeated.", repeated=True),
     ] = None
     floor: Annotated[
-        Floor,
+        float | None,
         Option(
             "Every row keeps a weight, and every layer this share of an even cut; 0: no floor. Default: 0.1 for "
             "sipp-blend, 0 for other methods.",
@@ -156,22 +138,20 @@ class PruneOptions:
     allocation: Annotated[
         Allocation, Option("How sampled rows share the budget: every layer counts alike, or every row (paper).")
     ] = "layers"
-    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds."), check.share] = (
-        CONFIDENCE
-    )
-    delta: Annotated[float, Option("Failure probability of the theory."), check.share] = DELTA
+    confidence: Annotated[float, _guarantee("Confidence of certificates and of measured bounds."), check.share] = 0.95
+    delta: Annotated[float, Option("Failure probability of the theory."), check.share] = 1e-16  # of T4
     bound: Mode = "paper"
     statements: Annotated[
         bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
     ] = True
     c_constant: Annotated[
         float, _guarantee("Theory: C of its assumption, a factor of every bound."), partial(check.number, above=0)
-    ] = C_CONSTANT
+    ] = 3.0
     k_constant: Annotated[
         float,
         _guarantee("Theory: K of its assumption; the inputs it asks for grow with it."),
         partial(check.number, above=0),
-    ] = K_CONSTANT
+    ] = 3.0
     repair: Annotated[bool, _repair("Find the mask and the weights together, without labels or training.")] = False
     norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.results import (
-    PeerMethod,
     PruneOptions,
     Reduce,
     RepairMethod,
-    Score,
     check,
-    method_name,
 )
 
 Need = Literal["data", "labels"]
@@ -41,12 +38,12 @@ class MethodInfo:
 
     name: str
     about: str  # one line for tables, without |
-    score: str | Score  # "file:function" of this folder, or a user's function; or SENSITIVITY, or BLEND
+    score: str | Callable[[Any], Any]  # "file:function" of this folder, or a user's function; or SENSITIVITY, or BLEND
     needs: frozenset[Need] = NOTHING
     cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, by default
     floor: float = 0.0  # under rows and layers, by default; 0: rows may lose all their weights
-    fitting: PeerMethod | None = None  # after the cut, this search finds mask and weights again
+    fitting: RepairMethod | None = None  # after the cut, this search finds mask and weights again
 
     @property
     def is_own(self) -> bool:
@@ -112,7 +109,9 @@ NAME = r"[a-z0-9]+(?:[._-][a-z0-9]+)*"  # it becomes part of a folder's name, an
 OWN_METHODS = "for a score of your own see sipp.register_method"
 
 
-def register_method(name: str, score: Score, *, needs: Need | Collection[Need] = (), about: str = "") -> None:
+def register_method(
+    name: str, score: Callable[[Any], Any], *, needs: Need | Collection[Need] = (), about: str = ""
+) -> None:
     """Adds your own score to the methods of `prune`, `prune_to`, `compare`, `gradual` and recipes, under a name.
 
     `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores in the whole
@@ -164,7 +163,7 @@ def method_of(method: Any) -> MethodInfo:
     A function may read the data, so its points count as points that chose weights.
     """
     if callable(method):
-        return MethodInfo(method_name(method), "a score of your own", method, POINTS)
+        return MethodInfo(_own_name(method), "a score of your own", method, POINTS)
     if isinstance(method, str) and method in _ROWS:
         return _ROWS[method]
     if isinstance(method, str) and (here := check.method_here(method)) is not None:
@@ -172,6 +171,12 @@ def method_of(method: Any) -> MethodInfo:
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise OptionError(f"method={method!r:.60} is not one of {', '.join(_ROWS)}{hint}", fix=OWN_METHODS, option="method")
+
+
+def _own_name(score: Any) -> str:
+    """The name of a user's function in records and tables."""
+    name = getattr(score, "__name__", type(score).__name__)
+    return name if name.isidentifier() else "own score"  # a lambda has none
 
 
 def checked_method(options: PruneOptions) -> MethodInfo:
@@ -202,11 +207,11 @@ def own_methods() -> dict[str, MethodInfo]:
     return {name: row for name, row in _ROWS.items() if row.is_own}
 
 
-def score_of(row: MethodInfo) -> Score:
+def score_of(row: MethodInfo) -> Callable[[Any], Any]:
     """The function that scores for a method of the package that has one."""
     assert isinstance(row.score, str)
     file, _, function = row.score.partition(":")
-    found: Score = getattr(import_module(f"sipp.scoring.{file}"), function)
+    found: Callable[[Any], Any] = getattr(import_module(f"sipp.scoring.{file}"), function)
     return found
 
 

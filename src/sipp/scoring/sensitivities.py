@@ -41,12 +41,13 @@ from sipp.inputs import (
     why_dependent,
 )
 from sipp.progress import progress_bar
-from sipp.results import ChunkBytes, Kernel, NormStats, Reduce, Selector, check, numerics
+from sipp.results import NormStats, Reduce, Selector, check, numerics
 from sipp.scoring import kernels
 from sipp.scoring.found import LayerSensitivities, Sensitivities
+from sipp.scoring.kernels import Kernel
 from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities
-from sipp.scoring.task import ScoringTask, task_of
+from sipp.scoring.task import ChunkBytes, ScoringTask, task_of
 
 MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).

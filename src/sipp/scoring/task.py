@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -26,17 +26,16 @@ from sipp.inputs import (
     unwrap,
 )
 from sipp.results import (
-    DEFAULT_METHOD,
-    DELTA,
-    K_CONSTANT,
-    ChunkBytes,
-    Kernel,
     Loss,
     NormStats,
+    PruneOptions,
     Selector,
     check,
     numerics,
 )
+from sipp.scoring.kernels import Kernel
+
+ChunkBytes = int | Literal["auto"]
 
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 
@@ -145,11 +144,11 @@ def factor_of(method: str) -> int:
 def sample_size(
     model: nn.Module,
     example: Any,
-    delta: float = DELTA,
+    delta: float = PruneOptions.delta,
     *,
     include: Selector | None = None,
     exclude: Selector | None = None,
-    k_constant: float = K_CONSTANT,
+    k_constant: float = PruneOptions.k_constant,
 ) -> int:
     """Returns how many calibration inputs the theory asks for at failure probability `delta`.
 
@@ -174,7 +173,7 @@ def sample_size(
         read_uses(task.model, task.layers, batch, on_use)
     if not fan_ins:
         raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
-    factor = factor_of(DEFAULT_METHOD)
+    factor = factor_of("sipp-blend")
     return calibration_needed(sum(outputs.values()), max(fan_ins), delta, factor=factor, k_constant=k_constant)
 
 

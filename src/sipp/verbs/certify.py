@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from sipp.certificates import Output, accuracy_claim, measure_of, measure_outputs, outcomes_of, output_claim
-from sipp.results import CONFIDENCE, SHARE, AccuracyCertificate, Certificate, Measure, NetworkLike, check
+from sipp.results import SHARE, AccuracyCertificate, Certificate, Measure, NetworkLike, PruneOptions, check
 
 
 @torch.inference_mode(False)
@@ -29,7 +29,7 @@ def certify(
     holdout: Any,
     *,
     share: float = SHARE,
-    confidence: float = CONFIDENCE,
+    confidence: float = PruneOptions.confidence,
     epsilon: float | None = None,
     measure: Measure = "output",
     output: Output = None,
@@ -79,7 +79,7 @@ def certify_accuracy(
     pruned: NetworkLike,
     holdout: Any,
     *,
-    confidence: float = CONFIDENCE,
+    confidence: float = PruneOptions.confidence,
     output: Output = None,
     calibration: Any = None,
     progress: bool = True,

@@ -14,7 +14,6 @@ from sipp.inputs import AnyData, check_can_be_written, data_of
 from sipp.progress import progress_line
 from sipp.pruning import checked_optimizers, cut, hold_masks, lora_merged, masks_of, rank, release
 from sipp.results import (
-    DEFAULT_METHOD,
     Gradual,
     Method,
     PruneOptions,
@@ -22,7 +21,6 @@ from sipp.results import (
     budget_at,
     check,
     cut_times,
-    method_name,
     numerics,
 )
 from sipp.scoring import checked_method, refuse_fitted, task_of
@@ -39,7 +37,7 @@ def gradual(
     *,
     keep: float,
     steps: int,
-    method: Method = DEFAULT_METHOD,
+    method: Method = PruneOptions.method,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     include: Selector | None = None,
@@ -68,7 +66,7 @@ def gradual(
     """
     _check_loop(train_step, data, steps, progress)
     options = PruneOptions(method=method)
-    checked_method(options)
+    info = checked_method(options)
     refuse_fitted(options.method, "training finds the values here")
     weights = task_of(model, None, include=include, exclude=exclude).weights
     n_weights = sum(weight.n_weights for weight in weights)
@@ -102,7 +100,7 @@ def gradual(
         model=model,
         masks=masks,
         path=tuple(path),
-        method=method_name(options.method),
+        method=info.name,
         n_weights=n_weights,
         kept=_n_kept(masks),
         seed=options.seed,

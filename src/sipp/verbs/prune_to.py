@@ -35,8 +35,6 @@ from sipp.progress import progress_bar
 from sipp.pruning import Ranking, cut, cut_as_given, rank
 from sipp.repairing import DataSplit, Repaired, apply_repairs, split_data
 from sipp.results import (
-    CONFIDENCE,
-    DEFAULT_METHOD,
     AnyCertificate,
     BlendChoice,
     Certificate,
@@ -79,8 +77,8 @@ def prune_to(
     epsilon: float | None = None,
     max_accuracy_drop: float | None = None,
     share: float | None = None,
-    confidence: float = CONFIDENCE,
-    method: Method = DEFAULT_METHOD,
+    confidence: float = PruneOptions.confidence,
+    method: Method = PruneOptions.method,
     levels: Sequence[float] | None = None,
     seed: int = 0,
     include: Selector | None = None,

@@ -14,11 +14,11 @@ from sipp.inputs import AnyData, find_prunable_layers, to_rows, unwrap
 from sipp.pruning import dead_rows
 from sipp.repairing import LEARNING_RATE, MOST_STEPS, polish, repair_network, split_data
 from sipp.results import (
+    Pattern,
     Pruned,
     PrunedLayer,
     check,
     hashing,
-    pattern_of,
     points_seen,
     regrown_weight,
     without_statements,
@@ -76,7 +76,7 @@ def repair(
         pruned.masks,
         split,
         "joint" if moves_mask else "refit",
-        pattern=None if pruned.pattern is None else pattern_of(pruned.pattern),
+        pattern=None if pruned.pattern is None else Pattern.of(pruned.pattern),
         keeps_rows=not has_dead_rows,
         start=given,
         progress=progress,

@@ -13,7 +13,7 @@ from sipp.cli.options import KINDS, Device, Reading, out as to_write
 from sipp.cli.output import Answer, check_out, record_of, write_record
 from sipp.errors import DataError, OptionError
 from sipp.files import WEIGHTS_NAME
-from sipp.results import CERTIFICATE_KIND, CONFIDENCE, SHARE, AnyCertificate, Measure, Option
+from sipp.results import CERTIFICATE_KIND, SHARE, AnyCertificate, Measure, Option, PruneOptions
 
 
 def certify(
@@ -35,7 +35,7 @@ def certify(
         ),
     ] = "output",
     share: float = SHARE,
-    confidence: float = CONFIDENCE,
+    confidence: float = PruneOptions.confidence,
     part: int | str | None = None,
     out: Annotated[
         Path | None, to_write("File for the certificate; in the network's folder, it appears on the page.")

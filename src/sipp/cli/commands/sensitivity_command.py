@@ -9,7 +9,7 @@ import sipp
 from sipp.cli.errors import naming_option
 from sipp.cli.options import Device, Reading, out as to_write
 from sipp.cli.output import Answer, check_out, record_of, write_out
-from sipp.results import C_CONSTANT, K_CONSTANT, Option, words
+from sipp.results import Option, PruneOptions, words
 
 
 def sensitivity(
@@ -26,8 +26,8 @@ def sensitivity(
     points: int | None = None,
     include: list[str] | None = None,
     exclude: list[str] | None = None,
-    c_constant: float = C_CONSTANT,
-    k_constant: float = K_CONSTANT,
+    c_constant: float = PruneOptions.c_constant,
+    k_constant: float = PruneOptions.k_constant,
     device: Device = "auto",
 ) -> Answer:
     """Write the sensitivity of every prunable weight to a file, and check the theory's assumption.

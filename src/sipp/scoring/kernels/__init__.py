@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 
 from sipp.errors import OptionError
-from sipp.results import Kernel, check
+from sipp.results import check
 from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.protocol import KernelFunctions
+
+Kernel = Literal["auto", "reference", "cpu", "gpu"]
 
 _log = logging.getLogger("sipp")
 
