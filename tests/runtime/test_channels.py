@@ -1,12 +1,14 @@
 """`sipp.shrink` with a budget: which channels go, that nothing else changes, what the refit mends, and the record."""
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fresh_process import run_python
 from runtime.shrinkable_networks import Part, network
 from torch import Tensor, nn
 
@@ -311,22 +313,70 @@ def test_mistakes_are_named(options: dict[str, object], error: type[Exception], 
         sipp.shrink(net, data, progress=False, **options)
 
 
-def test_a_language_model_folder_loads_with_a_changed_configuration(tmp_path) -> None:
+CALLS = itertools.count()
+
+
+@torch.library.custom_op("sipp_tests::in_float32", mutates_args=())
+def in_float32(x: Tensor) -> Tensor:
+    """Rounds to float32 whatever it is given, and each time another way, as kernels of GPUs that add with atomics."""
+    return x * (1 + (next(CALLS) % 3) * torch.finfo(torch.float32).eps)
+
+
+@in_float32.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_kernel_that_rounds_to_float32_is_no_other_network() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), Part(lambda x: in_float32(x)))
+    small = sipp.shrink(net, torch.randn(30, 8), weights=0.8, repair=False, progress=False)
+    assert off_by(masked(net, small), small.model, torch.randn(5, 8)) < 1e-6
+
+
+# --- Language models --------------------------------------------------------------------------------------------------
+
+LOADS = """
+import sys, torch, transformers
+net = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+x = torch.arange(9)[None]
+assert torch.allclose(net(x).logits, torch.load(sys.argv[2]), atol=1e-5)
+assert net.generate(x, max_new_tokens=3).shape == (1, 12)
+"""
+
+
+def language_model(n_heads: int, n_key_heads: int, n: int) -> tuple[nn.Module, list[dict[str, Tensor]]]:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=50, max_position_embeddings=32,
+        hidden_size=n, intermediate_size=64, num_hidden_layers=2, num_attention_heads=n_heads,
+        num_key_value_heads=n_key_heads, vocab_size=50, max_position_embeddings=32,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
     data = [{"input_ids": torch.randint(0, 50, (8, 12))} for _ in range(4)]
+    return transformers.LlamaForCausalLM(config).eval(), data
+
+
+def test_a_language_model_folder_loads_with_a_changed_configuration(tmp_path) -> None:
+    model, data = language_model(4, 2, 32)
     small = sipp.shrink(model, data, weights=0.8, uniform=True, exclude="*o_proj", progress=False)
     assert small.model.config.intermediate_size < 64 and small.model.config.num_key_value_heads == 2
     assert small.model.config.use_cache and model.config.intermediate_size == 64
     small.model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    x = torch.randint(0, 50, (2, 9))
-    torch.testing.assert_close(loaded(x).logits, small.model(x).logits)
-    assert loaded.generate(x, max_new_tokens=3).shape == (2, 12)
+    torch.save(small.model(torch.arange(9)[None]).logits.detach(), tmp_path / "logits.pt")
+    done = run_python(LOADS, tmp_path, tmp_path / "logits.pt")
+    assert done.returncode == 0, done.stderr
     with pytest.warns(UserWarning, match="from_pretrained would not load it"):
         sipp.shrink(model, data, weights=0.9, exclude=["*o_proj", "*layers.0*"], progress=False)
+
+
+def test_heads_go_in_numbers_that_the_configuration_accepts(tmp_path) -> None:
+    """Five heads do not divide a hidden size of 48."""
+    model, data = language_model(6, 6, 48)
+    small = sipp.shrink(model, data, weights=0.93, uniform=True, exclude="*down_proj", progress=False)
+    assert {(site.before, site.after) for site in small.chosen.sites} == {(6, 4)}
+    small.model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    x = torch.randint(0, 50, (2, 9))
+    torch.testing.assert_close(loaded(x).logits, small.model(x).logits)
+    with pytest.warns(UserWarning, match="from_pretrained would not load it"):
+        sipp.shrink(model, data, weights=0.93, uniform=True, exclude="*down_proj", multiple_of=5, progress=False)

@@ -34,6 +34,7 @@ from sipp.repairing import (
 from sipp.results import ChannelsLeft, Chosen, Counted, Selector, check, numerics, words
 from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
+from sipp.runtime.shrinking.configuration import accepts_widths
 from sipp.runtime.shrinking.dependencies import Channels
 from sipp.runtime.shrinking.fitting import Problem, Use, uses_in
 from sipp.runtime.shrinking.removing import checked_plan
@@ -183,7 +184,9 @@ def _remove(
     looked = [use for use in readers if not options.uniform or _reads_what_others_make(use, readers, structure)]
     _walk(traced, dense, dict(dense), looked, look.visit, titles[0])
     if options.uniform:
-        widths = uniform_widths(full, sizes, options.share, options.multiple_of)
+        widths = uniform_widths(
+            full, sizes, options.share, options.multiple_of, lambda widths: accepts_widths(model, zip(full, widths))
+        )
     else:
         errors = [effect * look.errors[i] for i, effect in enumerate(_effects(model, batches, look))]
         widths = cheapest_widths(full, errors, sizes, options.share, options.multiple_of)

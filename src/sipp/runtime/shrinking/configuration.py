@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,24 +16,38 @@ WIDTHS = ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim
 HEADS, KEY_HEADS = "num_attention_heads", "num_key_value_heads"
 
 
-def match_configuration(model: nn.Module, sites: Sequence[ChannelsLeft]) -> None:
+def match_configuration(model: nn.Module, sites: Iterable[ChannelsLeft]) -> None:
     """Sets the widths in `model.config`, if it has one; warns if it cannot describe the model then."""
     config: Any = getattr(model, "config", None)
-    if hasattr(config, "to_dict") and not _is_matched(config, model, sites):
+    if not hasattr(config, "to_dict"):
+        return
+    new = _new_values(config, {(site.before, site.after) for site in sites})
+    made = None if new is None else _with_values(config, new)
+    if new is None or made is None or not _describes(made, model):
         warn_caller(
             "the configuration cannot describe the smaller network, so from_pretrained would not load it: "
-            "use uniform=True, and remove as many heads as leave a divisor of the hidden size"
+            "use uniform=True"
         )
+        return
+    for name, value in new.items():
+        setattr(config, name, value)  # the one that the model's parts refer to
 
 
-def _is_matched(config: Any, model: nn.Module, sites: Sequence[ChannelsLeft]) -> bool:
-    """Sets the widths of a configuration if it describes the model then."""
-    after: dict[int, set[int]] = {}
-    for site in sites:
-        after.setdefault(site.before, set()).add(site.after)
-    if any(len(widths) > 1 for widths in after.values()):
-        return False
-    to = {before: min(widths) for before, widths in after.items()}
+def accepts_widths(model: nn.Module, changes: Iterable[tuple[int, int]]) -> bool:
+    """Whether the model's configuration, if it has one, accepts these widths, each before and after.
+
+    Some refuse numbers of heads that do not divide their hidden size.
+    """
+    config: Any = getattr(model, "config", None)
+    new = _new_values(config, set(changes)) if hasattr(config, "to_dict") else {}
+    return not new or _with_values(config, new) is not None
+
+
+def _new_values(config: Any, changes: set[tuple[int, int]]) -> dict[str, int] | None:
+    """The entries of a configuration that change; None if one width would become several."""
+    to = dict(changes)
+    if len(to) < len(changes):
+        return None
     new = {name: to[width] for name in WIDTHS if (width := getattr(config, name, None)) in to}
     n_heads = getattr(config, HEADS, None)
     n_key_heads = getattr(config, KEY_HEADS, None) or n_heads
@@ -41,21 +55,25 @@ def _is_matched(config: Any, model: nn.Module, sites: Sequence[ChannelsLeft]) ->
         new |= {HEADS: n_heads // n_key_heads * to[n_key_heads]}
         if getattr(config, KEY_HEADS, None):
             new[KEY_HEADS] = to[n_key_heads]
+    return new
+
+
+def _with_values(config: Any, new: dict[str, int]) -> Any:
+    """A configuration with these entries, as it would be read from a file; None if it refuses them."""
     changed = copy.deepcopy(config)
-    for name, value in new.items():
-        setattr(changed, name, value)
-    if not _describes(changed, model):
-        return False
-    for name, value in new.items():
-        setattr(config, name, value)  # the one that the model's parts refer to
-    return True
+    try:
+        for name, value in new.items():
+            setattr(changed, name, value)
+        return type(config).from_dict(changed.to_dict())
+    except Exception:  # their code: anything may be raised
+        return None
 
 
 def _describes(config: Any, model: nn.Module) -> bool:
     """Whether a new model of this configuration has the shapes of this one."""
     try:
         with torch.device("meta"):
-            fresh = type(model)(type(config).from_dict(config.to_dict()))
+            fresh = type(model)(config)
     except Exception:  # their code: anything may be raised
         return False
     shapes, own = ({name: x.shape for name, x in one.state_dict().items()} for one in (fresh, model))

@@ -23,12 +23,9 @@ from torch.nn.modules.conv import _ConvNd
 from sipp.errors import ModelError, SippError
 from sipp.inputs import ONE_AT_A_TIME, Batch, run_batch, scoring_mode
 from sipp.native import pytree
-from sipp.runtime.examples import Call, cloned, output_difference, rounding_tolerance
+from sipp.runtime.examples import Call, cloned, output_difference, rounding_of, rounding_tolerance
 from sipp.runtime.shrinking.dependencies import ALWAYS, Channels, Product, channels_in, reads_of
 from sipp.runtime.shrinking.running import Traced, parameters_and_buffers
-
-SAME = 1e-9  # of the largest output, in float64
-NEARLY_SAME = 1e-5  # if some values are float32 all the same, as in the norms of language models
 
 
 @dataclass(frozen=True)
@@ -213,9 +210,10 @@ def checked_plan(
     with ONE_AT_A_TIME:  # torch.export replaces functions of Python while it works
         traced = Traced.of(net, [points])
     modules, tensors = dict(net.named_modules(remove_duplicate=False)), parameters_and_buffers(net)
-    found = [node.meta.get("val") for node in traced.nodes]
-    is_wide = all(x.dtype == torch.float64 for x in found if isinstance(x, Tensor) and x.is_floating_point())
-    most = rounding_tolerance(expected) if precise is None else SAME if is_wide else NEARLY_SAME
+    if precise is None:
+        most = rounding_tolerance(expected)
+    else:
+        most = rounding_of(node.meta.get("val") for node in traced.nodes)
     moved, trials = torch.inf, [(points, expected), *_other_sizes(net, points)] if take_out is None else []
     for knows_constants, follows_views in itertools.product((True, False), repeat=2):
         known = {"follows_views": follows_views, "knows_constants": knows_constants}

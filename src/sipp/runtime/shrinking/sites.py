@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -175,12 +175,20 @@ def cheapest_widths(
     return widths
 
 
-def uniform_widths(full: Sequence[int], sizes: Sequence[Size], share: float, multiple_of: int) -> Widths:
-    """The largest widths that keep the same share of every site, and whose sizes add up to at most this share."""
+def uniform_widths(
+    full: Sequence[int],
+    sizes: Sequence[Size],
+    share: float,
+    multiple_of: int,
+    can_be: Callable[[Widths], bool] = lambda widths: True,
+) -> Widths:
+    """The largest widths that keep the same share of every site, and whose sizes add up to at most this share.
+
+    Of those that `can_be`, if there are any.
+    """
     levels = [levels_of(width, multiple_of) for width in full]
     most = share * sum(size.at(full) for size in sizes)
-    for kept in sorted({width / level[0] for level in levels for width in level}, reverse=True):
-        widths = [next((width for width in level if width <= kept * level[0]), level[-1]) for level in levels]
-        if sum(size.at(widths) for size in sizes) <= most:
-            break
-    return widths
+    shares = sorted({width / level[0] for level in levels for width in level}, reverse=True)
+    tried = [[next((w for w in level if w <= kept * level[0]), level[-1]) for level in levels] for kept in shares]
+    small = [widths for widths in tried if sum(size.at(widths) for size in sizes) <= most]
+    return next(filter(can_be, small), small[0])
