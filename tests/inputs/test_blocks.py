@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import Batch
-from sipp.inputs.blocks import Blocks, find_blocks
-from sipp.inputs.data import data_of
+from sipp.inputs.data import Batch, data_of
+from sipp.inputs.structure import Blocks, find_blocks
 from sipp.inputs.trace import trace_layers
 from sipp.repairing.parts import Part, run_part
 
@@ -105,7 +104,7 @@ NAMES = ("blocks.0", "blocks.1", "blocks.2")
 def test_blocks_are_found_and_walked(way: str, kind: type[Block], at: int | str, n_none: int | None) -> None:
     net, points = Net(way, kind).eval(), batch()
     blocks = blocks_in(net)
-    assert blocks == Blocks(NAMES, at, n_none)
+    assert blocks == Blocks(NAMES, at, n_none, NAMES)
     kept: Any = None
     for i, end in enumerate((*NAMES, "")):  # each part by itself, from what the block before it gave
         outputs: list[Any] = []

@@ -206,17 +206,3 @@ def test_a_forward_that_writes_parameters_is_an_obstacle(by_copy: bool) -> None:
 
 def test_a_bias_made_of_other_weights_is_an_obstacle() -> None:
     assert "bias" in obstacle(Borrowed(F.relu))
-
-
-def test_packed_sequences_are_pruned_without_a_network_statement() -> None:
-    class OfPacked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(4, 4)
-
-        def forward(self, x: nn.utils.rnn.PackedSequence) -> Tensor:
-            return self.a(x.data)[: x.batch_sizes[0]]
-
-    packed = nn.utils.rnn.pack_padded_sequence(torch.rand(16, 3, 4), torch.full((16,), 3), batch_first=True)
-    pruned = sipp.prune(OfPacked(), [packed], keep=0.5, method="sipp-det")
-    assert pruned.kept == 8 and not pruned.bound.met

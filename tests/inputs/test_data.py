@@ -43,28 +43,12 @@ def test_data_knows_its_length_and_whether_it_can_be_read_again(case: str) -> No
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_the_first_batch_is_not_lost(case: str) -> None:
-    first, rest = data_of(GIVEN[case][0]()).first_batch(batch_size=1)
-    assert torch.equal(first.args[0], X[: first.n_points])
-    assert torch.equal(points(rest), X)
-
-
-@pytest.mark.parametrize("case", GIVEN)
 def test_the_last_quarter_is_held_back_and_both_parts_stay_in_memory(case: str) -> None:
     scored, held_back = data_of(GIVEN[case][0]()).hold_back()
     for _ in range(2):
         assert torch.equal(points(scored), X[:15]) and torch.equal(points(held_back), X[15:])
     assert len(scored.hashes()) == 15 and set(scored.hashes()).isdisjoint(held_back.hashes())
     assert data_of([X[:3]]).hold_back()[1].is_empty
-
-
-def test_a_look_at_the_first_batch_draws_no_random_number() -> None:
-    loader = DataLoader(TensorDataset(X), batch_size=4, shuffle=True)
-    torch.manual_seed(0)
-    expected = points(loader)
-    torch.manual_seed(0)
-    _, data = data_of(loader).first_batch()
-    assert torch.equal(points(data), expected)
 
 
 def test_in_memory_only_as_many_as_are_taken() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.data import cross_entropy, truth_of
+from sipp.inputs.labels import cross_entropy, truth_of
 from sipp.verbs.evaluate import evaluate
 
 N, K = 40, 4

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from draws import randn
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
@@ -40,22 +39,6 @@ def test_a_model_that_works_in_place_does_not_change_the_data(call: Callable[[nn
     before = x.clone()
     call(in_place(), x)
     assert torch.equal(x, before)
-
-
-def test_a_packed_sequence_is_copied_too() -> None:
-    class Works(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.RNN(3, 2, batch_first=True)
-
-        def forward(self, packed: Any) -> Tensor:
-            packed.data.clamp_(min=0)
-            return self.rnn(packed)[1][0]
-
-    packed = pack_padded_sequence(randn(2, 4, 3), torch.tensor([4, 2]), batch_first=True)
-    before = packed.data.clone()
-    sipp.sensitivity(Works(), [packed])
-    assert torch.equal(packed.data, before)
 
 
 @pytest.mark.parametrize("is_training", [True, False])

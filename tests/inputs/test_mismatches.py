@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Batch, WeightUse
+from sipp.inputs.data import Batch
 from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.patches import has_patches
+from sipp.inputs.patches import WeightUse, has_patches
 
 N_CASES = 100
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sipp.inputs.batches import Weight, WeightUse
 from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.patches import split_windows, start_value_range
+from sipp.inputs.patches import Weight, WeightUse, split_windows, start_value_range
 from sipp.scoring.kernels import reference
 from sipp.scoring.running_sensitivities import RunningSensitivities, _Part
 

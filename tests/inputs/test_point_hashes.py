@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.batches import DIGITS, hash_of_points
-from sipp.inputs.data import as_batch, data_of
+from sipp.inputs.data import DIGITS, data_of, hash_of_points
 from sipp.verbs.certify import certify
 
 N = 100
@@ -74,14 +72,6 @@ def test_padding_is_not_content() -> None:
     assert hashes(short) == hashes(long) == hashes(short["input_ids"][:1, :3]) + hashes(short["input_ids"][1:, :5])
     short["input_ids"][0, 2] += 1
     assert [a == b for a, b in zip(hashes(short), hashes(long))] == [False, True]
-
-
-def test_a_packed_sequence_has_a_hash_for_each_sequence() -> None:
-    sequences = [points(length, 2, seed=length) for length in (2, 5, 3)]
-    packed = pack_sequence(sequences, enforce_sorted=False)
-    found = hashes(packed)
-    assert found == [hashes(sequence[None])[0] for sequence in sequences]
-    assert as_batch(packed, 0, "holdout").at(torch.tensor([2, 1])).hashes() == [found[2], found[1]]
 
 
 def test_points_that_chose_the_pruning_do_not_speak_for_new_ones() -> None:

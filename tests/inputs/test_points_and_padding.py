@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError
-from sipp.inputs.batches import Batch, Weight, WeightUse
-from sipp.inputs.data import Data
+from sipp.inputs.data import Batch, Data
 from sipp.inputs.layers import find_prunable_layers
+from sipp.inputs.patches import Weight, WeightUse
 from sipp.inputs.trace import read_uses
 from sipp.scoring import sensitivities
 from sipp.scoring.found import Sensitivities

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sipp
 from sipp.inputs import hashes
-from sipp.inputs.batches import Batch, Weight, WeightUse
+from sipp.inputs.data import Batch
 from sipp.inputs.layers import find_prunable_layers, recurrent
+from sipp.inputs.patches import Weight, WeightUse
 from sipp.inputs.trace import read_uses
 from sipp.results import numerics
 from sipp.scoring.kernels.cpu import kernel as cpu

@@ -5,28 +5,24 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.inputs.batches import (
-        Batch as Batch,
-        Weight as Weight,
-        WeightUse as WeightUse,
-        from_rows as from_rows,
-        hash_of_batch as hash_of_batch,
-        hash_of_points as hash_of_points,
-        to_rows as to_rows,
+    from sipp.inputs.capture import (
+        OnUse as OnUse,
+        meeting_sums as meeting_sums,
     )
-    from sipp.inputs.blocks import (
-        Blocks as Blocks,
-    )
-    from sipp.inputs.capture import OnUse as OnUse
     from sipp.inputs.data import (
         FEWEST_POINTS as FEWEST_POINTS,
         AnyData as AnyData,
+        Batch as Batch,
         Data as Data,
-        Truth as Truth,
-        cross_entropy as cross_entropy,
         data_of as data_of,
+        hash_of_batch as hash_of_batch,
+        hash_of_points as hash_of_points,
         is_tokens as is_tokens,
         points_per_batch as points_per_batch,
+    )
+    from sipp.inputs.labels import (
+        Truth as Truth,
+        cross_entropy as cross_entropy,
         truth_of as truth_of,
         why_not_measured as why_not_measured,
     )
@@ -52,22 +48,22 @@ if TYPE_CHECKING:
     )
     from sipp.inputs.patches import (
         ValueRange as ValueRange,
+        Weight as Weight,
+        WeightUse as WeightUse,
         copy_windows as copy_windows,
+        from_rows as from_rows,
         patches_of as patches_of,
         split_windows as split_windows,
         start_value_range as start_value_range,
         to_device as to_device,
+        to_rows as to_rows,
         to_score_dtype as to_score_dtype,
         with_padding_zeroed as with_padding_zeroed,
     )
     from sipp.inputs.recording import (
         THE_MODEL as THE_MODEL,
         VALUELESS as VALUELESS,
-        Operation as Operation,
-        Recording as Recording,
-        Ref as Ref,
         Watch as Watch,
-        refs_in as refs_in,
     )
     from sipp.inputs.running import (
         ONE_AT_A_TIME as ONE_AT_A_TIME,
@@ -83,7 +79,9 @@ if TYPE_CHECKING:
     )
     from sipp.inputs.structure import (
         NOWHERE as NOWHERE,
+        Blocks as Blocks,
         Place as Place,
+        Sum as Sum,
     )
     from sipp.inputs.trace import (
         ModelMap as ModelMap,

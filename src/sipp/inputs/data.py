@@ -1,4 +1,4 @@
-"""`Data`: any data that a user gives, read in checked batches (`Batch`), and labels as class numbers.
+"""`Data`: any data that a user gives, read in checked batches (`Batch`), and one SHA-256 for each input.
 
 Some statements need points that had no part in choosing the weights: the last points are held back before scoring
 (T18, `Data.hold_back`). That goes by the order of the data, which should be random, as every statement assumes.
@@ -6,31 +6,150 @@ Some statements need points that had no part in choosing the weights: the last p
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sipp.errors import DataError, warn_caller
-from sipp.inputs.batches import Batch, is_padding_mask
-from sipp.results import check, numerics
+from sipp.results import check, hashing, numerics
 
 # How many points we put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
 # The same for token ids, whose activations are large: tokens in a batch, on a GPU by its memory
 BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
-# Data of unknown length counts as endless if its first batch recurs more often than this, or after this many points,
-# unless n_points limits it.
-MOST_REPEATS, MOST_UNCOUNTED = 16, 1_000_000
+MOST_UNCOUNTED = 1_000_000  # points: data of unknown length counts as endless after so many
 HELD_BACK_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
+DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
+
+
+# --- A batch ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch ready for the model: `model(*args, **kwargs)`."""
+
+    index: int
+    where: str  # its name in errors: "holdout batch 3"
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    labels: Any
+    n_points: int
+    real_BT: Tensor | None = None  # which positions of each point count; False is padding. None: all of them
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensor of every input, by its name in errors."""
+        named = {f"input {i}": value for i, value in enumerate(self.args)} | self.kwargs
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    @property
+    def as_given(self) -> tuple[Any, Any]:
+        """The batch as a caller would give it: (inputs, labels)."""
+        return self.kwargs or self.args, self.labels
+
+    def at(self, where: slice | Tensor) -> Batch:
+        """The batch of these points alone, in this order."""
+        numbers = numerics.integers(0, self.n_points)[where]
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.shape[:1] == (self.n_points,):  # labels may be of any shape
+                return value[where]
+            if isinstance(value, list | tuple) and len(value) == self.n_points:
+                return [value[i] for i in numbers.tolist()]
+            return value
+
+        return replace(self._changed(cut), n_points=len(numbers))
+
+    def copied(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Batch:
+        """A copy, safe from layers that work in place: on a device, its real numbers in a dtype (None: as they are)."""
+
+        def copy(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(device, dtype if value.is_floating_point() else None, copy=True)
+
+        return self._changed(copy)
+
+    def on(self, device: torch.device) -> Batch:
+        """The batch with its tensors on this device."""
+        return self._changed(lambda value: value.to(device) if isinstance(value, Tensor) else value)
+
+    def joined(self, other: Batch) -> Batch | None:
+        """One batch of the points of both, without labels; None unless their inputs have the same form."""
+        mine, theirs = self._by_name, other._by_name
+        kinds = [{name: (one.shape[1:], one.dtype) for name, one in some.items()} for some in (mine, theirs)]
+        if kinds[0] != kinds[1]:
+            return None
+        both = {name: torch.cat([value, theirs[name]]) for name, value in mine.items()}
+        args, kwargs = tuple(both[i] for i in range(len(self.args))), {name: both[name] for name in self.kwargs}
+        n_points = self.n_points + other.n_points
+        return replace(self, args=args, kwargs=kwargs, labels=None, n_points=n_points, real_BT=both.get(None))
+
+    def hashes(self) -> list[str]:
+        """One SHA-256 a point, of the bytes of all its inputs as they are given.
+
+        It finds the points of one set in another, and the copies within a set. Padding is not content: positions where
+        `real_BT` is False are left out, and so is the mask itself.
+        """
+        names = [name for name in sorted(self.kwargs) if self.real_BT is None or not _is_padding_mask(name)]
+        parts = [self._rows(value) for value in (*self.args, *(self.kwargs[name] for name in names))]
+        return [_digits(b"".join(point)) for point in zip(*parts, strict=True)]
+
+    @property
+    def _by_name(self) -> dict[int | str | None, Any]:
+        """The inputs by position or name; under None, the mask of positions that count."""
+        real = [] if self.real_BT is None else [(None, self.real_BT)]
+        return dict([*enumerate(self.args), *self.kwargs.items(), *real])
+
+    def _changed(self, change: Callable[[Any], Any]) -> Batch:
+        return replace(
+            self,
+            args=tuple(map(change, self.args)),
+            kwargs={name: change(value) for name, value in self.kwargs.items()},
+            labels=change(self.labels),
+            real_BT=change(self.real_BT),
+        )
+
+    def _rows(self, value: Tensor) -> list[bytes]:
+        """The bytes of each point, without padding."""
+        real_BT = self.real_BT
+        if real_BT is not None and value.ndim > 1 and value.shape[1] == real_BT.shape[1]:
+            return [_bytes(point[real]) for point, real in zip(value, real_BT.to(value.device))]
+        whole = _bytes(value)
+        n_bytes = len(whole) // len(value)
+        return [whole[i * n_bytes : (i + 1) * n_bytes] for i in range(len(value))]
+
+
+def hash_of_points(hashes: Iterable[str]) -> str:
+    """One SHA-256 of the hashes of many points, whatever their order."""
+    return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()
+
+
+def hash_of_batch(hashes: Iterable[str]) -> str:
+    """The hash of a batch that counts as one draw."""
+    return _digits("".join(hashes).encode())
+
+
+def _digits(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:DIGITS]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """The bytes of a tensor, from a copy: one that NumPy has seen can no longer be resized."""
+    return hashing.raw_bytes(tensor).clone().numpy().tobytes()
+
+
+# --- All batches ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -78,21 +197,21 @@ class Data:
         """
         if self.n_points is not None:
             check.whole("n_inputs", self.n_points, least=1)
-        n_seen = n_repeats = 0
-        first: Batch | None = None
+        n_seen, has_end = 0, self.n_points is not None or _length(self.given) is not None
         for index, raw in _read(self._raw_batches(batch_size or self.batch_size), self.role):
             batch = as_batch(raw, index, self.role)
-            if self.n_points is None and not _has_length(self.given):
-                n_repeats += first is not None and _are_same(first, batch)
-                first = first or batch.copied()
-                self._refuse_endless(n_seen, n_repeats)
+            if not has_end and n_seen > MOST_UNCOUNTED:
+                raise DataError(
+                    f"{self.role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
+                    fix="give finite data, such as a list of batches",
+                )
             if batch.n_points == 0:
                 continue
             if self.n_points is not None and batch.n_points > self.n_points - n_seen:
                 batch = batch.at(slice(self.n_points - n_seen))
             batch = batch if self.device is None else batch.on(self.device)
             if self.refuses_non_finite:
-                refuse_non_finite(batch)
+                _refuse_non_finite(batch)
             if self.seen_hashes is not None:
                 self.seen_hashes.update(batch.hashes())
             n_seen += batch.n_points
@@ -106,14 +225,6 @@ class Data:
             )
         if self.n_points is not None:
             warn_caller(f"{self.n_points} inputs were asked for, but {self.role} has only {n_seen}")
-
-    def first_batch(self, batch_size: int | None = None) -> tuple[Batch, Data]:
-        """The first batch, and the data with that batch put back."""
-        with torch.random.fork_rng():  # a loader that shuffles draws from the global generator
-            batch = next(self.batches(batch_size)).copied()
-        if self.can_be_read_again:
-            return batch, self
-        return batch, replace(self, given=itertools.chain([batch.as_given], self.given))  # type: ignore[arg-type]
 
     def in_memory(self) -> Data:
         """The points, read once and kept as a list of batches."""
@@ -138,13 +249,6 @@ class Data:
         """The hash of every point, in order; copies have equal ones."""
         return [found for batch in self.batches() for found in batch.hashes()]
 
-    def _refuse_endless(self, n_seen: int, n_repeats: int) -> None:
-        if n_repeats > MOST_REPEATS or n_seen > MOST_UNCOUNTED:
-            raise DataError(
-                f"{self.role} does not seem to end: {n_seen:,} inputs so far, and no length is known",
-                fix="give finite data, such as a list of batches",
-            )
-
     def _raw_batches(self, batch_size: int | None) -> Iterable[Any]:
         """The raw batches."""
         data, role = self.given, self.role
@@ -162,10 +266,8 @@ class Data:
         if _is_map_style(data):
             if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
                 batch_size = points_per_batch(data.tensors[0], self.device or data.tensors[0].device)
-            points: Any = data
-            _length(points)  # raises if it has none
             # a generator of its own, because a DataLoader would draw its base seed from the global one
-            return DataLoader(points, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())
+            return DataLoader(data, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())  # type: ignore[arg-type]
         kind = type(data).__name__
         if isinstance(data, str | bytes | Tensor) or kind == "ndarray" or not isinstance(data, Iterable):
             hint = f": {WAYS_OUT['ndarray']}" if kind == "ndarray" else ""
@@ -217,28 +319,12 @@ def _is_map_style(data: Any) -> bool:
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 
-def _length(data: Any) -> int:
-    """The length of a Dataset; a DataError if its __len__ is missing or fails."""
+def _length(data: Any) -> int | None:
+    """The length of the data, if it has one. A __len__ may raise, as that of a loader of an IterableDataset does."""
     try:
         return len(data)
-    except Exception as error:  # their code: anything may be raised
-        raise DataError(
-            f"a {type(data).__name__} has no usable length ({error!r})",
-            fix="give it a __len__ that counts its inputs",
-        ) from error
-
-
-def _has_length(data: Any) -> bool:
-    """Whether the data has a length. A __len__ may raise, as that of a loader of an IterableDataset does."""
-    try:
-        return len(data) >= 0
     except Exception:  # their code: anything may be raised, and the data itself may be fine
-        return False
-
-
-def _are_same(a: Batch, b: Batch) -> bool:
-    tensors = list(a.tensors.values()), list(b.tensors.values())
-    return len(tensors[0]) == len(tensors[1]) and all(map(numerics.same_tensor, *tensors))
+        return None
 
 
 def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
@@ -267,6 +353,7 @@ WAYS_OUT = {
     "NoneType": "give batches without empty entries",
     "list": "give torch.tensor(list), or torch.stack(list) of tensors",
     "str": "give token numbers",
+    "PackedSequence": "give padded sequences and their lengths, and pack them in the model",
 }
 
 
@@ -275,13 +362,16 @@ def as_batch(raw: Any, index: int, role: str) -> Batch:
     where = f"{role} batch {index}"
     args, kwargs, labels = _arguments_and_labels(raw, where)
     named = [*((f"input {i}", value) for i, value in enumerate(args)), *kwargs.items()]
-    sizes = [_n_points(value, f"{where}, {name}") for name, value in named]
+    for name, value in named:
+        _check_dense(value, f"{where}, {name}")
+        if value.ndim == 0:
+            raise DataError(f"{where}, {name} holds a single number", fix="give tensors with the inputs in dimension 0")
+    sizes = [len(value) for _, value in named]
     if len(set(sizes)) != 1:
         raise DataError(
             f"its tensors hold {sorted(set(sizes))} inputs; dimension 0 must be the same for all", where=where
         )
-    tensors = [value for _, value in named if isinstance(value, Tensor)]
-    if len(tensors) == len(named) and all(t.ndim == 1 for t in tensors) and any(t.is_floating_point() for t in tensors):
+    if all(t.ndim == 1 for _, t in named) and any(t.is_floating_point() for _, t in named):
         raise DataError(
             f"{where} is a single vector of {sizes[0]} numbers, one input without a batch dimension",
             fix="stack the inputs, torch.stack(list), or give x[:, None] where each number is an input",
@@ -313,14 +403,6 @@ def _arguments_and_labels(raw: Any, where: str) -> tuple[tuple[Any, ...], dict[s
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, PackedSequence | str)
-
-
-def _n_points(value: Any, where: str) -> int:
-    tensor = value.data if isinstance(value, PackedSequence) else value
-    _check_dense(tensor, where)
-    if tensor.ndim == 0:
-        raise DataError(f"{where} holds a single number", fix="give tensors with the inputs along dimension 0")
-    return int(value.batch_sizes[0]) if isinstance(value, PackedSequence) else len(tensor)
 
 
 def _check_dense(value: Any, where: str) -> None:
@@ -356,7 +438,7 @@ def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
         return None
     found = []
     for name, value in kwargs.items():
-        if not is_padding_mask(name) or not isinstance(value, Tensor) or value.ndim != 2:
+        if not _is_padding_mask(name) or value.ndim != 2:
             continue
         if name != "attention_mask":
             found += [~value] if value.dtype == torch.bool else []
@@ -375,7 +457,12 @@ def _real_positions(kwargs: dict[str, Any], where: str) -> Tensor | None:
     return found[0]
 
 
-def refuse_non_finite(batch: Batch) -> None:
+def _is_padding_mask(name: str) -> bool:
+    """Whether an input of this name says which positions are padding."""
+    return name == "attention_mask" or name.endswith("padding_mask")
+
+
+def _refuse_non_finite(batch: Batch) -> None:
     """Raises a DataError if an input is NaN or infinite anywhere."""
     for name, tensor in batch.tensors.items():
         if not tensor.is_floating_point() or tensor.numel() == 0:
@@ -385,69 +472,9 @@ def refuse_non_finite(batch: Batch) -> None:
         if all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
             continue  # aminmax passes NaN on; one pass over the values if they are fine
         bad = ~torch.isfinite(tensor)
-        is_packed = any(isinstance(value, PackedSequence) for value in (*batch.args, *batch.kwargs.values()))
-        where = "" if is_packed else f", first in input {int(bad.nonzero()[0, 0])}"
+        first = int(bad.nonzero()[0, 0])
         raise DataError(
-            f"{int(bad.sum())} of {tensor.numel()} values are NaN or infinite{where}",
+            f"{int(bad.sum())} of {tensor.numel()} values are NaN or infinite, first in input {first}",
             where=f"{batch.where}, {name}",
             fix="clean or drop that batch, it would decide every maximum",
         )
-
-
-# --- Labels -----------------------------------------------------------------------------------------------------------
-
-MOST_CLASSES = 1 << 31  # larger floats are not class numbers
-
-
-@dataclass(frozen=True)
-class Truth:
-    """The class number of every point, or why the labels give none."""
-
-    classes_n: Tensor | None  # int64, on the CPU; None: there are no labels, or `why` says what they are
-    why: str = ""
-
-
-def truth_of(labels: Any, n: int, n_classes: int | None = None) -> Truth:
-    """The classes that labels name: n whole numbers (also as floats, or n x 1), or n one-hot rows of `n_classes`.
-
-    Whether a number is one of the classes is for the caller to check. `n_classes=None`: one-hot rows of any length.
-
-    Example:
-        >>> truth_of(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 2).classes_n
-        tensor([1, 0])
-    """
-    if labels is None:
-        return Truth(None)
-    try:
-        given = torch.as_tensor(labels, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        return Truth(None, f"labels are a {type(labels).__name__}, no class numbers")
-    shape = " x ".join(map(str, given.shape)) or "one number"
-    kind = f"labels are {str(given.dtype)[6:]} ({shape})"
-    if given.is_complex() or given.dim() == 0 or len(given) != n:
-        return Truth(None, f"{kind}, not {n} class numbers")
-    if given.dim() == 1 or given.shape[1:] == (1,):
-        whole = given.reshape(n)
-        if whole.is_floating_point() and not bool(((whole == whole.round()) & (whole.abs() < MOST_CLASSES)).all()):
-            return Truth(None, f"{kind}, and not all are whole: they are not class numbers")
-        return Truth(whole.long())
-    if given.dim() == 2 and n_classes in (None, given.shape[1]):
-        if bool((((given == 0) | (given == 1)).all(1) & (given.double().sum(1) == 1)).all()):
-            return Truth(given.double().argmax(1))
-        return Truth(None, f"{kind}, and not every row has one 1 among zeros: they name no single class")
-    return Truth(None, f"{kind}, not {n} class numbers" + (f" or rows of {n_classes}" if n_classes else ""))
-
-
-def why_not_measured(why: set[str], has_label_n: Tensor) -> str:
-    """Why points with labels have no accuracy; "" if they have one, or no labels at all."""
-    n_labelled, n = int(has_label_n.sum()), len(has_label_n)
-    return min(why, default="" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} inputs have labels")
-
-
-def cross_entropy(output: Tensor, labels: Any) -> Tensor:
-    """The mean cross-entropy for labels in any form that names classes; other labels are passed on unchanged."""
-    if isinstance(output, Tensor) and output.dim() == 2:
-        truth = truth_of(labels, len(output), output.shape[1])
-        if truth.classes_n is not None:
-            return F.cross_entropy(output, truth.classes_n.to(output.device))
-    return F.cross_entropy(output, labels)

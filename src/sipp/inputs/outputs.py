@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.batches import Batch
-from sipp.inputs.data import is_tokens
-from sipp.inputs.layer_checks import every_tensor, finite_or_zero
+from sipp.inputs.capture import finite_or_zero
+from sipp.inputs.data import Batch, is_tokens
+from sipp.inputs.recording import every_tensor
 from sipp.inputs.running import run_batch, scoring_mode
 from sipp.results import NormStats, numerics
 

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sipp.errors import ModelError
-from sipp.inputs.layer_checks import every_tensor
 
 THE_MODEL = "the model itself"
 # Operations that take a shape, a dtype or a device from their argument, and no values
@@ -135,6 +134,24 @@ class Recording:
         for call in self.calls:
             found.setdefault(call.module, []).append(call)
         return {name: tuple(calls) for name, calls in found.items()}
+
+
+def every_tensor(value: Any) -> list[Tensor]:
+    """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
+    found: list[Tensor] = []
+    _gather_tensors(value if isinstance(value, (tuple, list)) else (value,), found)
+    return found
+
+
+def _gather_tensors(values: Iterable[Any], found: list[Tensor]) -> None:
+    # not a generator, and called for containers only: this runs for every operation of a network
+    for one in values:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (tuple, list)):
+            _gather_tensors(one, found)
+        elif isinstance(one, dict):
+            _gather_tensors(one.values(), found)
 
 
 def refs_in(value: Any) -> tuple[int, ...]:

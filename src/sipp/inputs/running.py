@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.batches import Batch
+from sipp.inputs.data import Batch
 from sipp.results import NormStats, numerics
 
 # Held while a model is not in the state its owner left it in. One lock for all models: they may share parts, and one

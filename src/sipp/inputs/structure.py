@@ -1,7 +1,7 @@
 """What follows from a watched run about a network's structure: functions of a `Recording` and the prunable layers.
 
-Nothing is run here. A module that takes one tensor and gives one may be one step on the way of a layer's output: an
-RMSNorm written by hand is five operations.
+Nothing is run here. Blocks, the norm behind a layer, what its output is added to, where its intercepts go, and whether
+the network is a chain: five questions, one part each.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.recording import THE_MODEL, ModuleCall, Operation, Recording, Ref
+from sipp.inputs.recording import THE_MODEL, ModuleCall, Operation, Recording, Ref, refs_in
 from sipp.results import Intercept
 
 BATCH_NORMS = frozenset(
@@ -34,32 +37,9 @@ ONE_LIPSCHITZ = frozenset(
 )
 SLOPED = {"leaky_relu": "negative_slope", "elu": "alpha"}
 
+ADDS = frozenset((torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor))
+
 _PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: one tensor holds their biases in order
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A residual connection: what the output of a layer is added to, and nothing else reads that output (T21)."""
-
-    module: str  # whose output it is
-    stream: int  # the tensor it is added to
-    result: int  # the sum
-    operation: int  # that adds
-    norms: tuple[str, ...]  # BatchNorms that the output passes before, each of which scales its rows
-    latest: str  # the latest weight that the stream depends on; "": the stream depends on no weight
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tensor of the model that takes intercepts, from entry `start` on, added or subtracted."""
-
-    kind: Intercept
-    name: str
-    start: int
-    sign: int
-
-
-NOWHERE = Place("none", "", 0, 0)
 
 
 def output_of(run: Recording, layer: PrunableLayer) -> int | None:
@@ -80,6 +60,139 @@ def only_reader(run: Recording, tensor: int) -> int | None:
     """The one operation that reads a tensor, if it is one and the tensor is no output of the model."""
     readers = run.readers.get(tensor, ())
     return readers[0] if len(readers) == 1 and tensor not in run.outputs else None
+
+
+# --- Blocks -----------------------------------------------------------------------------------------------------------
+
+# The layers of a transformer, say: modules of one class that are called one after the other, each on the output of the
+# last. Their other arguments (masks, positions) must not depend on what the blocks compute. Then a network can be run
+# block by block, with only the states of all points between two blocks in memory.
+
+FEWEST_BLOCKS = 2
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which modules repeat, in the order in which they are called, and how the state goes in and comes out."""
+
+    names: tuple[str, ...]
+    at: int | str  # the argument that is the state: its position, or its name
+    n_none: int | None  # the output is a tuple of the state and this many None; None: it is the state itself
+    ends: tuple[str, ...]  # those after which nothing but their output is read of what they and earlier ones made
+
+    def state_of(self, output: Any) -> Tensor:
+        """The state in a block's output."""
+        state: Tensor = output if self.n_none is None else output[0]
+        return state
+
+    def as_output(self, state: Tensor) -> Any:
+        """A block's output with this state."""
+        return state if self.n_none is None else (state, *[None] * self.n_none)
+
+
+def find_blocks(model: nn.Module, run: Recording) -> Blocks | None:
+    """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None."""
+    found = _longest(_called_once(model, run))
+    if found is None or not _run_by_themselves(run, *found):
+        return None
+    calls, at = found
+    output, names = calls[0].output, tuple(call.module for call in calls)
+    ends = tuple(call.module for i, call in enumerate(calls) if _is_passed_once(run, calls[: i + 1]))
+    return Blocks(names, at, None if isinstance(output, Ref) else len(output) - 1, ends)
+
+
+def _called_once(model: nn.Module, run: Recording) -> list[ModuleCall]:
+    """The calls of modules that could be blocks: those with children whose class occurs again, called once."""
+    kinds = Counter(type(module) for module in model.modules())
+    could_be = {
+        name
+        for name, module in model.named_modules()
+        if name and kinds[type(module)] >= FEWEST_BLOCKS and next(module.children(), None) is not None
+        if not isinstance(module, nn.ModuleList | nn.Sequential)
+    }
+    return [call for call in run.calls if call.module in could_be and len(run.calls_of[call.module]) == 1]
+
+
+def _longest(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], int | str] | None:
+    """The longest chain of modules of one class, and the argument that is their state."""
+    once = {call.module: call for call in calls}
+    by_state = {(state, call.kind): name for name, call in once.items() if (state := _state(call)) is not None}
+    before: dict[str, tuple[str, int | str]] = {}  # by module: the one before it, and where the state goes in
+    for name, call in once.items():
+        for at, value in call.arguments.items():
+            source = by_state.get((value, call.kind)) if isinstance(value, Ref) else None
+            if source is not None and source != name and not _is_nested(source, name):
+                before.setdefault(name, (source, at))
+    best: list[str] = []
+    best_at: int | str = 0
+    for last in before:
+        chain, places = [last], set[int | str]()
+        while chain[0] in before and before[chain[0]][0] not in chain:
+            source, at = before[chain[0]]
+            if places and at not in places:
+                break
+            places.add(at)
+            chain.insert(0, source)
+        if len(chain) > len(best):
+            best, best_at = chain, next(iter(places))
+    if len(best) < FEWEST_BLOCKS:
+        return None
+    if not isinstance(once[best[0]].arguments.get(best_at), Ref):  # the first block takes its state elsewhere
+        return None
+    return [once[name] for name in best], best_at
+
+
+def _made_in(run: Recording, calls: Sequence[ModuleCall], stop: int) -> set[int]:
+    """The tensors that these calls make, and those that are computed from them before operation `stop`."""
+    made = {one for call in calls for operation in run.operations[call.start : call.stop] for one in operation.makes}
+    for operation in run.operations[calls[0].start : stop]:
+        if not made.isdisjoint(operation.reads):
+            made.update(operation.makes)
+    return made
+
+
+def _is_passed_once(run: Recording, calls: Sequence[ModuleCall]) -> bool:
+    """Whether what follows these blocks reads nothing of what they made but the output of the last."""
+    stop = calls[-1].stop
+    made = _made_in(run, calls, stop) - set(calls[-1].makes)
+    return made.isdisjoint(run.outputs) and all(made.isdisjoint(one.reads) for one in run.operations[stop:])
+
+
+def _run_by_themselves(run: Recording, calls: Sequence[ModuleCall], state_at: int | str) -> bool:
+    """Whether the blocks can be run one by one: they share nothing of what they compute but the state."""
+    of_blocks = _made_in(run, calls, len(run.operations))
+    for call in calls:
+        others = {at: value for at, value in call.arguments.items() if at != state_at}
+        if any(_is_opaque(leaf) for leaf in tree_leaves(others)):
+            return False
+        given = set(refs_in(others))
+        if not given.isdisjoint(of_blocks):
+            return False
+        known = given | set(refs_in(call.arguments[state_at]))
+        for operation in run.operations[call.start : call.stop]:
+            for read in operation.reads:
+                is_constant = read not in run.maker and not run.values[read].of_inputs
+                if read not in known and not is_constant:
+                    return False
+            known.update(operation.makes)
+    return True
+
+
+def _is_opaque(leaf: Any) -> bool:
+    """Whether it stands for an object that was not looked into: the watch notes its type (see `Recorder`)."""
+    return isinstance(leaf, type) and not issubclass(leaf, nn.Module)
+
+
+def _state(call: ModuleCall) -> int | None:
+    """The only tensor of an output: by itself, or first in a tuple whose other entries are None."""
+    output = call.output
+    if isinstance(output, tuple) and output and all(value is None for value in output[1:]):
+        output = output[0]
+    return output if isinstance(output, Ref) else None
+
+
+def _is_nested(a: str, b: str) -> bool:
+    return a.startswith(f"{b}.") or b.startswith(f"{a}.")
 
 
 # --- Norms ------------------------------------------------------------------------------------------------------------
@@ -119,8 +232,25 @@ def _scales_channels(run: Recording, call: ModuleCall) -> bool:
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Sum:
+    """A residual connection: the output of a layer, which nothing else reads, is added to a stream (T21)."""
+
+    module: str  # whose output it is
+    nth: int  # of the sums of two tensors of one shape after the call of the layer
+    at: int  # the place of the stream among the two
+    norms: tuple[str, ...]  # BatchNorms that the output passes before, each of which scales its rows
+    latest: str  # the latest weight that the stream depends on; "": the stream depends on no weight
+    of_inputs: bool  # whether the stream depends on the inputs
+    in_block: bool  # whether the sum is met before a block ends
+
+
 def sums_in(
-    run: Recording, layers: Sequence[PrunableLayer], order: Sequence[str], products: Collection[str]
+    run: Recording,
+    layers: Sequence[PrunableLayer],
+    order: Sequence[str],
+    products: Collection[str],
+    blocks: Blocks | None,
 ) -> dict[str, Sum]:
     """By weight, what its layer's output is added to; `order` are all weights as they are used.
 
@@ -129,38 +259,60 @@ def sums_in(
     """
     place = {name: i for i, name in enumerate(order)}
     latest = _latest_weights(run, place)
+    ends = [run.calls_of[name][0].stop for name in (blocks.names if blocks is not None else ())]
     found = {}
     for layer in layers:
         weight, tensor = _output_weight(layer, products), output_of(run, layer)
-        if weight not in place or tensor is None:
+        met = _adds(run, tensor) if weight in place and tensor is not None else None
+        if met is None:
             continue
-        one = _sum_of(run, layer.module_name, tensor, order, latest)
-        if one is not None and (not one.latest or place[one.latest] < place[weight]):
-            found[weight] = one
+        at, stream, norms = met
+        if stream in latest and latest[stream] >= place[weight]:
+            continue
+        begun = run.calls_of[layer.module_name][0].stop
+        found[weight] = Sum(
+            layer.module_name,
+            nth=sum(_is_sum(run, operation) for operation in run.operations[begun : at + 1]),
+            at=_operands(run.operations[at]).index(stream),
+            norms=norms,
+            latest=order[latest[stream]] if stream in latest else "",
+            of_inputs=run.values[stream].of_inputs,
+            in_block=not any(begun <= end <= at for end in ends),
+        )
     return found
 
 
-def _sum_of(run: Recording, module: str, tensor: int, order: Sequence[str], latest: Mapping[int, int]) -> Sum | None:
-    """The addition that alone reads a tensor, directly or behind copies and BatchNorms with running statistics."""
-    norms = []
-    while True:
-        at = only_reader(run, tensor)
-        if at is None:
-            return None
+def _adds(run: Recording, tensor: int) -> tuple[int, int, tuple[str, ...]] | None:
+    """The sum that alone reads a tensor, directly or behind copies and BatchNorms with running statistics.
+
+    The operation, the stream, and the BatchNorms.
+    """
+    norms: tuple[str, ...] = ()
+    while (at := only_reader(run, tensor)) is not None:
         operation = run.operations[at]
-        if operation.name == "add":
-            break
-        is_copy = operation.name in COPIES and _keeps_shape(run, operation, tensor)
-        if not is_copy and not (operation.name in BATCH_NORMS and _uses_running_statistics(operation, tensor)):
+        if _is_sum(run, operation) and operation.arguments.get("alpha", 1) == 1:
+            others = [one for one in _operands(operation) if one != tensor]
+            return (at, others[0], norms) if others else None
+        if operation.name in BATCH_NORMS and _uses_running_statistics(operation, tensor):
+            norms = (*norms, operation.module)
+        elif operation.name not in COPIES or not _keeps_shape(run, operation, tensor):
             return None
-        norms += [] if is_copy else [operation.module]
         tensor = operation.makes[0]
-    others = [read for read in operation.reads if read != tensor]
-    is_plain = len(operation.reads) == 2 and operation.arguments.get("alpha", 1) == 1
-    if not is_plain or len(others) != 1 or run.values[others[0]].shape != run.values[tensor].shape:
-        return None
-    depends_on = order[latest[others[0]]] if others[0] in latest else ""
-    return Sum(module, others[0], operation.makes[0], at, tuple(norms), depends_on)
+    return None
+
+
+def _operands(operation: Operation) -> list[Any]:
+    return [operation.arguments.get("self"), operation.arguments.get("other")]
+
+
+def _is_sum(run: Recording, operation: Operation) -> bool:
+    """Whether it adds two tensors of one shape."""
+    if operation.function not in ADDS:
+        return False
+    operands = _operands(operation)
+    if not all(isinstance(one, Ref) for one in operands):
+        return False
+    return run.values[operands[0]].shape == run.values[operands[1]].shape
 
 
 def _keeps_shape(run: Recording, operation: Operation, tensor: int) -> bool:
@@ -186,6 +338,19 @@ def _latest_weights(run: Recording, place: Mapping[str, int]) -> dict[int, int]:
 
 
 # --- Where intercepts go ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of the model that takes intercepts, from entry `start` on, added or subtracted."""
+
+    kind: Intercept
+    name: str
+    start: int
+    sign: int
+
+
+NOWHERE = Place("none", "", 0, 0)
 
 
 def places_in(

@@ -24,15 +24,22 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import Batch, Weight, WeightUse
-from sipp.inputs.blocks import Blocks, find_blocks
-from sipp.inputs.capture import OnUse, Run
-from sipp.inputs.data import AnyData, data_of
-from sipp.inputs.layer_checks import LayerChecks, tolerance_of
+from sipp.inputs.capture import OnUse, Run, tolerance_of
+from sipp.inputs.data import AnyData, Batch, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
-from sipp.inputs.patches import distinct_values, together, with_padding_zeroed
+from sipp.inputs.patches import Weight, WeightUse, distinct_values, together, with_padding_zeroed
 from sipp.inputs.recording import Recorder, Recording, refs_in
-from sipp.inputs.structure import Place, Sum, norm_behind, output_of, places_in, sums_in, why_no_chain
+from sipp.inputs.structure import (
+    Blocks,
+    Place,
+    Sum,
+    find_blocks,
+    norm_behind,
+    output_of,
+    places_in,
+    sums_in,
+    why_no_chain,
+)
 from sipp.results import NormStats, Selector, numerics
 
 N_RUN = 3  # inputs
@@ -111,8 +118,7 @@ def trace(
     """
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
-    batch, _ = data_of(data, device=numerics.device_of(model)).first_batch()
-    return trace_layers(model, layers, batch)
+    return trace_layers(model, layers, next(data_of(data, device=numerics.device_of(model)).batches()))
 
 
 def trace_layers(
@@ -211,12 +217,14 @@ def _content(batch: Batch, point: int) -> list[Tensor]:
 
 
 def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, norm_stats: NormStats) -> ModelMap:
-    recorder, checks = Recorder(model, _holders(layers), few.where), LayerChecks(few)
+    recorder = Recorder(model, _holders(layers), few.where)
     first = _Uses(recorder)
-    run = recorder.recording(Run(few, first, recorder=recorder, checks=checks).of(model, layers, norm_stats))
-    unassigned = first.unassigned(*_exchanged(model, layers, few, norm_stats, checks.returned))
+    watched = Run(few, first, recorder=recorder)
+    run = recorder.recording(watched.of(model, layers, norm_stats))
+    unassigned = first.unassigned(*_exchanged(model, layers, few, norm_stats, watched.returned))
     order = tuple(dict.fromkeys(use.weight for use in first.uses))
     tensors = {weight.name: output_of(run, layer) for layer in layers for weight in layer.weights.values()}
+    blocks = find_blocks(model, run)
     behind = {name: norm_behind(run, tensor) for name, tensor in tensors.items() if tensor is not None}
     return ModelMap(
         kind=type(model).__name__,
@@ -225,12 +233,12 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
         uses=tuple(first.uses),
         unassigned=unassigned,
         run=run,
-        blocks=find_blocks(model, run),
-        sums=sums_in(run, layers, order, checks.products),
+        blocks=blocks,
+        sums=sums_in(run, layers, order, watched.products, blocks),
         norms={name: norm for name, norm in behind.items() if norm},
-        places=places_in(model, run, layers, checks.products),
+        places=places_in(model, run, layers, watched.products),
         no_chain=why_no_chain(model, run, set(order)),
-        returned=frozenset(checks.returned),
+        returned=frozenset(watched.returned),
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sipp.inputs import Batch, ModelMap, Recording, StopForward, read_uses, refs_in, replaced_forwards
+from sipp.inputs import Batch, ModelMap, StopForward, read_uses, replaced_forwards
 from sipp.results import numerics
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the outputs of one network stay there if they take at most this
@@ -43,14 +43,13 @@ def groups_in(found: ModelMap, names: Collection[str]) -> Groups:
 
 def parts_in(found: ModelMap, names: Collection[str]) -> list[Part]:
     """The parts of a network with those of its weights that are named; one part if a weight is used in several."""
-    blocks = () if found.blocks is None else found.blocks.names
-    ends = [name for name in blocks if _is_passed_once(found.run, blocks, name)]
+    blocks, ends = ((), ()) if found.blocks is None else (found.blocks.names, found.blocks.ends)
     stops = [found.run.calls_of[name][0].stop for name in ends]
     numbers: dict[str, set[int]] = {}
     for use in found.uses:
         numbers.setdefault(use.weight, set()).add(bisect_right(stops, found.run.calls[use.call].start))
     if any(len(numbers[name]) > 1 for name in names if name in numbers):
-        ends, numbers = [], {name: {0} for name in numbers}
+        ends, numbers = (), {name: {0} for name in numbers}
     groups = groups_in(found, names)
     return [
         Part(
@@ -61,21 +60,6 @@ def parts_in(found: ModelMap, names: Collection[str]) -> list[Part]:
         )
         for i in range(len(ends) + 1)
     ]
-
-
-def _is_passed_once(run: Recording, blocks: Sequence[str], last: str) -> bool:
-    """Whether what follows a block reads nothing of what this and earlier blocks made but its output."""
-    calls = [run.calls_of[name][0] for name in blocks[: blocks.index(last) + 1]]
-    stop, made = calls[-1].stop, set[int]()
-    for call in calls:
-        made.update(number for operation in run.operations[call.start : call.stop] for number in operation.makes)
-    for operation in run.operations[calls[0].start : stop]:  # and what was computed from it between the blocks
-        if not made.isdisjoint(operation.reads):
-            made.update(operation.makes)
-    made -= set(refs_in(calls[-1].output))
-    return made.isdisjoint(run.outputs) and not any(
-        not made.isdisjoint(operation.reads) for operation in run.operations[stop:]
-    )
 
 
 def run_part(model: nn.Module, part: Part, kept: Any, run: Callable[[], Any]) -> Any:

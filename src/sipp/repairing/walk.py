@@ -32,11 +32,13 @@ from sipp.inputs import (
     ModelMap,
     PrunableLayer,
     StopForward,
+    Sum,
     Weight,
     WeightUse,
     copy_of,
     find_prunable_layers,
     from_rows,
+    meeting_sums,
     output_error,
     read_uses,
     to_rows,
@@ -55,7 +57,7 @@ from sipp.pruning import (
 from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
 from sipp.repairing.parts import Part, Side, States, StatesInMemory, groups_in, parts_in
-from sipp.repairing.streams import Stream, reading, stream_as_use, streams_in
+from sipp.repairing.streams import stream_as_use, streams_in
 from sipp.repairing.sums import InputSums, UsePair, WeightSums, thinned
 from sipp.results import FittedLayer, OutputChange, Pattern, Repair, RepairMethod, numerics
 from sipp.scoring import chunk_bytes_on
@@ -203,7 +205,7 @@ class Walk:
     pruned: Side
     map: ModelMap  # of the dense network
     layers: tuple[PrunableLayer, ...]  # of the dense network, with masked weights only
-    streams: Mapping[str, Stream]  # that are corrected, by weight
+    streams: Mapping[str, Sum]  # that are corrected, by weight
     n_fit_batches: int  # they come first; the others validate
     chunk_bytes: int
 
@@ -356,7 +358,7 @@ def _met(walk: Walk, side: Side, part: Part, names: Sequence[str], i: int) -> _M
         for layer in walk.layers
         if any(weight.name in names for weight in layer.weights.values())
     ]
-    with reading(side.model, streams, on_stream) if streams else nullcontext():
+    with meeting_sums(side.model, streams, on_stream) if streams else nullcontext():
         side.run(part, i, lambda batch: read_uses(side.model, layers, batch, on_use, _map_for(walk, batch)))
     return met
 

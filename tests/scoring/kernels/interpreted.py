@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import sipp
-from sipp.inputs.batches import Batch, Weight
+from sipp.inputs.data import Batch
 from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.patches import start_value_range
+from sipp.inputs.patches import Weight, start_value_range
 from sipp.results.options import Reduce
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference

@@ -13,7 +13,6 @@ For a few points the real output is compared with the products of patches and ro
 something else returns it from `uses`, at the end.
 """
 
-from sipp.inputs.batches import WeightUse
 from sipp.inputs.layers.linear import by_point
 from sipp.inputs.layers.registry import (
     Adapter,
@@ -23,6 +22,7 @@ from sipp.inputs.layers.registry import (
     unwrap,
     warn_of_frozen,
 )
+from sipp.inputs.patches import WeightUse
 
 __all__ = [
     "Adapter",

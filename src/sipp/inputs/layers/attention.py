@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.inputs.batches import WeightUse
 from sipp.inputs.layers.linear import Points, refuse_points_along_time
+from sipp.inputs.patches import WeightUse
 
 SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 INPUTS = ("query", "key", "value")

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.batches import WeightUse
 from sipp.inputs.layers.linear import by_size, one_input
+from sipp.inputs.patches import WeightUse
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
-from sipp.inputs.batches import WeightUse
+from sipp.inputs.patches import WeightUse
 
 UP, DOWN = "gate_up_proj", "down_proj"
 

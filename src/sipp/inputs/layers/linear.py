@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import WeightUse
+from sipp.inputs.patches import WeightUse
 
 
 class Points(NamedTuple):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.batches import WeightUse
 from sipp.inputs.layers.linear import by_point, by_size, refuse_points_along_time
+from sipp.inputs.patches import WeightUse
 
 Uses = Generator[WeightUse, None, Any]
 States = list[Tensor]  # hidden h and, for an LSTM only, cell c

@@ -14,12 +14,12 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import ModelError, OptionError, warn_caller
-from sipp.inputs.batches import Weight, WeightUse
 from sipp.inputs.layers.attention import attention_uses, attention_weights
 from sipp.inputs.layers.conv import conv_uses
 from sipp.inputs.layers.experts import UP, expert_uses, expert_weights, is_experts
 from sipp.inputs.layers.linear import linear_uses
 from sipp.inputs.layers.recurrent import cell_uses, recurrent_uses, recurrent_weights
+from sipp.inputs.patches import Weight, WeightUse
 from sipp.results import Selector
 
 # (module, args, kwargs, number of points): yields the uses of one call. It returns nothing if the output is one use of
