@@ -12,8 +12,8 @@ import sipp
 from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
 from sipp.inputs.outputs import dense_outputs, error_of, output_error
+from sipp.scoring.input_scores import wanda
 from sipp.scoring.task import task_of
-from sipp.scoring.wanda import wanda
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is")
 

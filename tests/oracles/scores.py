@@ -18,13 +18,23 @@ def lamp(weight: Tensor) -> Tensor:
     return torch.tensor(scores, dtype=torch.float64).view(weight.shape)
 
 
-def wanda_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """|w_ij| times the length of input j over all points and positions."""
-    rows = inputs.double().reshape(-1, layer.in_features)
-    scores = torch.zeros(layer.weight.shape, dtype=torch.float64)
-    for i in range(layer.out_features):
-        for j in range(layer.in_features):
-            scores[i, j] = abs(float(layer.weight.detach()[i, j])) * sum(float(x[j]) ** 2 for x in rows) ** 0.5
+def wanda(weight_FK: Tensor, patches_PK: Tensor) -> Tensor:
+    """|w_ij| times the length of input j over all patches."""
+    weight = weight_FK.double()
+    scores = torch.zeros_like(weight)
+    for i in range(weight.shape[0]):
+        for j in range(weight.shape[1]):
+            scores[i, j] = abs(float(weight[i, j])) * sum(float(x[j]) ** 2 for x in patches_PK.double()) ** 0.5
+    return scores
+
+
+def snip(total_loss: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+    """|w dL/dw| by central differences."""
+    scores, step = torch.zeros_like(weights), 1e-6
+    for q in range(len(weights)):
+        moved = torch.zeros_like(weights)
+        moved[q] = step
+        scores[q] = (weights[q] * (total_loss(weights + moved) - total_loss(weights - moved)) / (2 * step)).abs()
     return scores
 
 

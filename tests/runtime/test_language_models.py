@@ -12,8 +12,8 @@ from torch import Tensor
 import sipp
 from sipp.errors import OptionError
 from sipp.inputs.running import turn_off_caches
+from sipp.scoring.input_scores import wanda
 from sipp.scoring.task import task_of
-from sipp.scoring.wanda import wanda
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is", "ignore::sipp.errors.DeadRowsWarning")
 

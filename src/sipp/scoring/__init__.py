@@ -8,9 +8,6 @@ if TYPE_CHECKING:
     from sipp.scoring.found import (
         Sensitivities as Sensitivities,
     )
-    from sipp.scoring.lamp import (
-        shares_of as shares_of,
-    )
     from sipp.scoring.methods import (
         METHODS as METHODS,
         CutRule as CutRule,
@@ -39,6 +36,9 @@ if TYPE_CHECKING:
         calibration_needed as calibration_needed,
         factor_of as factor_of,
         task_of as task_of,
+    )
+    from sipp.scoring.weight_scores import (
+        shares_of as shares_of,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

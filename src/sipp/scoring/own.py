@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sipp.errors import ModelError, OptionError, SippError
 from sipp.results import numerics
-from sipp.scoring.gradients import with_gradients
+from sipp.scoring.gradient_scores import ordinals, with_gradients
 from sipp.scoring.methods import MethodInfo
-from sipp.scoring.ordinals import ordinals
 from sipp.scoring.task import ScoringTask
 
 RETURN = "return {parameter name: tensor of its shape} for all of task.parameters()"
