@@ -1,6 +1,6 @@
 """`sipp.sparse` on the CPU against torch: the kinds of layer people have, and what callers do with the result.
 
-`test_search.py` has random networks, `test_numbers.py` the ends of float32.
+`test_random_networks.py` has random networks, `test_numbers.py` the ends of float32.
 """
 
 import copy

@@ -46,7 +46,7 @@ def run_batch(model: nn.Module, batch: Batch, own_errors: Sequence[Exception] = 
 
 def _failure(model: nn.Module, batch: Batch, error: Exception) -> str:
     """The message for a forward that failed: on which inputs, with which error, and what to try."""
-    inputs = batch.tensors
+    inputs = {name: value for name, value in batch.tensors.items() if isinstance(value, Tensor)}
     given = ", ".join(f"{name}: {str(t.dtype)[6:]} {' x '.join(map(str, t.shape))}" for name, t in inputs.items())
     text = f"{batch.where} ({given}): the model raised {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and batch.labels is not None and batch.kwargs:

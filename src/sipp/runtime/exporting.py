@@ -218,7 +218,7 @@ def _by_onnxruntime(content: bytes, call: Call) -> list[Tensor]:
     except Exception as error:  # a dtype or operation that it does not implement
         raise ModelError(
             f"onnxruntime cannot run it on the CPU ({_reason(error)})",
-            fix="run it by sipp.sparse; export model.float() if it is in half precision",
+            fix="for float16 or bfloat16: export model.float() with an example in float32",
         ) from error
 
 
