@@ -1,6 +1,5 @@
 """Numbers that once were not the model's: of the size of the batch, of memory, near zero, near the end of float32."""
 
-import copy
 import math
 
 import pytest
@@ -12,12 +11,6 @@ from torch import nn
 import sipp
 from sipp.runtime import chunks, strip_kernel, timing
 from sipp.runtime.buffers import Operand
-
-
-def off_by(found, net, *given):
-    """How far a result is from the network in float64, of its largest number."""
-    exact = copy.deepcopy(net).double()(*(x.double() if x.is_floating_point() else x for x in given))
-    return float((found.double() - exact).abs().max() / exact.abs().max())
 
 
 def same_where_finite(found, wanted):
@@ -63,9 +56,7 @@ def test_numbers_that_do_not_depend_on_it_still_go_in_chunks(never_dense, monkey
 @pytest.mark.parametrize(
     "function",
     [
-        lambda a, x: a(x).as_strided((4, 10), (40, 2)),
         lambda a, x: a(x)[:, 8:].as_strided((4, 8), (40, 1), 8),
-        lambda a, x: a(x).view(torch.int32) % 1000,
         lambda a, x: a(x).view(torch.int16).float(),
     ],
 )
@@ -89,15 +80,6 @@ def test_rotary_embeddings(function, never_dense):
     net, x = thin(Net(function, nn.Linear(8, 8)), 0.5), torch.randn(3, 5, 8)
     fast = sipp.sparse(net, x)
     assert is_close(fast(x), net(x)) and kernels(fast)[0].startswith("sparse")
-
-
-@pytest.mark.parametrize("n", [1, 24])
-def test_tanh_near_zero(n, never_dense):
-    net = thin(Net(lambda a, x: F.normalize(torch.tanh(a(x))), nn.Linear(16, 30, bias=False)), 0.5)
-    fast = sipp.sparse(net, torch.randn(n, 16))
-    for scale in (1.0, 1e-2, 1e-4, 1e-6, 1e-30):
-        x = scale * torch.randn(n, 16)
-        assert off_by(fast(x), net, x) < (1e-6 if scale > 1e-12 else 1e-4), scale
 
 
 @pytest.mark.parametrize("n", [1, 24])
@@ -299,22 +281,3 @@ def test_a_sequence_without_a_token_is_as_with_gradients(way, kind, request):
         assert wanted.isfinite().all() and is_close(fast(x, mask), wanted)
     assert is_close(fast(x[:, :3], mask[:, :3]), model(x[:, :3], mask[:, :3]))  # compiled anew
     assert torch.backends.mha.get_fastpath_enabled() and not any(module.training for module in model.modules())
-
-
-@pytest.mark.parametrize("way", ["never_dense", "always_dense"])
-def test_padded_tokens_are_those_of_the_path_without_nested_tensors(way, request):
-    request.getfixturevalue(way)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    encoder = thin(nn.TransformerEncoder(layer, 1), 0.5)
-    net = Net(lambda e, x, pad: e(x, src_key_padding_mask=pad), encoder).eval()
-    x, pad = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
-    pad[1, 3:] = True
-    fast = sipp.sparse(net, (x, pad))
-    assert fast.latest.is_dense == (way == "always_dense")
-    with torch.enable_grad():
-        assert is_close(fast(x, pad), net(x, pad))  # where torch records gradients it takes no nested tensors
-    with torch.no_grad():
-        nested = net(x, pad)
-        assert is_close(fast(x, pad)[~pad], nested[~pad])
-        assert bool((nested[pad] == 0).all()) and not bool((fast(x, pad)[pad] == 0).any())
-    assert encoder.use_nested_tensor  # the model is left as it was

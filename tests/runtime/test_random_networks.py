@@ -1,4 +1,4 @@
-"""Random networks through `sipp.sparse`, against torch in float64; `python tests/runtime/test_random_networks.py 2000`: more.
+"""Random networks through `sipp.sparse`, against torch in float64; run as a script with a number: so many of them.
 
 What is compared: every output of every call, whether it is finite where torch's is, and how far it is from the same
 network in float64, of its largest number. More than 1e-4 is a mismatch, unless torch's own float32 is off by a tenth of

@@ -4,7 +4,6 @@
 """
 
 import copy
-import math
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -42,11 +41,11 @@ def small():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["resnet20", "densenet22", "lenet-5"])
+@pytest.mark.parametrize("name", ["resnet20", "densenet22"])
 def test_known_networks(never_dense, name):
     torch.manual_seed(0)
     net = thin(build(name), 0.1)
-    x = torch.randn(3, *((1, 28, 28) if name == "lenet-5" else (3, 32, 32)))
+    x = torch.randn(3, 3, 32, 32)
     assert is_close(sipp.sparse(net, x)(x), net(x))
 
 
@@ -60,7 +59,7 @@ class Attention(nn.Module):
         return self.head(self.encoder(x))
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 24), (1, 5, 24), (3, 1, 24), (2, 16, 24)])
+@pytest.mark.parametrize("shape", [(2, 16, 24), (1, 5, 24)])
 def test_transformer(never_dense, shape):
     net = thin(Attention(), 0.3)
     x = torch.randn(shape)
@@ -83,9 +82,9 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "kind"), [*((n, "none") for n in (8, 16, 32, 48, 5)), *((n, "bool") for n in (8, 48, 5)),
-                           (16, "float"), (48, "float"), (32, "dead"), (5, "dead")],
-)  # fmt: skip
+    ("n_tokens", "kind"),
+    [(8, "none"), (48, "none"), (5, "none"), (48, "bool"), (16, "float"), (32, "dead"), (5, "dead")],
+)
 def test_attention(never_dense, n_tokens, kind):
     net = thin(Heads(), 0.5)
     x = torch.randn(3, n_tokens, 16)
@@ -112,27 +111,18 @@ def test_lstm_outputs_and_states(never_dense, options):
     assert is_close(out, want) and is_close(h, want_h) and is_close(c, want_c)
 
 
-def shifted(shape, product, last):
-    """A product plus something of another shape."""
-    return thin(
-        Net(lambda p, q, shift, x: q((p(x) + shift).relu()), product, last, nn.Parameter(torch.randn(shape))), 0.4
-    )
-
-
-@pytest.mark.parametrize("shape", [(), (6,), (1, 6), (5, 6), (1, 5, 6), (3, 1, 6), (3, 5, 1), (2, 3, 5, 6)])
+@pytest.mark.parametrize("shape", [(), (6,), (3, 1, 6), (3, 5, 1), (2, 3, 5, 6), (6, 1, 1), (1, 1, 7, 7)])
 def test_a_broadcast_sum_equals_torch(shape, never_dense):
-    net, x = shifted(shape, nn.Linear(8, 6), nn.Linear(6, 6)), torch.randn(3, 5, 8)
+    """A product plus something of another shape."""
+    is_image = 7 in shape or shape == (6, 1, 1)
+    product, last = (
+        (nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, 6, 1)) if is_image else (nn.Linear(8, 6), nn.Linear(6, 6))
+    )
+    sum_of = Net(lambda p, q, shift, x: q((p(x) + shift).relu()), product, last, nn.Parameter(torch.randn(shape)))
+    net, x = thin(sum_of, 0.4), torch.randn(3, 4, 7, 7) if is_image else torch.randn(3, 5, 8)
     fast = sipp.sparse(net, x)
     assert is_close(fast(x), net(x)) and fast(x).shape == net(x).shape
     assert any(kernel.startswith("sparse") for kernel in kernels(fast))
-
-
-@pytest.mark.parametrize("shape", [(), (6, 1, 1), (1, 6, 1, 1), (6, 7, 7), (1, 1, 7, 7), (1, 6, 7, 1)])
-def test_a_broadcast_sum_of_images_equals_torch(shape, never_dense):
-    net = shifted(shape, nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, 6, 1))
-    x = torch.randn(3, 4, 7, 7)
-    fast = sipp.sparse(net, x)
-    assert is_close(fast(x), net(x)) and any(kernel.startswith("sparse") for kernel in kernels(fast))
 
 
 def test_points_a_few_at_a_time(never_dense, monkeypatch):
@@ -158,19 +148,11 @@ def test_a_plan_that_gives_something_else_does_not_run_the_network(never_dense, 
 def test_always_skips_the_zeros_even_where_torch_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "race", lambda fast, dense: ([1.0], [0.5]))
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(16, 64)
-    assert sipp.sparse(model, x).latest.is_dense
+    dense = sipp.sparse(model, x)
+    assert dense.latest.is_dense and "torch runs all of it" in str(dense) and torch.equal(dense(x), model(x))
     fast = sipp.sparse(model, x, always=True)
     assert not fast.latest.is_dense
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_dense_where_dense_is_faster(always_dense):
-    net = build("lenet-5").eval()
-    x = torch.randn(2, 1, 28, 28)
-    fast = sipp.sparse(net, x)
-    assert fast.latest.is_dense and "torch runs all of it" in str(fast)
-    assert "dense" in kernels(fast)
-    assert torch.equal(fast(x), net(x))
 
 
 def test_a_warning_says_when_more_threads_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +162,6 @@ def test_a_warning_says_when_more_threads_are_slower(monkeypatch: pytest.MonkeyP
     with pytest.warns(UserWarning, match="2 threads took .* and one took"):
         fast = sipp.sparse(model, x)
     assert fast.latest.one_thread_seconds is not None and "one thread" in str(fast)
-
-
-def test_the_table_gives_the_speed_with_its_spread(never_dense, monkeypatch):
-    net, x = thin(nn.Linear(64, 64), 0.1), torch.randn(4, 64)
-    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1.0] * 10, [2.0] * 10))
-    assert "2.0 x faster (2.0 to 2.0)" in str(sipp.sparse(net, x)) and "x faster" in repr(sipp.sparse(net, x))
-    monkeypatch.setattr(timing, "race", lambda fast, dense: ([1.0, 4.0] * 5, [20.0, 1.2] * 5))
-    assert "timings vary too much here to tell" in " ".join(str(sipp.sparse(net, x)).split())
 
 
 class Unusual(nn.Module):
@@ -219,7 +193,6 @@ class Results:
 UNTRACED = {
     "branches": lambda layer, x: layer(x) if x.sum() > 0 else -layer(x),
     "a dataclass": lambda layer, x: Results(layer(x), "first"),
-    "numpy": lambda layer, x: layer(torch.from_numpy(x.numpy() + 1)),
 }
 
 
@@ -272,13 +245,6 @@ def test_other_dtypes_are_left_to_torch(never_dense):
     assert not any(kernel.startswith("sparse") for kernel in kernels(fast))
     assert not fast.latest.is_dense
     assert fast(x).dtype == torch.float64 and is_close(fast(x), net(x))
-
-
-def test_memory_falls_with_the_zeros(never_dense):
-    x = torch.randn(16, 256)
-    sizes = [sipp.sparse(thin(nn.Linear(256, 512), keep), x).n_bytes for keep in (0.5, 0.1, 0.02)]
-    assert sizes[0] > 3 * sizes[1] > 6 * sizes[2]
-    assert sizes[1] < 512 * 256 * 4 / 3
 
 
 class Two(nn.Module):
@@ -364,9 +330,9 @@ def check(fast, model, x):
 
 @pytest.mark.parametrize("made", MODES)
 def test_made_and_called_in_any_mode(never_dense, made):
-    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
-    thin(model[2], 0.3)  # the first layer keeps all of its weights, and is not packed for the next compilation
     with MODES[made]():
+        model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
+        thin(model[2], 0.3)  # the first layer keeps all of its weights, and is not packed for the next compilation
         fast = sipp.sparse(model, torch.randn(4, 8))
         x = torch.randn(4, 8)
     for n, met in enumerate(MODES, 1):  # new shapes
@@ -387,16 +353,6 @@ def test_every_pair_of_shapes(never_dense, keep):
         fast = sipp.sparse(model, images(first))
         for n in (second, first, second):
             check(fast, model, images(n))
-
-
-def test_a_network_made_in_inference_mode(never_dense):
-    with torch.inference_mode():
-        model = net(0.3)
-        assert all(parameter.is_inference() for parameter in model.parameters())
-    fast = sipp.sparse(model, images(4))
-    check(fast, model, images(4))
-    check(fast, model, images(3))
-    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
 
 
 @pytest.fixture
@@ -462,16 +418,16 @@ class Scaled(nn.Module):
         self.a = nn.Linear(8, 6)
 
     def forward(self, x, scale):
-        return self.a(x) * math.copysign(2.0, scale) if scale == scale else self.a(x)
+        return self.a(x) * scale
 
 
 @pytest.mark.filterwarnings("ignore:more than 8 kinds")
 def test_number_arguments_are_part_of_the_signature(never_dense, n_compiled):
     model, x = thin(Scaled(), 0.4), torch.randn(3, 8)
     fast = sipp.sparse(model, (x, 1.0))
-    for scale in (0.0, -0.0, float("nan"), float("nan"), float("nan"), 0.0, -0.0, 1.0):
+    for scale in (0.0, 2.0, 0.0, 1.0):
         assert is_close(fast(x, scale), model(x, scale))
-    assert len(n_compiled) == 4
+    assert len(n_compiled) == 3
     for i in range(40):
         assert is_close(fast(x, 0.1 * i), model(x, 0.1 * i))
     assert len(n_compiled) == sparse_network.MOST_PLANS
@@ -479,8 +435,9 @@ def test_number_arguments_are_part_of_the_signature(never_dense, n_compiled):
         fast(x, x.numpy())
 
 
-def test_bytes_of_all_plans_are_counted_and_shared_ones_once(never_dense):
-    torch.manual_seed(0)
+def test_memory_falls_with_the_zeros_and_counts_all_plans_and_shared_weights_once(never_dense):
+    sizes = [sipp.sparse(thin(nn.Linear(256, 512), keep), torch.randn(16, 256)).n_bytes for keep in (0.5, 0.1, 0.02)]
+    assert sizes[0] > 3 * sizes[1] > 6 * sizes[2] and sizes[1] < 512 * 256 * 4 / 3
     model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.ReLU(), nn.Linear(128, 64, bias=False)).eval()
     thin(model[2], 0.1)
     fast = sipp.sparse(model, torch.randn(3, 64))

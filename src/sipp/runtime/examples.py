@@ -92,8 +92,6 @@ def input_signature(args: tuple[Any, ...], kwargs: dict[str, Any], device: str) 
 def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.layout, leaf.device
-    if isinstance(leaf, float | complex):
-        return type(leaf), repr(leaf)  # so that NaN equals itself, and -0.0 differs from 0.0
     if not isinstance(leaf, Hashable):
         raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and strings")
     return type(leaf), leaf
