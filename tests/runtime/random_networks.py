@@ -95,7 +95,8 @@ def image_part(rng: random.Random, channels: int) -> Made:
     squeeze = nn.Sequential(nn.Linear(channels, 3), nn.ReLU(), nn.Linear(3, channels), nn.Sigmoid())
     pools = [
         nn.MaxPool2d(2, 2, ceil_mode=True), nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 2, 1, 2),
-        nn.AdaptiveAvgPool2d((3, 2)), nn.AvgPool2d(3, 1, 1, count_include_pad=False), nn.AvgPool2d(3, 2, 1, divisor_override=4),
+        nn.AdaptiveAvgPool2d((3, 2)), nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+        nn.AvgPool2d(3, 2, 1, divisor_override=4),
     ]  # fmt: skip
     same = _conv(rng, channels, channels, is_same=True)
     residual = nn.Sequential(same, _image_norm(rng, channels), _activation(rng), nn.Conv2d(channels, channels, 1))

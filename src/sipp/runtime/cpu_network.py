@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sipp.errors import ModelError, warn_caller
 from sipp.native import pytree
@@ -47,9 +47,10 @@ class CpuNetwork:
         self._compiled: list[Compiled] = []
 
     @property
-    def n_packed_bytes(self) -> int:
-        """Bytes of the model's own weights that are packed."""
-        return sum(kept.n_bytes for kept in self._packed.values())
+    def tensors(self) -> list[Tensor]:
+        """The model's own weights, packed or not."""
+        packed = [part for kept in self._packed.values() for part in (kept.values, kept.bits)]
+        return [*self.model.parameters(), *self.model.buffers(), *packed]
 
     @torch.no_grad()
     def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -94,7 +95,7 @@ class CpuNetwork:
         return Compiled(
             steps, partial(self._run_plan, plan, chunk), False,
             "as above" if chunk is None else f"as above, {chunk} inputs at a time", *medians, speed,
-            _one_thread_seconds(run, min(times[0])), chunk, plan.tensors, plan.n_packed_bytes, plan.arena.n_bytes,
+            _one_thread_seconds(run, min(times[0])), chunk, plan.tensors, plan.arena.n_bytes,
         )  # fmt: skip
 
     def _plan(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CpuPlan, int | None]:

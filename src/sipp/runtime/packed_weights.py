@@ -19,11 +19,7 @@ class PackedParameter:
 
     shape: torch.Size
     values: Tensor
-    bits: np.ndarray
-
-    @property
-    def n_bytes(self) -> int:
-        return int(self.values.nbytes + self.bits.nbytes)
+    bits: Tensor  # uint8: eight weights each
 
 
 def pack_parameters(model: nn.Module, held: set[int], packed: dict[str, PackedParameter]) -> None:
@@ -37,7 +33,7 @@ def pack_parameters(model: nn.Module, held: set[int], packed: dict[str, PackedPa
             continue
         is_kept = weight != 0
         if weight.numel() and float(is_kept.sum()) <= MOST_KEPT * weight.numel():
-            bits = np.packbits(is_kept.flatten().numpy())
+            bits = torch.from_numpy(np.packbits(is_kept.flatten().numpy()))
             packed[name] = PackedParameter(weight.shape, weight[is_kept].clone(), bits)
             parameter.data = torch.empty(0, dtype=parameter.dtype, device="cpu")  # not earlier: Ctrl-C may end this
 
@@ -47,7 +43,7 @@ def unpack_parameters(model: nn.Module, packed: dict[str, PackedParameter]) -> N
     for name, parameter in model.named_parameters():
         if name in packed:
             kept = packed[name]
-            is_kept = torch.from_numpy(np.unpackbits(kept.bits, count=kept.shape.numel()).astype(bool))
+            is_kept = torch.from_numpy(np.unpackbits(kept.bits.numpy(), count=kept.shape.numel()).astype(bool))
             weight = memory.zeros(*kept.shape, dtype=kept.values.dtype)
             weight.view(-1)[is_kept] = kept.values
             parameter.data = weight

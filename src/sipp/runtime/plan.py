@@ -76,14 +76,9 @@ class CpuPlan:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Dense weights that it holds; other plans and the model may share them."""
+        """Weights that it holds; other plans and the model may share them."""
         constants = [value for value in self.plan.constants.values() if isinstance(value, Tensor)]
         return [*constants, *(tensor for step in self.plan.steps for tensor in step.held)]
-
-    @property
-    def n_packed_bytes(self) -> int:
-        """Bytes of the packed weights, which belong to this plan alone."""
-        return sum(step.n_bytes for step in self.plan.steps if step.kernel not in ("dense", "torch"))
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:

@@ -85,7 +85,9 @@ def product_step(op: Op, work: Work) -> Step | None:
         step = _vector_step(Layer(op, weight, bias), work)
     else:
         step = _token_step(Layer(op, weight, bias), work)
-    return step if bias is None else replace(step, held=(*step.held, bias))
+    if bias is None:
+        return step
+    return replace(step, held=(*step.held, bias), n_dense_bytes=step.n_dense_bytes + bias.nbytes)
 
 
 def pair(option: Any) -> Pair:
@@ -109,8 +111,8 @@ def _dense_step(layer: Layer, values: Values) -> Step:
         current[layer.op.out] = _run_dense(layer, best, current)
 
     return Step(
-        layer.op.name, "dense", run_step, layer.op.out, kept_share(best), best.nbytes, best.nbytes, None, min(times),
-        held=(best,), reads=layer.reads(),
+        layer.op.name, "dense", run_step, layer.op.out, kept_share(best), best.nbytes, None, min(times), held=(best,),
+        reads=layer.reads(),
     )  # fmt: skip
 
 
@@ -170,8 +172,8 @@ def _vector_step(layer: Layer, work: Work) -> Step:
     seconds, dense = kernel.time(), _dense_step(layer, work.values)
     run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     sparse = Step(
-        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, packed.n_bytes, weight.nbytes,
-        seconds, dense.dense_seconds, reads=layer.reads(),
+        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, weight.nbytes,
+        seconds, dense.dense_seconds, held=packed.tensors, reads=layer.reads(),
     )  # fmt: skip
     return _faster(sparse, dense)
 
@@ -234,9 +236,8 @@ def _strip_step(
     way = ways[best]
     name = f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{f' in {way.n_rounds} rounds' if way.n_rounds > 1 else ''}"
     sparse = Step(
-        op.name, name, filled_run(fills, kernels[best], op.out, result), op.out, dense.keep, packs[best].n_bytes,
-        layer.weight.nbytes, times[best], dense.dense_seconds, "copies its input" if fills else "",
-        reads=layer.reads(),
+        op.name, name, filled_run(fills, kernels[best], op.out, result), op.out, dense.keep, layer.weight.nbytes,
+        times[best], dense.dense_seconds, "copies its input" if fills else "", packs[best].tensors, layer.reads(),
     )  # fmt: skip
     return _faster(sparse, dense)
 

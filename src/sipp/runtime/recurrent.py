@@ -77,8 +77,8 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)
     n_kept = sum(int((w != 0).sum()) for w in weights if w.ndim == 2)
     return Step(
-        op.name, f"sparse LSTM x {processor.LANES}", run_step, op.out, n_kept * vector.FLOAT_BYTES / n_dense,
-        sum(cell.packed.n_bytes for cell in cells), n_dense, seconds, dense_seconds, reads=reads,
+        op.name, f"sparse LSTM x {processor.LANES}", run_step, op.out, n_kept * vector.FLOAT_BYTES / n_dense, n_dense,
+        seconds, dense_seconds, held=tuple(part for cell in cells for part in cell.packed.tensors), reads=reads,
     )  # fmt: skip
 
 

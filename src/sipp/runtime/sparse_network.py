@@ -41,7 +41,7 @@ class Sparse:
         self._device, self._lock = device, threading.RLock()
         self._plans: dict[Hashable, Compiled] = {}  # by kind of input
         self._has_overflowed = False
-        self.n_dense_bytes = sum(t.nbytes for t in (*device.model.parameters(), *device.model.buffers()))
+        self.n_dense_bytes = sum(tensor.nbytes for tensor in device.tensors)
         self.seconds = 0.0  # spent compiling
         kwargs = in_signature_order(device.model, kwargs)
         self.latest = self._compile(input_signature(args, kwargs, device.kind), args, kwargs)  # compiled last
@@ -85,10 +85,8 @@ class Sparse:
     def n_bytes(self) -> int:
         """Bytes of all weights in memory: those of every plan, and those kept for other input shapes."""
         with self._lock:
-            plans, model = self._plans.values(), self._device.model
-            whole = [*model.parameters(), *model.buffers(), *(tensor for plan in plans for tensor in plan.tensors)]
-            once = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in whole}
-            return sum(once.values()) + self._device.n_packed_bytes + sum(plan.n_packed_bytes for plan in plans)
+            held = [*self._device.tensors, *(tensor for plan in self._plans.values() for tensor in plan.tensors)]
+            return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
 
     def __repr__(self) -> str:
         return f"<Sparse {type(self._device.model).__name__}: {self.latest.speed}; print() shows what runs where>"

@@ -25,13 +25,17 @@ class Step:
     run: Callable[[Values], None]
     out: int
     keep: float | None = None  # share of weights that are not zero
-    n_bytes: int = 0  # of its weights
-    n_dense_bytes: int = 0
+    n_dense_bytes: int = 0  # of its weights
     seconds: float | None = None
     dense_seconds: float | None = None
     note: str = ""
-    held: tuple[Tensor, ...] = ()  # dense weights that it reads, perhaps shared with other steps
+    held: tuple[Tensor, ...] = ()  # weights that it reads, packed or dense, perhaps shared with other steps
     reads: tuple[int, ...] | None = None  # values it reads in later calls; None: all that its operation does
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its weights as they are in memory: packed, or torch's."""
+        return sum(tensor.nbytes for tensor in self.held) or self.n_dense_bytes
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,7 @@ class Compiled:
     speed: str  # in words, against torch, when it was compiled
     one_thread_seconds: float | None = None  # of a call on one thread; None: there is only one, or torch runs it
     chunk: int | None = None  # inputs per run of the steps; None: all at once
-    tensors: Sequence[Tensor] = ()  # that it holds; others and the model may share them
-    n_packed_bytes: int = 0  # of packed weights that are not among them
+    tensors: Sequence[Tensor] = ()  # weights that it holds; others and the model may share them
     n_buffer_bytes: int = 0  # of activations
 
 

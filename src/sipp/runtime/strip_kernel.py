@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
@@ -41,8 +43,8 @@ class Packed:
     steps: np.ndarray  # uint16
 
     @property
-    def n_bytes(self) -> int:
-        return int(self.rows.nbytes + self.values.nbytes + self.steps.nbytes)
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(part) for part in (self.rows, self.values, self.steps))
 
 
 def pack(rows: np.ndarray, places: np.ndarray, values: np.ndarray, n_rows: int, unit: int) -> Packed:

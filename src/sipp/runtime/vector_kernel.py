@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
@@ -32,14 +34,13 @@ class Windows:
     windows: np.ndarray  # uint16, steps
 
     @property
-    def n_bytes(self) -> int:
-        return int(sum(part.nbytes for part in (self.ends, self.values, self.places, self.windows)))
-
-    @property
     def arguments(self) -> dict[str, np.ndarray | int]:
         """What `group_sums` reads, by argument name."""
-        arrays = {"ends": self.ends, "values": self.values, "places": self.places, "windows": self.windows}
-        return {**arrays, "n_groups": len(self.ends) - 1}
+        return {**vars(self), "n_groups": len(self.ends) - 1}
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(part) for part in vars(self).values())
 
 
 def pack_windows(weight: np.ndarray) -> Windows:

@@ -61,7 +61,7 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
     steps = [
         BenchStep(
             name=step.name, kernel="torch" if is_dense else step.kernel, keep=step.keep,
-            n_bytes=step.n_dense_bytes if is_dense else step.n_bytes, n_dense_bytes=step.n_dense_bytes,
+            n_bytes=step.n_bytes, n_dense_bytes=step.n_dense_bytes,
             dense_ms=None if step.dense_seconds is None else MS * step.dense_seconds,
             sparse_ms=None if is_dense or step.seconds is None else MS * step.seconds,
         )

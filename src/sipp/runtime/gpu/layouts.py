@@ -63,64 +63,56 @@ def depth_of(dtype: torch.dtype) -> int:
 
 def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None = None) -> Walks:
     """Packs a weight (rows x columns, at most 65,536 columns); as int8 if each row has a scale."""
-    kept = _kept_weights(weight, n_lanes, scales)
-    depth, n_all, device = depth_of(kept.values.dtype), len(weight), weight.device
-    order, n_blocks = _slices(kept, n_all, n_lanes, n_rows, depth)
+    n_all, device, is_kept = len(weight), weight.device, weight != 0
+    row, column = is_kept.nonzero(as_tuple=True)
+    lane = _lanes(row, is_kept.sum(-1), n_lanes, float(is_kept.double().mean()))
+    order = (row * n_lanes + lane).argsort(stable=True)  # thread by thread, from left to right
+    row, column, lane = row[order], column[order], lane[order]
+    values = weight[row, column]
+    if scales is not None:
+        values = (values / scales[row]).round().to(torch.int8)
+    depth = depth_of(values.dtype)
+    is_first, distance, n_bridges, number = _along_walks(row * n_lanes + lane, column)
+
+    # rows by their longest walk; the longest row of a slice comes first
+    lengths = torch.zeros(n_all, dtype=torch.int64, device=device).scatter_reduce_(0, row, number + 1, "amax")
+    sorted_rows = lengths.argsort(descending=True, stable=True)
+    n_blocks = -(-lengths[sorted_rows][::n_rows] // depth)  # of each slice
     first_blocks = F.pad(n_blocks.cumsum(0), (1, 0))
-    place = order.argsort()[kept.row]  # the row among all slices of each kept weight
+    place = sorted_rows.argsort()[row]  # the row among all slices of each kept weight
 
     def position(number: Tensor, of: Tensor | slice) -> Tensor:
         """The index of weight `number` of a walk in an array of blocks x threads x weights."""
         block = first_blocks[place[of] // n_rows] + number // depth
-        thread = place[of] % n_rows * n_lanes + kept.lane[of]
+        thread = place[of] % n_rows * n_lanes + lane[of]
         return (block * n_rows * n_lanes + thread) * depth + number % depth
 
     n_positions = int(first_blocks[-1]) * n_rows * n_lanes * depth
-    values = torch.zeros(n_positions, dtype=kept.values.dtype, device=device)
-    distances = torch.zeros(n_positions, dtype=torch.uint8, device=device)
-    at = position(kept.number, slice(None))
-    values[at] = kept.values
-    distances[at] = (kept.distance - FURTHEST * kept.n_bridges).to(torch.uint8)
-    bridged, nth = _repeats(kept.n_bridges)
-    distances[position(kept.number[bridged] - 1 - nth, bridged)] = FURTHEST
+    laid_values = torch.zeros(n_positions, dtype=values.dtype, device=device)
+    laid_distances = torch.zeros(n_positions, dtype=torch.uint8, device=device)
+    at = position(number, slice(None))
+    laid_values[at] = values
+    laid_distances[at] = (distance - FURTHEST * n_bridges).to(torch.uint8)
+    bridged, nth = _repeats(n_bridges)
+    laid_distances[position(number[bridged] - 1 - nth, bridged)] = FURTHEST
     n_slices = len(n_blocks)
     starts = torch.zeros(n_slices * n_rows * n_lanes, dtype=torch.int16, device=device)
-    starts[(place * n_lanes + kept.lane)[kept.is_first]] = kept.column[kept.is_first].to(torch.int16)
-    rows = F.pad(order.to(torch.int32), (0, n_slices * n_rows - n_all), value=-1)
+    starts[(place * n_lanes + lane)[is_first]] = column[is_first].to(torch.int16)
+    rows = F.pad(sorted_rows.to(torch.int32), (0, n_slices * n_rows - n_all), value=-1)
     own_scales = torch.ones(0 if scales is None else len(rows), dtype=torch.float32, device=device)
     if scales is not None:
-        own_scales[:n_all] = scales[order].float()
+        own_scales[:n_all] = scales[sorted_rows].float()
     least, most = int(n_blocks[-1]), int(n_blocks[0])
     above = tuple(int((n_blocks > least + i).sum()) for i in range(LEVELS)) if most - least <= LEVELS else ()
     return Walks(
         (n_all, weight.shape[1]), n_lanes, n_rows, least, above, first_blocks.to(torch.int32), rows,
-        starts.view(torch.uint16), values, distances, own_scales,
+        starts.view(torch.uint16), laid_values, laid_distances, own_scales,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The kept weights in the order of their walks: thread by thread, from left to right."""
-
-    row: Tensor
-    column: Tensor
-    lane: Tensor  # the thread of its row
-    values: Tensor
-    is_first: Tensor  # of its walk
-    distance: Tensor  # columns from the previous one of its walk
-    n_bridges: Tensor  # zeros before it, where that is further than 8 bits reach
-    number: Tensor  # its place in its walk, these zeros counted
-
-
-def _kept_weights(weight: Tensor, n_lanes: int, scales: Tensor | None) -> _Kept:
-    """The kept weights, shared out among the threads of their rows."""
-    kept = weight != 0
-    row, column = kept.nonzero(as_tuple=True)
-    values = weight[kept] if scales is None else (weight[kept] / scales[row]).round().to(torch.int8)
-    lane = _lanes(row, kept.sum(-1), n_lanes, float(kept.double().mean()))
-    by_walk = (row * n_lanes + lane).argsort(stable=True)
-    row, column, lane, values = row[by_walk], column[by_walk], lane[by_walk], values[by_walk]
-    walk = row * n_lanes + lane
+def _along_walks(walk: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each kept weight, given its walk: whether it is the first, how many columns it is from the previous one, how
+    many zeros bridge them where 8 bits do not reach, and its place in the walk, these zeros counted."""
     is_first = torch.ones_like(walk, dtype=torch.bool)
     is_first[1:] = walk[1:] != walk[:-1]
     distance = torch.zeros_like(column)
@@ -128,17 +120,7 @@ def _kept_weights(weight: Tensor, n_lanes: int, scales: Tensor | None) -> _Kept:
     distance[is_first] = 0
     n_bridges = (distance - 1).clamp(min=0) // FURTHEST
     number = (1 + n_bridges).cumsum(0) - 1
-    begin = torch.zeros(len(weight) * n_lanes, dtype=torch.int64, device=weight.device)
-    begin[walk[is_first]] = number[is_first]
-    return _Kept(row, column, lane, values, is_first, distance, n_bridges, number - begin[walk])
-
-
-def _slices(kept: _Kept, n_all: int, n_lanes: int, n_rows: int, depth: int) -> tuple[Tensor, Tensor]:
-    """The rows sorted by their longest walk, and the blocks of each slice of `n_rows` of them."""
-    lengths = torch.zeros(n_all, dtype=torch.int64, device=kept.row.device)
-    lengths = lengths.scatter_reduce_(0, kept.row, kept.number + 1, "amax")
-    order = lengths.argsort(descending=True, stable=True)
-    return order, -(-lengths[order][::n_rows] // depth)  # the longest row of a slice comes first
+    return is_first, distance, n_bridges, number - number[is_first][is_first.cumsum(0) - 1]
 
 
 def _repeats(counts: Tensor) -> tuple[Tensor, Tensor]:

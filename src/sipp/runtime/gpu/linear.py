@@ -79,8 +79,6 @@ def candidates(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
         return [], "no zeros"
     if x.dtype not in AGREEMENT or weight.dtype != x.dtype:
         return [], f"{str(x.dtype).removeprefix('torch.')} numbers"
-    if not bool(x.isfinite().all()) or not bool(weight.isfinite().all()):
-        return [], "the example is not finite here"
     return _for_few_tokens(weight) if len(x) <= MOST_TOKENS else _for_many_tokens(weight, x)
 
 

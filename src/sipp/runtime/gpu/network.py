@@ -28,19 +28,18 @@ class GpuNetwork:
     """The model, whose weights stay as they are, and how it is compiled (see `Device`)."""
 
     processor, timed = "GPU", "steps were timed kernel by kernel, the network as a whole call"
-    n_packed_bytes = 0
 
     def __init__(self, model: nn.Module, *, always: bool) -> None:
         self.kind, self.model, self._always = DEVICE, model, always
-        self._tensor = (*model.parameters(), *model.buffers())[0]  # gives the GPU to use
+        self.tensors = [*model.parameters(), *model.buffers()]
 
     def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.no_grad(), torch.cuda.device_of(self._tensor):
+        with torch.no_grad(), torch.cuda.device_of(self.tensors[0]):
             return cloned_results(self.model(*args, **kwargs))
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """Times the steps against torch, recorded and as called; the steps must be 5 % faster."""
-        with torch.no_grad(), torch.cuda.device_of(self._tensor):
+        with torch.no_grad(), torch.cuda.device_of(self.tensors[0]):
             try_example(self.model, args, kwargs, where=where, device=DEVICE)
             try:
                 graph = trace_unfused(self.model, args, kwargs)
@@ -69,7 +68,7 @@ class GpuNetwork:
         chosen, how = runners[name], f"{name} ({why})" if why else name
 
         def run(own_args: tuple[Any, ...], own_kwargs: dict[str, Any]) -> Any:
-            with torch.no_grad(), torch.cuda.device_of(self._tensor):
+            with torch.no_grad(), torch.cuda.device_of(self.tensors[0]):
                 return chosen(pytree.tree_leaves((own_args, own_kwargs)))
 
         if is_dense:

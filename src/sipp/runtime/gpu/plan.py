@@ -123,11 +123,9 @@ def _kind(layers: Layers) -> Hashable:
     """What layers have in common that are timed only once: sizes, dtypes, pattern, and about the kept share."""
     weight, x = layers.weight, layers.tokens
     sizes = *(len(part) for part in layers.weights), weight.shape, x.shape, x.stride(), layers.bias is None
-    if weight.dtype not in AGREEMENT or weight.dtype != x.dtype:
-        return *sizes, weight.dtype, x.dtype
-    has_pattern = int8_scales(weight) is not None if len(x) <= MOST_TOKENS else is_two_of_four(weight)
-    is_known = bool((weight != 0).all()), bool(x.isfinite().all()), bool(weight.isfinite().all()), has_pattern
-    return *sizes, weight.dtype, *is_known, round(KEEP_BINS * kept_share(weight))
+    is_known = weight.dtype in AGREEMENT
+    has_pattern = is_known and (int8_scales(weight) is not None if len(x) <= MOST_TOKENS else is_two_of_four(weight))
+    return *sizes, weight.dtype, x.dtype, has_pattern, round(KEEP_BINS * kept_share(weight))
 
 
 def _checked_kernel(layers: Layers, graph: Graph, known: Known) -> tuple[LinearKernel | None, Choice]:
@@ -144,18 +142,15 @@ def _checked_kernel(layers: Layers, graph: Graph, known: Known) -> tuple[LinearK
     kernel = choice.make(layers.weight, layers.bias)
     by = kernel_error(kernel, layers.weight, layers.bias, layers.tokens)
     if not by <= AGREEMENT[layers.tokens.dtype]:
-        return None, replace(choice, make=None, why=_why_wrong(by))
+        return None, replace(choice, make=None, why=f"the kernel is {by:.0e} off on the example")
     return kernel, choice
-
-
-def _why_wrong(by: float) -> str:
-    return f"the kernel is {by:.0e} off on the example"
 
 
 def _timed_choice(layers: Layers, graph: Graph) -> Choice:
     """The fastest kernel, timed against torch's layers one by one, on copies of their weights in turn.
 
-    There are as many copies as the network has such layers, so that weights come from the same level of memory.
+    There are as many copies as the network has such layers, or as fill the cache twice, so that weights come from the
+    same level of memory.
     """
     weight, x = layers.weight, layers.tokens
     n_layers = -(-sum(constant.nbytes for constant in graph.constants.values()) // weight.nbytes)
@@ -165,28 +160,21 @@ def _timed_choice(layers: Layers, graph: Graph) -> Choice:
     kernels = {make: kernel for make, kernel in kernels.items() if kernel.n_bytes <= MOST_BYTES * weight.nbytes}
     if not kernels:
         return Choice(None, why=why or "values and places take no fewer bytes")
-    errors = {make: kernel_error(kernel, weight, layers.bias, x) for make, kernel in kernels.items()}
-    kernels = {make: kernel for make, kernel in kernels.items() if errors[make] <= AGREEMENT[x.dtype]}
-    if not kernels:
-        return Choice(None, why=_why_wrong(min(errors.values())))
+
+    def is_right(kernel: LinearKernel) -> bool:
+        return kernel_error(kernel, weight, layers.bias, x) <= AGREEMENT[x.dtype]
 
     def seconds(kernel: LinearKernel) -> float:
-        return time_kernel(kernel, x, copies_to_time(n_layers, n_cache_bytes, kernel.n_bytes))
+        return time_kernel(kernel, x, max(1, min(n_layers, -(-2 * n_cache_bytes // kernel.n_bytes))))
 
     dense_seconds = sum(seconds(dense_kernel(own, None)) for own in layers.weights)
-    times = {make: seconds(kernel) for make, kernel in kernels.items()}
+    times = {make: seconds(kernel) for make, kernel in kernels.items() if is_right(kernel)}
+    if not times:
+        return Choice(None, why="the kernels are off on the example")
     best = min(times, key=times.__getitem__)
     if not is_enough_faster(times[best], dense_seconds):
         return Choice(None, times[best], dense_seconds, "dense is as fast")
     return Choice(best, times[best], dense_seconds)
-
-
-def copies_to_time(n_layers: int, n_cache_bytes: int, n_bytes: int) -> int:
-    """How many copies of weights to time in turn: one for each layer, or as many as fill the cache twice.
-
-    Packed weights take fewer bytes than dense ones, so they need more copies before they leave the cache.
-    """
-    return max(1, min(n_layers, -(-2 * n_cache_bytes // n_bytes)))
 
 
 def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known) -> list[Step]:
@@ -199,8 +187,8 @@ def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known
     n_bytes = layers.weight.nbytes
     if kernel is None:
         dense = replace(
-            torch_step(group[0], choice.why), kernel="dense", keep=kept_share(layers.weight), n_bytes=n_bytes,
-            n_dense_bytes=n_bytes, seconds=choice.seconds, dense_seconds=choice.dense_seconds,
+            torch_step(group[0], choice.why), kernel="dense", keep=kept_share(layers.weight), n_dense_bytes=n_bytes,
+            seconds=choice.seconds, dense_seconds=choice.dense_seconds,
         )  # fmt: skip
         return [dense] if len(group) == 1 else []
     first, *others = group
@@ -212,7 +200,7 @@ def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known
         values.update(zip(outs, result.reshape(*x.shape[:-1], -1).split(n_rows, -1)))
 
     step = Step(
-        first.name, kernel.name, run_step, first.out, kept_share(layers.weight), kernel.n_bytes, n_bytes,
+        first.name, kernel.name, run_step, first.out, kept_share(layers.weight), n_bytes,
         choice.seconds, choice.dense_seconds, held=kernel.tensors, reads=(first.args[0].value,),
     )  # fmt: skip
     return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out, reads=()) for op in others)]
