@@ -1,15 +1,10 @@
-"""The one atomic write, JSON with a checksum, and where a command may write. Needs no torch.
-
-On Windows, folders cannot be synced, and that is skipped there. It was never run on Windows or macOS.
-"""
+"""The one atomic write, JSON with a checksum, and what a command checks before it works. Needs no torch."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -21,33 +16,15 @@ from typing import Any
 from sipp.errors import DataError, OptionError
 
 TEMPORARY = ".tmp-"  # start of the name of what is being written; left behind by a killed process only
-MAX_NAME = 160
 CHUNK = 1 << 20  # bytes read at once
 CHANGED = "it was changed after it was written"  # in errors of those who check
-NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # where a file system has none, or it may not be read
 ROOM = "free space or allow writing and run it again, or give another place"
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network,
 RECORD_KEY = "sipp record"  # which has the record in its header too
-BENCH_NAME = "bench.json"  # the result of `sipp bench`, beside the network
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
-_NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
 
 Values = dict[str, Any]
-
-
-def is_name(name: str) -> bool:
-    """Whether it can name a run, a stage or a file: letters and digits with single dots or dashes between them."""
-    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
-
-
-def check_name(name: str) -> str:
-    """The name, if it can name a run, a stage or a file."""
-    if not is_name(name):
-        raise OptionError(
-            f"{name!r} cannot name a run, a stage or a file", fix="use letters, digits, and . or - between them"
-        )
-    return name
 
 
 def sha256_of(*parts: bytes | memoryview) -> str:
@@ -72,7 +49,7 @@ def file_hash(path: Path) -> str:
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
     """Writes a file, which always holds either its old content or the new one, also after a power cut."""
-    unfinished = temporary_path(path)
+    unfinished = _temporary(path)
     try:
         try:
             with open(unfinished, "xb") as file:
@@ -80,7 +57,6 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
-            _sync_folder(path.parent)
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as error:
@@ -90,40 +66,20 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder beside `path`, to be filled in the context; then it is renamed to `path`, which must be new or empty."""
-    unfinished = temporary_path(path)
+    unfinished = _temporary(path)
     try:
         unfinished.mkdir(parents=True)
         yield unfinished
-        for inner in unfinished.rglob("*"):
-            _sync(inner)
-        _sync_folder(unfinished)
         os.replace(unfinished, path)
-        _sync_folder(path.parent)
     except OSError as error:
         raise DataError(f"could not be written ({error.strerror or error})", where=path, fix=ROOM) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def temporary_path(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     """A unique path beside `path`, for a file or folder that is renamed when it is complete."""
     return path.parent / f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}"
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        _sync(folder)
-    except OSError as error:
-        if error.errno not in NO_FOLDER_SYNC and os.name != "nt":
-            raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_folder(folder: Path) -> None:
@@ -151,13 +107,11 @@ def read_json(path: Path, data: bytes | str | None = None) -> Values:
     """The values given to `seal`, read from a JSON file or its content; DataError if they were changed since."""
     try:
         content = json.loads(read_file(path) if data is None else data)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"is not whole JSON ({error}); it was changed or truncated", where=path) from error
     check = content.pop("check", None) if isinstance(content, dict) else None
     if not isinstance(content, dict) or check != _check_of(content):
-        raise DataError(
-            "its checksum does not match its content; it was changed after it was written, or truncated", where=path
-        )
+        raise DataError(f"its checksum does not match its content; {CHANGED}, or truncated", where=path)
     return content
 
 
@@ -171,9 +125,6 @@ def read_file(path: Path) -> bytes:
 
 def _check_of(body: Values) -> str:
     return sha256_of(json.dumps(body, sort_keys=True).encode())
-
-
-# --- what a file of weights says of itself --------------------------------------------------------------------------
 
 
 def metadata_of(path: Path) -> dict[str, str]:
@@ -191,29 +142,19 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def refuse_input(path: Path, option: str, read: Path) -> None:
-    """Raises if the output path is what an option reads (also through a link), or a folder that contains it."""
-    real, theirs = Path(os.path.realpath(path)), Path(os.path.realpath(read))
-    is_same = real == theirs or (os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read))
-    if is_same or real in theirs.parents:
-        raise OptionError(
-            f"{path} {'is' if is_same else 'holds'} what {option} reads ({read}), which is never overwritten, even "
-            "with --force",
-            fix="give another place",
-        )
+    """Raises if the output path is what an option reads, or a folder that contains it."""
+    ours, theirs = path.resolve(), read.resolve()
+    if ours == theirs or ours in theirs.parents:
+        what = f"{path} {'is' if ours == theirs else 'holds'} what {option} reads ({read})"
+        raise OptionError(f"{what}, which is never overwritten, even with --force", fix="give another place")
 
 
 def check_place(path: Path) -> None:
-    """Raises if the path cannot be written, by creating a temporary file there."""
-    place = path.parent
+    """Raises if nothing can be written at this path, by a temporary file in the first folder around it that exists."""
     try:
-        str(path).encode()  # the safetensors library takes no other names
-        temporary_path(path).exists()  # a name that is too long is found here
-        while not place.exists():
-            place = place.parent
-        with tempfile.TemporaryFile(dir=place):
+        path.exists()  # a name that is too long is found here
+        with tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
             pass
-    except UnicodeEncodeError as error:
-        raise OptionError(f"{str(path)!r} is not valid text", fix="give another name") from error
     except OSError as error:
         raise OptionError(f"{path} cannot be written ({error.strerror or error})", fix=ROOM) from error
 
@@ -234,11 +175,9 @@ def check_folder(path: Path, *, force: bool) -> None:
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
-    if path.is_dir():
-        check_place(path / WEIGHTS_NAME)
-        if (path / WEIGHTS_NAME).exists() and RECORD_KEY not in metadata_of(path / WEIGHTS_NAME):
-            raise OptionError(f"{path} holds a {WEIGHTS_NAME} that is not of sipp", fix="give another folder")
-        if any(path.iterdir()) and not force:
-            raise OptionError(
-                f"{path} is a folder with content", fix="give another name, or --force to replace a network in it"
-            )
+    if (path / WEIGHTS_NAME).exists() and RECORD_KEY not in metadata_of(path / WEIGHTS_NAME):
+        raise OptionError(f"{path} holds a {WEIGHTS_NAME} that is not of sipp", fix="give another folder")
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise OptionError(
+            f"{path} is a folder with content", fix="give another name, or --force to replace a network in it"
+        )

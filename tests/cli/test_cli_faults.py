@@ -187,9 +187,8 @@ def test_an_output_that_cannot_be_is_refused_before_any_work(name: str, folder: 
 
 @pytest.mark.parametrize("name", ["prune", "certify", "eval"])
 def test_what_a_command_reads_is_never_replaced(name: str, folder: Path) -> None:
-    os.link("w.safetensors", "hard.safetensors")
     before = files_in(folder)
-    for path in ("w.safetensors", "net/../w.safetensors", "hard.safetensors"):
+    for path in ("w.safetensors", "net/../w.safetensors"):
         fix = refused(run(*COMMANDS[name], "--out", path, "--force"), "--out", "reads")
         assert fix and files_in(folder) == before
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import OptionError
 from sipp.results import hashing
-from sipp.storage.pruned_folder import read_pruned
 
 
 class Scaled(nn.Module):
@@ -40,11 +39,6 @@ def with_scale(model: nn.Module, scale: float) -> Scaled:
     made = Scaled(scale).eval()
     made.load_state_dict(model.state_dict())
     return made
-
-
-def test_the_hash_is_that_of_the_state_dict_where_that_holds_all() -> None:
-    net = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
-    assert hashing.of_model(net) == hashing.of_state(net.state_dict())
 
 
 def test_the_hash_sees_values_names_and_dtypes_and_no_wrapper(dense: Scaled) -> None:
@@ -83,35 +77,3 @@ def test_a_certificate_is_about_the_network_with_its_buffers(
         sipp.load(path, into=Scaled(3.0))
 
 
-def test_a_folder_is_about_the_network_with_its_buffers(dense: Scaled, pruned: sipp.Pruned, tmp_path: Path) -> None:
-    folder = sipp.save_folder(pruned, tmp_path / "net")
-    record = read_pruned(folder)
-    assert record.identity.pruned_hash == hashing.of_model(pruned.model) and not record.note
-
-
-def test_statements_vanish_when_a_buffer_changes(dense: Scaled) -> None:
-    data = torch.rand(60, 8, generator=torch.Generator().manual_seed(2))
-    pruned = sipp.prune(dense, data, keep=0.5)
-    assert "changed after pruning" not in str(pruned)
-    pruned.model.scale.fill_(5.0)  # type: ignore[union-attr, operator]
-    assert "changed after pruning" in pruned.details
-
-
-def test_masks_that_are_held_are_no_part_of_it(dense: Scaled, pruned: sipp.Pruned) -> None:
-    base = hashing.of_model(pruned.model)
-    sipp.hold(pruned.model, pruned)
-    try:
-        assert hashing.of_model(pruned.model) == base and "changed after pruning" not in pruned.details
-    finally:
-        sipp.release(pruned.model)
-    assert hashing.of_model(pruned.model) == base
-
-
-def test_a_file_without_a_certificate_tells_of_other_buffers_too(pruned: sipp.Pruned, tmp_path: Path) -> None:
-    path = tmp_path / "net.safetensors"
-    sipp.save(pruned, path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sipp.load(path, into=Scaled())
-    with pytest.warns(UserWarning, match="buffers that are not part of a state_dict"):
-        sipp.load(path, into=Scaled(3.0))

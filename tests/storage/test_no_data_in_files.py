@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.storage.state_files import save_state
-from sipp.storage.tensors import tensors_to_bytes
 
 SECRET = 12345.678  # in none of the weights
 
@@ -54,8 +52,6 @@ WRITERS: dict[str, Callable[[nn.Module, Path], object]] = {
     "save lossless": lambda net, path: sipp.save(net, path, values="lossless"),
     "save_folder": lambda net, path: sipp.save_folder(sipp.prune(net, None, keep=0.5, method="magnitude"), path),
     "onnx": lambda net, path: sipp.export(net, path, secret(2, 8)),
-    "a run's networks": lambda net, path: save_state(path, "net", net.state_dict(), {}),
-    "scores": lambda net, path: path.write_bytes(tensors_to_bytes(sipp.sensitivity(net, secret(9, 8)))),
 }
 
 

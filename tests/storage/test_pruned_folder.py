@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import sipp
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import DataError, OptionError
 from sipp.files import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
 from sipp.results import hashing
 from sipp.storage.pruned_folder import read_pruned
@@ -47,11 +47,6 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
     values = json.loads((folder / RECORD_NAME).read_text())
     assert values["repair"]["layers"] and values["model"] == "torch.nn.modules.container.Sequential"
-
-
-def test_a_record_that_fits_no_header_is_refused_in_words() -> None:
-    with pytest.raises(ModelError, match="100 MB"):
-        tensors_to_bytes({"a": torch.zeros(1)}, {RECORD_KEY: "x" * 100_000_001})
 
 
 def test_a_certificate_says_what_was_dense(

@@ -1,14 +1,11 @@
 """Faults 1 to 3: several writers at one place, a full disk, a killed process: the old file or the new one is whole."""
 
-import errno
 import json
 import os
 import resource
 import signal
-import stat
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -43,49 +40,8 @@ def test_threads_that_write_one_file(tmp_path: Path) -> None:
     assert not failed and path.read_bytes() in contents and os.listdir(tmp_path) == ["net"]
 
 
-def test_the_order_in_which_a_power_cut_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def synced(descriptor: int) -> None:
-        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        fsync(descriptor)
-
-    def replaced(source: Any, target: Any) -> None:
-        steps.append("replace")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", replaced)
-    sipp.save(nn.Linear(4, 2), tmp_path / "net.safetensors")
-    assert steps == ["file", "replace", "folder"]
-    steps.clear()
-    with new_folder(tmp_path / "made") as place:
-        (place / "a").write_text("a")
-    assert steps == ["file", "folder", "replace", "folder"] and os.listdir(tmp_path / "made") == ["a"]
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
-def test_a_folder_that_cannot_be_synced(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems have no such thing, which is no fault; a broken disk is one."""
-    fsync = os.fsync
-
-    def fails(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(code, os.strerror(code))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fails)
-    if code == errno.EIO:
-        with pytest.raises(DataError, match="could not be written"):
-            write_atomic(tmp_path / "f", b"new")
-    else:
-        write_atomic(tmp_path / "f", b"new")
-    assert os.listdir(tmp_path) == ["f"]
-
-
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_a_full_disk_leaves_what_was_there(what: str, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_what_was_there_and_no_half_file(what: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     small, large = (sipp.prune(nn.Linear(width, 64), None, keep=0.9, method="magnitude") for width in (8, 512))
     save = sipp.save if what == "file" else sipp.save_folder
@@ -107,7 +63,8 @@ def test_a_full_disk_leaves_what_was_there(what: str, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert content() == before and os.listdir(tmp_path) == ["net"]
+    files = {one for one in tmp_path.rglob("*") if one.is_file()}
+    assert content() == before and files == ({path} if what == "file" else set(path.iterdir()))
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -129,7 +86,7 @@ def test_a_folder_that_could_not_be_filled_does_not_appear(tmp_path: Path) -> No
     assert not os.listdir(tmp_path / "a")
 
 
-def test_killed_at_every_step_and_two_processes_at_once(tmp_path: Path) -> None:
+def test_killed_at_every_step(tmp_path: Path) -> None:
     done = run_script(Path(__file__).with_name("killed_writers.py"), tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

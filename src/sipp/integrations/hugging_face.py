@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save
+
 from sipp.extras import needed_for
 from sipp.files import write_atomic
 from sipp.integrations.masks import masks_to_hold, packed
 from sipp.pruning import WithMasks, hold_masks, masks_in, masks_of, release
-from sipp.storage import read_tensors, tensors_to_bytes
 
 with needed_for("holding masks in the HF Trainer"):
     from transformers import TrainerCallback
@@ -32,7 +33,7 @@ class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
     # The Trainer gives model, optimizer and more by name; what it gives grows with its versions.
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model, optimizer, place = kwargs["model"], kwargs.get("optimizer"), _place(args, state)
-        stored = read_tensors(place)[0] if place.is_file() else None
+        stored = load_file(place) if place.is_file() else None
         self.masks = masks_to_hold(model, self.masks, stored)
         plain = getattr(optimizer, "optimizer", optimizer)  # the one that Accelerate wraps
         hold_masks(model, self.masks, optimizer=plain)
@@ -40,7 +41,7 @@ class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         place = _place(args, state)
         if state.is_world_process_zero and place.parent.is_dir():
-            write_atomic(place, tensors_to_bytes(packed(masks_of(kwargs["model"]))))
+            write_atomic(place, save(packed(masks_of(kwargs["model"]))))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         release(kwargs["model"])

@@ -18,7 +18,7 @@ from sipp.results.options import Precision
 from sipp.results.pruned import Pruned, headline, up_to_date
 from sipp.results.sheet import Sheet, Table, shown, without_empty
 
-PositionKind = Literal["all", "bitmask", "kept gaps", "zero gaps"]
+PositionKind = Literal["all", "bitmask", "gaps"]
 Rounding = Literal["exact", "fp16", "bf16", "int8"]
 About = Literal["stored values", "values before rounding"]
 WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values

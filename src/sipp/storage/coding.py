@@ -4,8 +4,8 @@ Numbers are split into byte planes, each stored raw or Huffman-coded, whichever 
 one bit, so that the sign becomes the lowest bit and the exponent fills the first plane. That plane has few distinct
 values in a network; the others are nearly random. Everything is little-endian.
 
-A bitmask says which weights are stored, or the gaps between the rarer kind (kept or zero): the number of weights before
-the next one, where 255 means "255 and more to come"; the last gap leads to the end. For weights kept independently with
+A bitmask says which weights are stored, or the gaps between them: the number of weights before the next one that is
+stored, where 255 means "255 and more to come"; the last gap leads to the end. For weights kept independently with
 probability p the gaps have exactly the entropy H(p) per weight, and their Huffman code comes within 5 % of n H(p).
 
 The Huffman code is that of zlib without string matching: available everywhere, in a stable format, adapted every 32,000
@@ -95,13 +95,10 @@ def _rotated(bits: Bits, n_left: int) -> Bits:
 
 def encode_positions(is_stored: Flags) -> tuple[PositionKind, bytes]:
     """Encodes which weights are stored, in the shortest of three ways."""
-    n_weights, n_stored = is_stored.size, int(np.count_nonzero(is_stored))
-    if n_stored == n_weights:
+    if is_stored.all():
         return "all", b""
-    rarer: PositionKind = "kept gaps" if 2 * n_stored <= n_weights else "zero gaps"
-    code = huffman(_gaps(is_stored if rarer == "kept gaps" else ~is_stored))
-    bitmask = np.packbits(is_stored, bitorder="little").tobytes()
-    return (rarer, code) if len(code) < len(bitmask) else ("bitmask", bitmask)
+    code, bitmask = huffman(_gaps(is_stored)), np.packbits(is_stored, bitorder="little").tobytes()
+    return ("gaps", code) if len(code) < len(bitmask) else ("bitmask", bitmask)
 
 
 def decode_positions(kind: PositionKind, code: memoryview, n_weights: int) -> Flags:
@@ -111,14 +108,14 @@ def decode_positions(kind: PositionKind, code: memoryview, n_weights: int) -> Fl
     if kind == "bitmask":
         bits = np.unpackbits(np.frombuffer(code, dtype=np.uint8), count=n_weights, bitorder="little")
         return bits.view(np.bool_)
-    is_rare = np.zeros(n_weights, dtype=np.bool_)
-    is_rare[_places(np.frombuffer(zlib.decompress(code, WINDOW), dtype=np.uint8))] = True
-    return is_rare if kind == "kept gaps" else ~is_rare
+    is_stored = np.zeros(n_weights, dtype=np.bool_)
+    is_stored[_places(np.frombuffer(zlib.decompress(code, WINDOW), dtype=np.uint8))] = True
+    return is_stored
 
 
-def _gaps(is_rare: Flags) -> bytes:
-    """The gaps before each rare weight and before the end, as bytes."""
-    places = np.append(np.flatnonzero(is_rare), is_rare.size)
+def _gaps(is_stored: Flags) -> bytes:
+    """The gaps before each stored weight and before the end, as bytes."""
+    places = np.append(np.flatnonzero(is_stored), is_stored.size)
     gaps = np.diff(places, prepend=-1) - 1
     n_more = gaps // MORE
     symbols = np.full(int(n_more.sum()) + gaps.size, MORE, dtype=np.uint8)
@@ -127,7 +124,7 @@ def _gaps(is_rare: Flags) -> bytes:
 
 
 def _places(symbols: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The positions of the rare weights, from their gaps."""
+    """The positions of the stored weights, from their gaps."""
     is_end = symbols != MORE
     steps = symbols.astype(np.int64) + is_end
     return (np.cumsum(steps)[is_end] - 1)[:-1]

@@ -21,7 +21,7 @@ from sipp.files import (
     WEIGHTS_NAME,
     check_folder,
     metadata_of,
-    new_folder,
+    make_folder,
     read_json,
     seal,
     write_atomic,
@@ -34,19 +34,11 @@ NO_NETWORK = "The network is missing, so its record could not be checked against
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any]) -> None:
     """Writes the network and its record into the folder; another network of sipp in it is replaced."""
-    report = json.dumps(seal(to_json(record)), indent=1, allow_nan=False)
-    contents = {
-        WEIGHTS_NAME: tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report}),
-        RECORD_NAME: report.encode(),
-    }
     check_folder(folder, force=True)
-    if folder.is_dir():
-        for name, content in contents.items():
-            write_atomic(folder / name, content)
-    else:
-        with new_folder(folder) as place:
-            for name, content in contents.items():
-                (place / name).write_bytes(content)
+    make_folder(folder)
+    report = json.dumps(seal(to_json(record)), indent=1, allow_nan=False)
+    write_atomic(folder / WEIGHTS_NAME, tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report}))
+    write_atomic(folder / RECORD_NAME, report.encode())
 
 
 def is_pruned_folder(folder: Path) -> bool:

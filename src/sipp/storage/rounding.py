@@ -1,8 +1,8 @@
 """Rounds kept values to fp16, bf16, or int8 with a scale per row, and restores them.
 
-Rounding is idempotent, also for int8: a scale has 16 significant bits (or is a power of two), so that a level times its
-scale is exact in float32, and the largest weight of a row gives the same scale again. So a network that was loaded from
-such a file can be certified and saved again with the same bits.
+Rounding is idempotent, also for int8: a scale has 16 significant bits, so that a level times its scale is exact in
+float32, and the largest weight of a row gives the same scale again. So a network that was loaded from such a file can
+be certified and saved again with the same bits. A row whose scale would be too small for this becomes 0.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from sipp.results import Rounding
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LEVELS = 127  # of int8, on either side of zero
-TINY_SCALE = 2.0**-110
-SMALLEST_POWER = -149  # of float32
+TINY_SCALE = 2.0**-110  # smaller ones have no 16 bits to spare
 SCALE_DROPPED = 0xFF  # bits of a float32 that a scale leaves zero: 16 significant ones are left
 
 
@@ -57,19 +56,12 @@ def restore_values(stored_K: Tensor, scale_F: Tensor | None, row_K: Tensor | Non
 
 
 def _scales(value_K: Tensor, row_K: Tensor, n_rows: int) -> Tensor:
-    """The largest magnitude of each row divided by 127, rounded up to 16 significant bits, or to a power of two.
-
-    Tiny float32 numbers have fewer than 16 bits; there a power of two keeps products exact.
-    """
+    """The largest magnitude of each row divided by 127, rounded up to 16 significant bits; 0 if it is tiny."""
     largest_F = torch.zeros(n_rows, dtype=torch.float64, device="cpu")
     largest_F.scatter_reduce_(0, row_K, value_K.abs().to(torch.float64), "amax")
-    exact_F = largest_F / LEVELS
-    scale_F = exact_F.to(torch.float32)
+    scale_F = (largest_F / LEVELS).to(torch.float32)
     rounded_F = ((scale_F.view(torch.int32) + SCALE_DROPPED) & ~SCALE_DROPPED).view(torch.float32)
-    mantissa_F, exponent_F = torch.frexp(exact_F)  # exact = mantissa 2^exponent, 1/2 <= mantissa < 1
-    power_F = torch.where(mantissa_F == 0.5, exponent_F - 1, exponent_F).clamp(min=SMALLEST_POWER)
-    power_F = torch.ldexp(torch.ones_like(exact_F), power_F).to(torch.float32)
-    return torch.where(largest_F == 0, 0.0, torch.where(exact_F < TINY_SCALE, power_F, rounded_F))
+    return torch.where(rounded_F < TINY_SCALE, 0.0, rounded_F)
 
 
 def _levels(value_K: Tensor, row_K: Tensor, scale_F: Tensor) -> Tensor:

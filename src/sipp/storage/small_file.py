@@ -8,7 +8,6 @@ both. One safetensors entry per tensor would cost 100 bytes each, more than the 
 
 from __future__ import annotations
 
-import copy
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,7 +51,7 @@ from sipp.storage.coding import (
 from sipp.storage.rounding import FORMATS, restore_values, round_values
 
 KEY = "sipp file"  # in the metadata: the format, and the SHA-256 of index and data
-FORMAT = 1
+FORMAT = 2
 FOREIGN = (
     "is not a file from sipp.save, or was cut{}; for a plain safetensors file use safetensors.torch.load_file, and "
     "copy or save a damaged one again"
@@ -168,16 +167,6 @@ def decode(contents: SavedFile, data: memoryview) -> tuple[dict[str, Tensor], Sa
     return state, replace(contents, masks=masks, certificate_about=about)
 
 
-def with_stored_values(model: nn.Module, values: Precision) -> nn.Module:
-    """A copy of the network with the values that `load` would return after `save`; certify this one."""
-    stored = copy.deepcopy(model)
-    for entry, piece in zip(*encode(stored, {}, values)):
-        if entry.values != "exact":
-            with torch.no_grad():
-                stored.get_parameter(entry.names[0]).copy_(_decode(entry, memoryview(piece))[0])
-    return stored
-
-
 def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> Rounding:
     """How a tensor is rounded: only parameters with two or more axes, and only if that makes them smaller.
 
@@ -279,26 +268,3 @@ def _pieces(data: memoryview, lengths: Iterable[int]) -> Iterator[memoryview]:
     for length in lengths:
         yield data[start : start + length]
         start += length
-
-
-# --- tensors that share memory ----------------------------------------------------------------------------------------
-
-
-def cannot_take(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Names of tensors of the model that share memory (tied, transposed) and cannot all have these values."""
-    owners: dict[object, dict[str, Tensor]] = {}
-    for name, tensor in model.state_dict().items():
-        if 0 not in tensor.stride():  # an expanded tensor takes no values
-            place = tensor.device, tensor.untyped_storage().data_ptr()
-            owners.setdefault(place, {})[name] = tensor.detach()
-    shared = [tensors for tensors in owners.values() if len(tensors) > 1]
-    for views in copy.deepcopy(shared):  # which copies a memory once, for all who share it
-        for name, view in views.items():
-            view.copy_(state[name])
-        if any(bits_differ(view, state[name]) for name, view in views.items()):
-            return list(views)
-    return []
-
-
-def bits_differ(one: Tensor, other: Tensor) -> bool:
-    return not torch.equal(*(t.to("cpu").reshape(-1).view(torch.uint8) for t in (one, other)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.inputs import check_can_be_written
 from sipp.results import SavedFile, check, hashing, words
-from sipp.storage import cannot_take, decode, named_tensors, read_contents
+from sipp.storage import decode, named_tensors, read_contents
 
 OTHER_BUFFERS = (
     "buffers that are not part of a state_dict (persistent=False) have other values in `into` than in the saved "
@@ -49,8 +49,9 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
     state, contents = decode(contents, data)
     if into is None:
         return state
-    if names := cannot_take(into, state):
-        raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {file}; untie them")
+    for names, _ in named_tensors(into):
+        if any(not torch.equal(state[name], state[names[0]]) for name in names[1:]):
+            raise ModelError(f"{', '.join(names)}: one tensor in the model, different ones in {file}; untie them")
     into.load_state_dict(state, strict=True)
     into.eval()
     is_known = contents.certificate is not None or contents.buffers_hash is not None

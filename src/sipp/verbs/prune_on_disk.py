@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.files import file_hash, sha256_of
+from sipp.files import sha256_of
 from sipp.inputs import AnyData, Batch, Blocks, copy_of, data_of
 from sipp.native import memory
 from sipp.progress import progress_bar, progress_line
@@ -27,7 +27,7 @@ from sipp.pruning import budget_for, cut, rank
 from sipp.repairing import DataSplit, Part, Side, repair_part, run_part, split_batches
 from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, check
 from sipp.scoring import checked_method, chunk_bytes_on, refuse_fitted, task_of
-from sipp.storage import BlockFolder, NetworkInFiles, ShardedWeights, file_of_block, sharded_weights, write_shard
+from sipp.storage import BlockFolder, NetworkInFiles
 
 
 @torch.inference_mode(False)
@@ -69,14 +69,14 @@ def prune_on_disk(
     options = PruneOptions(keep=keep, pattern=pattern, method=method, statements=False)
     _check(model, options, repair=repair, progress=progress)
     memory.give_back_large_pieces()
-    source, target = sharded_weights(check.path("weights", weights, "model")), check.path("out", out, "pruned")
+    source, target = check.path("weights", weights, "model"), check.path("out", out, "pruned")
     device = _device(device)
+    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device)
     batches = tuple(data_of(data, device=device).batches())
     split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
-    network = NetworkInFiles(copy.deepcopy(model).eval(), source, device)
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
-    output = BlockFolder(target, _task_hash(options, repair, source, chain, split.batches))
+    output = BlockFolder(target, _task_hash(options, repair, network, chain, split.batches))
     finished = output.begin()
     work = _Work(network, chain, split, output, options, repair)
     n_blocks, began = len(chain.names), monotonic()
@@ -87,7 +87,7 @@ def prune_on_disk(
             advance(1)
     journal = output.journal()
     network.write_rest(target, journal["file_of"])
-    output.end(source.folder)
+    output.end(source)
     pruned_weights = tuple(BlockWeight(**values) for values in journal["weights"])
     return PrunedOnDisk(target, n_blocks, finished, sum(batch.n_points for batch in split.batches), pruned_weights)
 
@@ -213,7 +213,6 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     dense = _FromState(work.network.model, work.blocks, part)
     pruned, masks, errors = _cut_and_repaired(work, part, dense)
     tensors = work.network.weights.as_in_files(pruned.state_dict())
-    write_shard(work.output.folder / file_of_block(i), tensors)
     for name, model in (("dense", dense), ("pruned", pruned)) if i + 1 < len(names) else ():
         if work.repair or name == "dense":
             states = _States(work.output, name, work.blocks)
@@ -271,11 +270,10 @@ class _ReadOnDemand(Sequence[Any]):
 
 
 def _task_hash(
-    options: PruneOptions, repair: bool, source: ShardedWeights, blocks: Blocks, batches: Sequence[Batch]
+    options: PruneOptions, repair: bool, network: NetworkInFiles, blocks: Blocks, batches: Sequence[Batch]
 ) -> str:
     """A hash of options, weight files and points: only a run with the same hash may resume."""
-    files = {file: file_hash(source.folder / file) for file in sorted({*source.file_of.values()})}
-    described = json.dumps([_described(options), repair, blocks.names, files], sort_keys=True)
+    described = json.dumps([_described(options), repair, blocks.names, network.source.hashes()], sort_keys=True)
     return sha256_of(described.encode(), *(key.encode() for batch in batches for key in batch.hashes()))
 
 

@@ -27,7 +27,7 @@ from sipp.results import (
     stored_statements,
     words,
 )
-from sipp.storage import cannot_take, decode, encode, file_content
+from sipp.storage import decode, encode, file_content
 
 MANY_NEGATIVE = 0.01  # share of weights that are -0.0; above it, `save` warns
 
@@ -101,12 +101,7 @@ def content_of(
         buffers_hash=hashing.of_buffers(model),
     )
     data = b"".join(pieces)
-    stored, contents = decode(contents, memoryview(data))
-    if contents.rounding_words and (apart := cannot_take(model, stored)):
-        raise ModelError(
-            f"{', '.join(apart)} share memory in two layouts (a transposed tie); {values} would round them differently",
-            fix="save with values='fp32' or 'lossless', or untie them",
-        )
+    contents = decode(contents, memoryview(data))[1]
     is_about_stored = contents.certificate_about == "stored values"
     if certificate is not None and not is_about_stored and certificate.pruned_hash != hashing.of_model(model):
         raise OptionError("the certificate is about another network than the one to save; certify this one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.files import make_folder, read_json, write_json
+from sipp.files import make_folder, read_json, write_atomic, write_json
 from sipp.results import BlockWeight
-from sipp.storage.block_by_block.sharded_weights import companion_files
-from sipp.storage.state_files import load_state, save_state
+from sipp.storage.block_by_block.sharded_weights import companion_files, write_shard
+from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 JOURNAL, WORK = "progress.json", "work"
 CONFIGS = ("config.json", "generation_config.json")  # copied together with tokenizer files
-
-
-def file_of_block(i: int) -> str:
-    return f"block-{i:05d}.safetensors"
 
 
 class BlockFolder:
@@ -53,11 +49,13 @@ class BlockFolder:
             )
         return int(journal["finished"])
 
-    def finish(self, i: int, done: Sequence[BlockWeight], names: Iterable[str]) -> None:
-        """Marks block i as finished, with these tensors in its file, and deletes the states before it."""
+    def finish(self, i: int, done: Sequence[BlockWeight], tensors: Mapping[str, Tensor]) -> None:
+        """Writes the file of block i, marks it as finished, and deletes the states before it."""
+        file = f"block-{i:05d}.safetensors"
+        write_shard(self.folder / file, tensors)
         before = self.journal()
         weights = [*before["weights"], *map(asdict, done)]
-        file_of = before["file_of"] | dict.fromkeys(names, file_of_block(i))
+        file_of = before["file_of"] | dict.fromkeys(tensors, file)
         values = {"task": self.task, "finished": i + 1, "weights": weights, "file_of": file_of}
         write_json(self.folder / JOURNAL, values)
         shutil.rmtree(self.states_folder / str(i), ignore_errors=True)
@@ -76,9 +74,13 @@ class BlockFolder:
 
     def write(self, i: int, side: str, j: int, state: Tensor) -> None:
         """Writes the hidden states of batch j before block i."""
-        make_folder(self.states_folder / str(i))
-        save_state(self.states_folder / str(i), f"{side}-{j}", {"state": state}, {})
+        path = self._state(i, side, j)
+        make_folder(path.parent)
+        write_atomic(path, tensors_to_bytes({"state": state}))
 
     def read(self, i: int, side: str, j: int) -> Tensor:
-        state: Tensor = load_state(self.states_folder / str(i), f"{side}-{j}")[0]["state"]
-        return state
+        """Reads them."""
+        return read_tensors(self._state(i, side, j))[0]["state"]
+
+    def _state(self, i: int, side: str, j: int) -> Path:
+        return self.states_folder / str(i) / f"{side}-{j}.safetensors"

@@ -13,7 +13,7 @@ from torch import nn
 from sipp.errors import ModelError
 from sipp.inputs import Batch, Blocks, trace_layers
 from sipp.storage.block_by_block.renamed_weights import renamed_weights
-from sipp.storage.block_by_block.sharded_weights import ShardedWeights, write_index, write_shard
+from sipp.storage.block_by_block.sharded_weights import sharded_weights, write_index, write_shard
 
 N_PROBED = 3  # first blocks, run to see how blocks pass their hidden state on
 REST = "rest.safetensors"
@@ -22,9 +22,9 @@ REST = "rest.safetensors"
 class NetworkInFiles:
     """A network on the meta device, and the files from which its weights are read, one block at a time."""
 
-    def __init__(self, model: nn.Module, source: ShardedWeights, device: torch.device) -> None:
-        self.model, self.source, self.device = model, source, device
-        self.weights = renamed_weights(model, source)
+    def __init__(self, model: nn.Module, folder: Path, device: torch.device) -> None:
+        self.model, self.source, self.device = model, sharded_weights(folder), device
+        self.weights = renamed_weights(model, self.source)
         self.list_name = _largest_list(model)
         self.names = tuple(f"{self.list_name}.{name}" for name in model.get_submodule(self.list_name)._modules)
 

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from sipp.errors import DataError
-from sipp.files import read_file, write_atomic
+from sipp.files import file_hash, read_file, write_atomic
 from sipp.storage.tensors import tensors_to_bytes
 
-Tensor = Any  # torch is not imported here, so that reading records is fast
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BELONGING = (
     "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "bpe.codes", "*.model",
@@ -29,8 +30,6 @@ class ShardedWeights:
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads these tensors, on the CPU; opens each file once and reads nothing else of it."""
-        from safetensors import safe_open
-
         by_file: dict[str, list[str]] = {}
         for name in names:
             by_file.setdefault(self.file_of[name], []).append(name)
@@ -39,6 +38,10 @@ class ShardedWeights:
             with safe_open(self.folder / file, framework="pt") as opened:
                 tensors |= {name: opened.get_tensor(name).clone() for name in wanted}
         return tensors
+
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of each file."""
+        return {file: file_hash(self.folder / file) for file in sorted({*self.file_of.values()})}
 
 
 def sharded_weights(folder: Path) -> ShardedWeights:
@@ -58,8 +61,6 @@ def sharded_weights(folder: Path) -> ShardedWeights:
 
 def names_in(path: Path) -> list[str]:
     """The names of the tensors in a safetensors file; DataError if it is none."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as opened:
             return list(opened.keys())
