@@ -119,6 +119,5 @@ def main(place: Path) -> dict[str, int]:
     return done
 
 
-
 if __name__ == "__main__":
     print(json.dumps(main(Path(sys.argv[1]))))

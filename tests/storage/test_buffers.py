@@ -75,5 +75,3 @@ def test_a_certificate_is_about_the_network_with_its_buffers(
         assert hashing.of_model(sipp.load(path, into=Scaled())) == certificate.pruned_hash
     with pytest.warns(UserWarning, match="buffers that are not part of a state_dict"):
         sipp.load(path, into=Scaled(3.0))
-
-

@@ -78,5 +78,3 @@ def test_other_files_are_refused_and_no_code_runs(tmp_path: Path) -> None:
     for other in (tmp_path, tmp_path / "nothing", Path("/dev/zero")):
         with pytest.raises(DataError, match="is not a file"):
             sipp.load(other)
-
-

@@ -11,7 +11,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.files import RECORD_KEY, RECORD_NAME, WEIGHTS_NAME
+from sipp.files import RECORD_NAME, WEIGHTS_NAME
 from sipp.results import hashing
 from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.tensors import read_tensors, tensors_to_bytes

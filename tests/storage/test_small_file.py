@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import DataError, ModelError, OptionError
+from sipp.errors import ModelError, OptionError
 from sipp.results.saved_file import entropy_bytes
 from sipp.storage.coding import decode_positions, encode_positions
 
