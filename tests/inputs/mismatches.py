@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.layers import Adapter, WeightUse, by_point, register
+from sipp.inputs.layers import Adapter, WeightUse, register, vectors
 
 CASES_PER_PROCESS = 250
 N_POINTS = 4
@@ -46,7 +46,7 @@ class TaughtWindows(Taught):
 
 
 def taught_uses(module, args, kwargs, n_points):
-    yield WeightUse("weight", *by_point(args[0], n_points))
+    yield vectors("weight", args[0], n_points)
 
 
 def wild_uses(module, args, kwargs, n_points):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.layers import Adapter, WeightUse, by_point, register
+from sipp.inputs.layers import Adapter, WeightUse, register, vectors
 from sipp.inputs.layers.registry import _REGISTRY
 from sipp.pruning.masking import hold_masks
 from sipp_lab.nets.registry import build, net_spec
@@ -212,20 +213,20 @@ class Doubled(nn.Module):
 
 
 def its_use(module: nn.Module, args: tuple, kwargs: dict, n_points: int) -> Iterator[WeightUse]:
-    yield WeightUse("weight", *by_point(args[0], n_points))
+    yield vectors("weight", args[0], n_points)
 
 
 def returning(factor: float) -> Callable[..., Any]:
     def uses(module: nn.Module, args: tuple, kwargs: dict, n_points: int) -> Any:
-        yield WeightUse("weight", *by_point(args[0], n_points))
+        yield vectors("weight", args[0], n_points)
         return factor * F.linear(args[0], module.weight, module.bias)
 
     return uses
 
 
 def its_rows_apart(module: nn.Module, args: tuple, kwargs: dict, n_points: int) -> Iterator[WeightUse]:
-    yield WeightUse("weight", *by_point(args[0], n_points)._replace(n_rows=1))
-    yield WeightUse("weight", *by_point(args[0], n_points)._replace(row_start=1))
+    yield replace(vectors("weight", args[0], n_points), n_rows=1)
+    yield replace(vectors("weight", args[0], n_points), row_start=1)
 
 
 @pytest.fixture

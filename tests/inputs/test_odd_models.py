@@ -50,7 +50,7 @@ def test_what_is_no_network_that_can_be_seen_is_refused() -> None:
     for model, words in (
         (torch.jit.script(plain), "TorchScript"),
         (torch.jit.trace(plain, POINTS), "TorchScript"),
-        (shapes_only, r"0\.weight is on the meta device"),
+        (shapes_only, r"0 \(Linear\): its weight is on the meta device"),
         (PartlyEmpty, "not an nn.Module"),
         (5, "not an nn.Module"),
     ):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
 from sipp.inputs.data import Batch
-from sipp.inputs.layers import PrunableLayer, by_point
+from sipp.inputs.layers import PrunableLayer, vectors
 from sipp.inputs.patches import Weight, WeightUse, has_patches, to_rows
 from sipp.inputs.recording import Recorder, Watch, every_tensor
 from sipp.inputs.running import run_batch, scoring_mode
@@ -257,7 +257,7 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
         if real.shape[-n_dims] != weight.n_rows or real.numel() != n_values:
             return None
         rows_last = real.detach().movedim(-n_dims, -1)
-        rows_last = by_point(rows_last, n_points).windows if n_dims == 1 else rows_last
+        rows_last = vectors("", rows_last, n_points).windows if n_dims == 1 else rows_last
         return rows_last.reshape(len(windows), n_positions, -1)[:, positions[:, None], rows].flatten()
 
     return _Expected(values_PF.flatten(), squares, found_in, tolerance_of(windows.device, windows.dtype))

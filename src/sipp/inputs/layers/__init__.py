@@ -2,10 +2,10 @@
 
 A layer type becomes prunable by one call, with a function that says what meets the weight in a forward pass:
 
-    from sipp.inputs.layers import Adapter, WeightUse, by_point, register
+    from sipp.inputs.layers import Adapter, register, vectors
 
     def uses(module, args, kwargs, n_points):
-        yield WeightUse("weight", *by_point(args[0], n_points))
+        yield vectors("weight", args[0], n_points)
 
     register(MyLinear, Adapter(weights=lambda module: ("weight",), uses=uses))
 
@@ -13,7 +13,7 @@ For a few points the real output is compared with the products of patches and ro
 something else returns it from `uses`, at the end.
 """
 
-from sipp.inputs.layers.linear import by_point
+from sipp.inputs.layers.linear import vectors
 from sipp.inputs.layers.registry import (
     Adapter,
     PrunableLayer,
@@ -28,9 +28,9 @@ __all__ = [
     "Adapter",
     "PrunableLayer",
     "WeightUse",
-    "by_point",
     "find_prunable_layers",
     "register",
     "unwrap",
+    "vectors",
     "warn_of_frozen",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.inputs.layers.linear import Points, refuse_points_along_time
+from sipp.inputs.layers.linear import sequences
 from sipp.inputs.patches import WeightUse
 
 SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
@@ -34,33 +35,21 @@ def attention_uses(
     """Every position of query, key and value is a patch, but for the keys and values that key_padding_mask hides."""
     given = SIGNATURE.bind(module, *args, **kwargs).arguments
     mask, is_packed = given.get("key_padding_mask"), module.in_proj_weight is not None
-    n_sequences, n_steps = _by_sequence(module, given["query"]).shape[:2]
-    refuse_points_along_time(n_sequences, n_steps, n_points)
     is_same = given["query"] is given["key"] is given["value"] and mask is None
     if is_same and is_packed:  # all rows meet the same patches, which are read once
-        yield WeightUse("in_proj_weight", *_points(module, given["query"], n_points))
+        yield sequences("in_proj_weight", _by_sequence(module, given["query"]), n_points)
     for i, name in enumerate(INPUTS if not (is_same and is_packed) else ()):
-        patches, real_BP = _points(module, given[name], n_points), None
+        steps_BTK, is_real_BT = _by_sequence(module, given[name]), None
         if mask is not None and name != "query":
-            is_real_BS = ~mask if mask.dtype == torch.bool else mask != -torch.inf
-            real_BP = is_real_BS.reshape(len(patches.windows), -1)
-        if is_packed:
-            patches = patches._replace(row_start=i * module.embed_dim, n_rows=module.embed_dim)
-        parameter = "in_proj_weight" if is_packed else f"{name[0]}_proj_weight"
-        yield WeightUse(parameter, *patches, real_BP=real_BP)
+            is_real_BT = (~mask if mask.dtype == torch.bool else mask != -torch.inf).reshape(len(steps_BTK), -1)
+        use = sequences(f"{name[0]}_proj_weight", steps_BTK, n_points, is_real_BT)
+        rows = {"parameter": "in_proj_weight", "row_start": i * module.embed_dim, "n_rows": module.embed_dim}
+        yield replace(use, **rows) if is_packed else use
     attended, shares = _before_projection(module, args, kwargs)
-    yield WeightUse("out_proj.weight", *_points(module, attended, n_points), is_own_copy=True)
+    yield replace(sequences("out_proj.weight", _by_sequence(module, attended), n_points), is_own_copy=True)
     swaps = module.batch_first and attended.ndim == 3  # torch projects with the time first
     output = F.linear(attended.transpose(0, 1) if swaps else attended, module.out_proj.weight, module.out_proj.bias)
     return output.transpose(0, 1) if swaps else output, shares
-
-
-def _points(module: nn.MultiheadAttention, tensor: Tensor, n_points: int) -> Points:
-    """The positions of each sequence as patches of its point; together if sequences are not points."""
-    sequence = _by_sequence(module, tensor)
-    attributed = len(sequence) == n_points
-    windows = sequence[:, None] if attributed else sequence.flatten(0, 1)[None, None]
-    return Points(windows, 1, 0, None, None, attributed)
 
 
 def _by_sequence(module: nn.MultiheadAttention, tensor: Tensor) -> Tensor:

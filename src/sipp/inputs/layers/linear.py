@@ -1,9 +1,9 @@
-"""Patches of fully-connected layers, and how a tensor of inputs is told apart by point."""
+"""Patches of fully-connected layers: the vectors along the last dimension, told apart by the input they belong to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,29 +11,25 @@ from sipp.errors import DataError, ModelError
 from sipp.inputs.patches import WeightUse
 
 
-class Points(NamedTuple):
-    """The first fields of a `WeightUse` after its parameter, in their order."""
-
-    windows: Tensor
-    n_position_dims: int
-    row_start: int
-    n_rows: int | None
-    counts_B: Tensor | None
-    attributed: bool
-
-
-def by_point(inputs: Tensor, n_points: int) -> Points:
-    """The input vectors (last dimension) grouped by the point they belong to, as the fields of a `WeightUse`.
+def vectors(parameter: str, inputs: Tensor, n_points: int) -> WeightUse:
+    """The use of all rows of a weight whose patches are the vectors along the last dimension of `inputs`.
 
     Points run along the first dimension, one by one or in equal consecutive blocks (windows or frames folded into the
     batch). If that cannot be, the patches stay together and `attributed` is False: a maximum needs no more.
     """
-    fan_in = inputs.shape[-1]
     # an expert that got no tokens has none to attribute
     attributed = n_points == 1 or (inputs.ndim > 1 and inputs.numel() > 0 and inputs.shape[0] % n_points == 0)
     n_blocks = n_points if attributed else 1
     n_patches = inputs.shape[:-1].numel() // n_blocks
-    return Points(inputs.reshape(n_blocks, 1, n_patches, fan_in), 1, 0, None, None, attributed)
+    return WeightUse(parameter, inputs.reshape(n_blocks, 1, n_patches, inputs.shape[-1]), attributed=attributed)
+
+
+def sequences(parameter: str, steps_BTK: Tensor, n_points: int, is_real_BT: Tensor | None = None) -> WeightUse:
+    """The use of all rows of a weight whose patches are the steps of sequences, one for each point or together."""
+    if len(steps_BTK) == n_points:
+        return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
+    together, real_BP = steps_BTK.flatten(0, 1)[None, None], None if is_real_BT is None else is_real_BT.flatten()[None]
+    return WeightUse(parameter, together, attributed=False, real_BP=real_BP)
 
 
 def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -51,18 +47,7 @@ def linear_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     inputs = one_input(args, kwargs)
     if inputs.ndim == 0:
         raise DataError("takes vectors of features, not a single number")
-    yield WeightUse("weight", *by_point(inputs, n_points))
-
-
-def refuse_points_along_time(n_sequences: int, n_steps: int, n_points: int) -> None:
-    """Raises if the points are really time steps of fewer sequences: points would be counted too often."""
-    if n_sequences < n_points == n_steps:
-        raise DataError(
-            f"reads the {n_points} inputs of the batch as the {n_steps} time steps of {n_sequences} "
-            "sequence(s); inputs run along dimension 0 of the data",
-            fix="transpose the data, or wrap the model in one that transposes (where a sequence is that long by "
-            "chance, use batches of another size)",
-        )
+    yield vectors("weight", inputs, n_points)
 
 
 def by_size(shape: tuple[int, ...]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.layers.linear import by_point, by_size, refuse_points_along_time
+from sipp.inputs.layers.linear import by_size, sequences, vectors
 from sipp.inputs.patches import WeightUse
 
 Uses = Generator[WeightUse, None, Any]
@@ -46,7 +46,7 @@ def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, 
     """
     inputs, initial = _bind(args, kwargs)
     x_BTI, lengths_B = _by_sequence(module, inputs)
-    refuse_points_along_time(len(x_BTI), x_BTI.shape[1], n_points)
+    is_real_BT = None if lengths_B is None else _steps_of(x_BTI) < lengths_B.to(x_BTI.device)[:, None]
     first = _first_states(module, initial, x_BTI)
     last: list[States] = []
     for layer in range(module.num_layers):
@@ -56,14 +56,14 @@ def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, 
             def turned(tensor: Tensor, is_turned: int = direction) -> Tensor:
                 return _flip(tensor, lengths_B) if is_turned else tensor
 
-            yield _use(f"weight_ih{suffix}", x_BTI, lengths_B, n_points)
+            yield sequences(f"weight_ih{suffix}", x_BTI, n_points, is_real_BT)
             x, states = turned(x_BTI), [state[len(last)] for state in first]
             after, ends = _run(module, suffix, x, lengths_B, states)
             before = torch.cat((states[0][:, None].to(after.dtype), after[:, :-1]), 1)
-            yield _use(f"weight_hh{suffix}", turned(before), lengths_B, n_points)
+            yield sequences(f"weight_hh{suffix}", turned(before), n_points, is_real_BT)
             if module.proj_size:
                 unprojected = _unprojected(module, suffix, x, before, states[1])
-                yield _use(f"weight_hr{suffix}", turned(unprojected), lengths_B, n_points)
+                yield sequences(f"weight_hr{suffix}", turned(unprojected), n_points, is_real_BT)
             afters.append(turned(after))
             last.append(ends)
         x_BTI = torch.cat(afters, dim=-1) if len(afters) > 1 else afters[0]
@@ -77,8 +77,8 @@ def cell_uses(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, A
     states = (zeros, zeros) if initial is None else tuple(initial) if is_lstm else (initial,)
     if any(state.shape != zeros.shape for state in states):
         raise DataError(f"takes states of {by_size(zeros.shape)}, not {by_size(states[0].shape)}")
-    yield WeightUse("weight_ih", *by_point(x, n_points))
-    yield WeightUse("weight_hh", *by_point(states[0], n_points))
+    yield vectors("weight_ih", x, n_points)
+    yield vectors("weight_hh", states[0], n_points)
     weights = module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh
     x_BI, *states_BH = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, *states))
     if is_lstm:
@@ -179,21 +179,8 @@ def _as_output(module: nn.RNNBase, inputs: Tensor | PackedSequence, output_BTH: 
     return output, tuple(ends) if len(ends) > 1 else ends[0]
 
 
-def _use(parameter: str, steps_BTK: Tensor, lengths_B: Tensor | None, n_points: int) -> WeightUse:
-    """The steps of each sequence as patches of its point; together if sequences are not points."""
-    is_real_BT = None if lengths_B is None else _is_real(steps_BTK, lengths_B)
-    if steps_BTK.shape[0] == n_points:
-        return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
-    together, is_real = steps_BTK.flatten(0, 1)[None, None], None if is_real_BT is None else is_real_BT.flatten()[None]
-    return WeightUse(parameter, together, attributed=False, real_BP=is_real)
-
-
 def _steps_of(sequence_BTK: Tensor) -> Tensor:
     return torch.arange(sequence_BTK.shape[1], dtype=torch.int64, device=sequence_BTK.device)
-
-
-def _is_real(sequence_BTK: Tensor, lengths_B: Tensor) -> Tensor:
-    return _steps_of(sequence_BTK) < lengths_B.to(sequence_BTK.device)[:, None]
 
 
 def _flip(sequence_BTK: Tensor, lengths_B: Tensor | None) -> Tensor:

@@ -109,7 +109,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-GLOB = frozenset("*?[")  # a name without them means itself
+GLOB = frozenset("*?[")
 
 
 def _or_exclude(fix: str, name: str) -> str:
@@ -274,42 +274,37 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _plain_parameter(layer: PrunableLayer, local: str) -> nn.Parameter:
-    """The parameter itself, after checking that it is one: plain, real, dense."""
-    name, module = layer.module_name, layer.module
+    """The parameter itself, after checking that it is one: plain, real, dense, with values."""
     owner_name, _, attribute = local.rpartition(".")
-    owner = module.get_submodule(owner_name)
+    owner = layer.module.get_submodule(owner_name)
+    why_fix = _why_not_plain(owner, attribute)
+    if why_fix is not None:
+        why, fix = why_fix
+        raise ModelError(
+            f"its {attribute} {why}",
+            where=layer.label,
+            fix=_or_exclude(fix, layer.module_name),
+            option="exclude",
+        )
+    return owner._parameters[attribute]  # type: ignore[return-value]
+
+
+def _why_not_plain(owner: nn.Module, attribute: str) -> tuple[str, str] | None:
+    """What is wrong with a parameter, and how to mend it; None if nothing is."""
     parameter = owner._parameters.get(attribute)
-    full = _join(name, local)
     if isinstance(parameter, UninitializedParameter):
-        raise ModelError(
-            f"{full} has no shape yet ({type(module).__name__})", fix="run the model once on a batch first"
-        )
+        return "has no shape yet", "run the model once on a batch first"
     if parametrize.is_parametrized(owner, attribute):
-        raise ModelError(
-            f"its {attribute} is parametrised",
-            where=_where(name, module),
-            fix=_or_exclude(
-                f"call torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r}) first", name
-            ),
-            option="exclude",
-        )
+        call = f"torch.nn.utils.parametrize.remove_parametrizations(module, {attribute!r})"
+        return "is parametrised", f"call {call} first"
     if f"{attribute}_orig" in owner._parameters:
-        raise ModelError(
-            f"its {attribute} is masked by torch.nn.utils.prune",
-            where=_where(name, module),
-            fix=_or_exclude("call sipp.release(model) first, which makes its masks permanent", name),
-            option="exclude",
-        )
+        return "is masked by torch.nn.utils.prune", "call sipp.release(model) first, which makes its masks permanent"
     if parameter is None or parameter.layout != torch.strided or not parameter.is_floating_point():
-        raise ModelError(
-            f"its {attribute} is not a plain dense floating-point parameter (quantised, weight-normed or complex)",
-            where=_where(name, module),
-            fix=_or_exclude("convert the module back", name),
-            option="exclude",
-        )
+        kinds = "quantised, weight-normed or complex"
+        return f"is not a plain dense floating-point parameter ({kinds})", "convert the module back"
     if parameter.is_meta:
-        raise ModelError(f"{full} is on the meta device, it has a shape and no values", fix="load the weights first")
-    return parameter
+        return "is on the meta device, it has a shape and no values", "load the weights first"
+    return None
 
 
 def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -338,47 +333,39 @@ def _chosen(
     The head of a language model is left out, with a warning, unless `include` is given. The matrices that LoRA adds are
     never chosen.
     """
-    matched = dict[str, set[str]]()
-    for option, selector in (("include", include), ("exclude", exclude)):
-        found = _matched(_patterns(selector), layers)
-        matched[option] = set().union(*found.values())
-        for pattern in (pattern for pattern, names in found.items() if not names):
-            some = ", ".join(list(layers)[:8]) + (", ..." if len(layers) > 8 else "")
-            raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {some}", option=option)
-    wanted = (set(layers) if include is None else matched["include"]) - matched["exclude"]
+    wanted = set(layers) if include is None else _matching("include", include, layers)
+    wanted -= set() if exclude is None else _matching("exclude", exclude, layers)
     heads, lora = _heads(model) if include is None else set[int](), _lora_matrices(model)
     for name in (name for name, module in layers.items() if name in wanted and id(module) in heads):
         warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
     return {name for name in wanted if id(layers[name]) not in heads | lora}
 
 
-def _patterns(selector: Selector | None) -> tuple[str | type[nn.Module], ...]:
-    if selector is None:
-        return ()
+def _matching(option: str, selector: Selector, layers: Mapping[str, nn.Module]) -> set[str]:
+    """The names of the layers that are selected: a type by isinstance, a glob by the module's name or the full name of
+    one of its parameters.
+    """
     patterns = (selector,) if isinstance(selector, str | type) else selector
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str | type) for pattern in patterns):
         raise OptionError(f"include and exclude take a name glob, a layer type or a list of these, not {selector!r}")
-    return tuple(patterns)
-
-
-def _matched(
-    patterns: Sequence[str | type[nn.Module]], layers: Mapping[str, nn.Module]
-) -> dict[str | type[nn.Module], set[str]]:
-    """The names of the layers that each pattern matches: a type by isinstance, a glob by the module's name or the full
-    name of one of its parameters.
-    """
-    by_name = dict[str, list[str]]()
-    for name, module in layers.items() if patterns else ():
-        for one in (name, *(_join(name, local) for local, _ in module.named_parameters())):
-            by_name.setdefault(one, []).append(name)
-    found = dict[str | type[nn.Module], set[str]]()
+    names = {
+        name: {name, *(_join(name, local) for local, _ in module.named_parameters())} for name, module in layers.items()
+    }
+    found = set[str]()
     for pattern in patterns:
         if isinstance(pattern, type):
-            found[pattern] = {name for name, module in layers.items() if isinstance(module, pattern)}
-        elif GLOB.isdisjoint(pattern):
-            found[pattern] = set(by_name.get(pattern, ()))
+            matched = {name for name, module in layers.items() if isinstance(module, pattern)}
         else:
-            found[pattern] = {name for one, names in by_name.items() if fnmatchcase(one, pattern) for name in names}
+            is_glob = not GLOB.isdisjoint(pattern)  # a name without wildcards means itself
+            matched = {
+                name
+                for name, some in names.items()
+                if pattern in some or (is_glob and any(fnmatchcase(one, pattern) for one in some))
+            }
+        if not matched:
+            some_names = ", ".join(list(layers)[:8]) + (", ..." if len(layers) > 8 else "")
+            raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {some_names}", option=option)
+        found |= matched
     return found
 
 
