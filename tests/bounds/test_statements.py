@@ -22,11 +22,9 @@ from sipp.bounds.assumption import LEAST_OF_ROW
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.ranking import rank
 from sipp.pruning.rows import RAND, eps_given
-from sipp.results.bounds import coverage
+from sipp.results import Coverage
 from sipp.results.jsonio import to_json
 from sipp.results.options import PruneOptions
-from sipp.results.pruned import pruned_sheet
-from sipp.results.sheet import sheet_text
 from sipp.scoring.task import task_of
 
 
@@ -269,14 +267,14 @@ def test_print_and_record_state_assumed_and_measured_constants() -> None:
     said = "For all but 4.58 % of new inputs from the same source, every row stays within its measured eps, 95 % sure"
     assert said in " ".join(text.split())
     assert "1e-16" not in pruned.measured.sentence and "with probability" not in text
-    assert pruned.bound.coverage == coverage(64, 1, 0.95)
+    assert pruned.bound.coverage == Coverage.of(64, 1, 0.95)
     record = to_json(pruned)
     assert record["guarantee"]["verdict"] == "contradicted by the data"
     assert record["measured"]["c_constant"] == pruned.measured.c_constant
     assert record["bound"]["coverage"]["q"] == 1 and record["bound"]["met"] is False
     assert record["measured"]["sentence"] == pruned.measured.sentence  # also where no bound says anything
     lossless = sipp.prune(model, x, keep=0.999, method="sipp-det", holdout=new)
-    assert any(line.startswith("measured:") for line in sheet_text(pruned_sheet(lossless, in_shell=True)).splitlines())
+    assert any(line.startswith("measured:") for line in str(lossless.sheet_with(in_shell=True)).splitlines())
 
 
 @pytest.mark.parametrize("scale", [1e180, 1e-180])

@@ -69,9 +69,9 @@ def test_arrays_and_tensors_under_the_usual_names(tmp_path: Path, monkeypatch: p
     both = ["--dense", "net.pt", "--pruned", "net.pt", "--data"]
     found = {path.name: evaluated("cli_zoo:mlp", *both, path) for path in tmp_path.iterdir() if path.name != "net.pt"}
     assert len(found) == 7 and len({one["data_hash"] for one in found.values()}) == 1
-    labelled = {name for name, one in found.items() if one["dense"] is not None}
+    labelled = {name for name, one in found.items() if one["accuracies"] is not None}
     assert labelled == {"both.npz", "xy.npz", "pair.pt", "dict.pt", "both.safetensors"}
-    assert found["xy.npz"]["dense"]["top1"] == 1.0
+    assert found["xy.npz"]["accuracies"][0] == 1.0
     wrong: dict[str, tuple[Any, str]] = {
         "list.pt": ([1, "two", 3], "it holds a list"),
         "model.pt": (nn.Linear(2, 2), "holds a pickle"),

@@ -105,7 +105,7 @@ def test_certify_writes_a_certificate_and_gives_it_again(tmp_path: Path) -> None
     again = told(*words, "--force")
     assert again.items() <= written.items() and again["calibration_checked"]  # the folder knows what chose it
     drop = told("certify", *BOTH, "--holdout", "data.npz", "--accuracy")
-    assert drop["mode"] == "labels" and drop["dense_accuracy"] == 0.9
+    assert drop["mode"] == "labels" and drop["accuracies"][0] == 0.9
 
 
 def test_certify_says_no_with_its_own_exit_code(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_accuracy_loss_and_error_are_those_of_the_networks(tmp_path: Path) -> No
     with torch.no_grad():
         f, g = dense(x).double(), pruned(x).double()
     far = (g - f).norm(dim=1) / f.norm(dim=1)
-    assert found["dense"]["top1"] == 0.9 and found["n_inputs"] == 300
+    assert found["accuracies"][0] == 0.9 and found["n_inputs"] == 300
     assert found["pruned"]["top1"] == float((g.argmax(1) == labels).double().mean())
     assert found["same_class"] == float((g.argmax(1) == f.argmax(1)).double().mean())
     assert found["pruned"]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(g, labels)), rel=1e-6)

@@ -126,7 +126,7 @@ def test_a_folder_is_pruned_measured_timed_and_exported_without_python(hf: Path,
     done = run("prune", *model, *words)
     assert done.returncode == 0 and "sentences of sentences.txt" in done.stdout, done.stderr
     found = told("eval", *model, "--part", "logits", "--pruned", net, "--data", hf / "labelled.txt")
-    assert found["dense"] is not None and 0 < found["error_mean"] < 10
+    assert found["accuracies"] is not None and 0 < found["error_mean"] < 10
     timed = told("bench", net, *model, "--data", hf / "sentences.txt", "--batch-size", 2)
     assert [one["n_inputs"] for one in timed["runs"]] == [1, 2]
     told("export", net, "--out", tmp_path / "out")  # which network it is, the folder says

@@ -128,7 +128,7 @@ def test_bench_tells_size_and_speed_and_its_record_is_shown_beside_the_network(f
     found, contents = from_json(Bench, values, record), sipp.inspect("net.safetensors")
     assert isinstance(contents, SavedFile) and contents.certificate is not None
     assert found.sentence in " ".join(done.stdout.split()) and "PyTorch running the same pruned network" in done.stdout
-    assert (found.bytes.file, found.bytes.dense) == (contents.n_bytes, contents.dense_bytes)
+    assert (found.file_bytes, found.dense_bytes) == (contents.n_bytes, contents.dense_bytes)
     assert [run.n_inputs for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
     assert found.pruned_hash == contents.certificate.pruned_hash
     refused(run(*words, "--out", record), "--out", "exists")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.pruning.blending import LOST, MAGNITUDE_NOISE, NOISE, POWERS, best_of
+from sipp.pruning.blending import POWERS, best_of
 from sipp.pruning.cutting import cut
 from sipp.pruning.ranking import rank
 from sipp.results.blend import BlendChoice, BlendTrial
@@ -56,9 +56,9 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
     found = {(one.p, one.reduce): one.error for one in pruned.choice.tried}
     assert found.keys() == expected.keys()
     assert all(found[key] == pytest.approx(expected[key], rel=1e-4) for key in expected)
-    least = min(min(error, LOST) for error in expected.values())
-    slack = {key: MAGNITUDE_NOISE if key == (0.0, "max") else NOISE for key in expected}
-    first = next(key for key, error in expected.items() if min(error, LOST) <= (1 + slack[key]) * least)
+    least = min(min(error, BlendChoice.LOST) for error in expected.values())
+    slack = {key: BlendChoice.MAGNITUDE_NOISE if key == (0.0, "max") else BlendChoice.NOISE for key in expected}
+    first = next(key for key, error in expected.items() if min(error, BlendChoice.LOST) <= (1 + slack[key]) * least)
     assert (pruned.choice.taken.p, pruned.choice.taken.reduce) == first
     with torch.no_grad():
         moved = float((pruned.model(x[60:]) - model(x[60:])).norm() / model(x[60:]).norm())

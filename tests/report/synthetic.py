@@ -11,10 +11,10 @@ from typing import Any
 from sipp.files import seal, write_json
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
-from sipp.results.evaluation import Accuracy, Evaluation
+from sipp.results.evaluation import Evaluation
 from sipp.results.jsonio import to_json
 from sipp.results.pruned import Pruned, PrunedLayer
-from sipp_lab.runs.records import NetworkRecord
+from sipp_lab.runs.records import Accuracy, NetworkRecord
 
 METHODS = ("sipp-hybrid", "sipp-det", "magnitude", "snip", "random")
 
@@ -65,20 +65,19 @@ def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
 
 def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", **changes: Any) -> str:
     """A record as `sipp eval --out` writes it, of the networks of `pruned_folder` and of these points."""
-    n = changes.pop("n_inputs", 800)
-    losses = ((dense, 0.5), (pruned, 0.625))
-    shares = (None if top1 is None else replace(accuracy(top1, n=n), loss=loss) for top1, loss in losses)
+    is_known = dense is not None and pruned is not None
     evaluated = Evaluation(
-        n, *shares, same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5, data_hash=points * 64,
+        changes.pop("n_inputs", 800), (dense, pruned) if is_known else None, (0.5, 0.625) if is_known else None,
+        same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5, data_hash=points * 64,
         dense_hash="0" * 64, pruned_hash="0" * 64, inputs=f"300 points of {points}.npz",
     )  # fmt: skip
-    return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(evaluated), **changes}))
+    return json.dumps(seal({"kind": "Evaluation", "sipp": "0", **to_json(evaluated), **changes}))
 
 
 def layer(name: str, n_weights: int, kept: int, *, eps: float | None, dead: int) -> PrunedLayer:
     return PrunedLayer(
         name=name, layer_type="Linear", n_rows=1, fan_in=n_weights, kept=kept, strategies={"det": 3, "rand": 5},
-        dead_rows=dead, eps=eps, sign_complexity=None, bound=None, kappa=None,
+        dead_rows=dead, eps=eps, sign_complexity=None, kappa=None,
     )  # fmt: skip
 
 

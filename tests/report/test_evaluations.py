@@ -18,7 +18,7 @@ from sipp.report.networks import PrunedModel, read_pruned_result
 from sipp.report.one_network import next_steps, tiles_of
 from sipp.results import words
 from sipp.results.certificate import AccuracyCertificate
-from sipp.results.evaluation import AnyEvaluation, Evaluation, TextScores
+from sipp.results.evaluation import Evaluation, TextScores
 from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
 from sipp_lab.page import read_results, render
@@ -29,9 +29,9 @@ REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")
 ABOUT = {"dense_hash": "0" * 64, "pruned_hash": "0" * 64, "data_hash": "a" * 64, "inputs": "some inputs"}
 
 
-def record_of(measured: AnyEvaluation) -> str:
+def record_of(measured: Evaluation | TextScores) -> str:
     """What `sipp eval --out` writes of it."""
-    return json.dumps(seal({"kind": "evaluation", "sipp": "0", **to_json(measured), **ABOUT}))
+    return json.dumps(seal({"kind": type(measured).__name__, "sipp": "0", **to_json(measured), **ABOUT}))
 
 
 def network(folder: Path, *records: str, **changes: Any) -> Path:
@@ -143,7 +143,7 @@ def test_the_comparison_says_which_is_most_accurate_and_draws_it(several: list[P
 
 
 def certificate_text(claim: AccuracyCertificate) -> str:
-    return json.dumps({"kind": "certificate", **to_json(claim)})
+    return json.dumps({"kind": type(claim).__name__, **to_json(claim)})
 
 
 def accuracy_claim(n_lost: int = 9) -> AccuracyCertificate:

@@ -22,9 +22,10 @@ SCREEN = 900  # pixels high, of a window that is 1440 wide
 RUN = {"n_inputs": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 1.26e-07}
 RUN |= {"faster": {"ratio": 3.1201, "low": 2.9, "high": 3.31, "runs_dense": False}}
 BENCH = {
-    "kind": "file bench", "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
+    "kind": "Bench", "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
     "pruned_hash": "0" * 64, "step_inputs": 64, "line": "",
-    "bytes": {"file": 35390000, "bound": 34460000.5, "dense": 153238700, "memory": 89770123, "memory_dense": 153128456},
+    "file_bytes": 35390000, "bound_bytes": 34460000.5, "dense_bytes": 153238700, "memory_bytes": 89770123,
+    "memory_dense_bytes": 153128456,
     "runs": [RUN], "steps": [],
 }  # fmt: skip
 SURVEY = (Path(__file__).parent / "survey.js").read_text()

@@ -11,7 +11,6 @@ from torch import nn
 
 import sipp
 from sipp.errors import ModelError
-from sipp.results.pruned import up_to_date
 
 X = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))
 SAID = ("changed after pruning", "sipp.assess")
@@ -61,9 +60,9 @@ def edit(pruned: sipp.Pruned) -> None:
 @pytest.mark.parametrize("change", [step, watch, edit])
 def test_statements_vanish_when_weights_change(change: Any, repair: bool) -> None:
     _, pruned = pruned_net(repair=repair)
-    assert up_to_date(pruned) is pruned and pruned.guarantee is not None and pruned.moved is not None
+    assert pruned.up_to_date is pruned and pruned.guarantee is not None and pruned.moved is not None
     change(pruned)
-    now = up_to_date(pruned)
+    now = pruned.up_to_date
     assert now.guarantee is now.measured is now.moved is now.repair is now.bound.epsilon is None and not now.bound.met
     assert all(layer.eps is layer.bound is layer.eps_measured is layer.kappa is None for layer in now.layers)
     assert now.kept == pruned.kept and now.masks is pruned.masks
@@ -91,9 +90,9 @@ def test_a_repair_speaks_of_what_it_made() -> None:
     net, pruned = pruned_net()
     step(pruned)
     fixed = sipp.repair(net, pruned, X)
-    assert up_to_date(fixed) is fixed and fixed.repair is not None and fixed.moved is not None
+    assert fixed.up_to_date is fixed and fixed.repair is not None and fixed.moved is not None
     edit(fixed)
-    assert up_to_date(fixed).repair is None
+    assert fixed.up_to_date.repair is None
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.results.bench import Bench, BenchBytes, BenchRun, BenchStep, Speed
-from sipp.results.evaluation import Accuracy, AnyEvaluation, Evaluation, TextScores
+from sipp.results.bench import Bench, BenchRun, BenchStep, Speed
+from sipp.results.evaluation import Evaluation, TextScores
 from sipp.results.jsonio import from_json, to_json
 from sipp.results.pruned import Pruned
 
@@ -53,13 +53,17 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "Gradual": sipp.gradual(net, lambda step: None, points(1), keep=0.3, steps=10),
             "Sparse": sipp.sparse(pruned, points(6, 4)),
             "Shrunk": sipp.shrink(pruned, points(6, 4)),
-            "Evaluation": Evaluation(100, Accuracy(100, 90, 0.25), Accuracy(100, 80, 0.5), 0.875, 0.125, 0.0625, 1.5),
+            "Evaluation": Evaluation(100, (0.9, 0.8), (0.25, 0.5), 0.875, 0.125, 0.0625, 1.5),
             "Bench": Bench(
                 "a machine",
                 2,
                 "net",
                 "0" * 64,
-                BenchBytes(1000, 8000, 900.5, 1500, 8000),
+                1000,
+                8000,
+                900.5,
+                1500,
+                8000,
                 (BenchRun(64, 4.0, 2.0, Speed(2.0, 1.9, 2.1), 1e-6),),
                 (BenchStep("0", "strips", 0.1, 300, 3000, 1.0, 0.5),),
                 64,
@@ -140,12 +144,6 @@ def test_every_result_goes_to_json_and_back(name: str, records: dict[str, Any]) 
     again = from_json(kind, values, name)
     assert to_json(again) == values and (name == "Pruned" or again == record or "nan" in str(values))
     assert str(again) == str(record)
-
-
-def test_an_evaluation_of_either_kind_is_read(records: dict[str, Any]) -> None:
-    for name in ("Evaluation", "TextScores"):
-        made = replace(records[name], inputs="some inputs", data_hash="0" * 64)
-        assert from_json(AnyEvaluation, json.loads(json.dumps(to_json(made))), "eval.json") == made
 
 
 def test_all_records_that_print_are_tried(records: dict[str, Any]) -> None:

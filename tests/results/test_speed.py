@@ -2,7 +2,7 @@
 
 import pytest
 
-from sipp.results import speed_of
+from sipp.results import Speed
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from sipp.results import speed_of
     ],
 )
 def test_what_timings_say(sparse: list[float], dense: list[float], said: str) -> None:
-    assert speed_of(sparse, dense, runs_dense=False).words.startswith(said)
-    assert speed_of(sparse, dense, runs_dense=True).words == "run by torch: nothing gained"
+    assert Speed.of(sparse, dense, runs_dense=False).words.startswith(said)
+    assert Speed.of(sparse, dense, runs_dense=True).words == "run by torch: nothing gained"

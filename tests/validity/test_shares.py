@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.bounds.assumption import floored, measure_constant
 from sipp.bounds.statements import network_coverage, network_epsilon
-from sipp.results.bounds import coverage
+from sipp.results.bounds import Coverage
 from sipp.scoring.found import Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import task_of
@@ -75,9 +75,9 @@ def paper_events(*, is_one_maximum: bool = False, n_copies: int = 1) -> int:
         epsilon, _ = network_epsilon(found, eps, lipschitz)
         covered = network_coverage(found, CONFIDENCE, None)
         if is_one_maximum:
-            covered = coverage(n, 1, CONFIDENCE)
+            covered = Coverage.of(n, 1, CONFIDENCE)
         if n_copies > 1:
-            covered = coverage(n * n_copies, len(scores.layers), CONFIDENCE)
+            covered = Coverage.of(n * n_copies, len(scores.layers), CONFIDENCE)
         beyond = float((np.asarray(eps) @ values_LN > epsilon * (1 + 1e-12)).mean())
         events += beyond > covered.share
     return events
@@ -109,7 +109,7 @@ def test_a_holdout_needs_one_maximum_only() -> None:
         assert (covered.q, covered.n) == (1, n)
         events += float((np.asarray(eps) @ values_LN > epsilon * (1 + 1e-12)).mean()) > covered.share
     assert not too_often(events, N_TRIALS, 1 - CONFIDENCE)
-    assert coverage(40, 1, CONFIDENCE).share < coverage(40, 5, CONFIDENCE).share
+    assert Coverage.of(40, 1, CONFIDENCE).share < Coverage.of(40, 5, CONFIDENCE).share
 
 
 # --- T13: points that did not choose the pruning ---------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_points_that_chose_the_mask_cannot_judge_it(is_broken: bool) -> None:
         chosen, judges = (points, points) if is_broken else (points[:30], points[30:])
         ratios = errors(model, model.weight.detach() * masks, torch.cat([chosen, judges]))
         best = int(ratios[:, : len(chosen)].amax(1).argmin())
-        epsilon, share = float(ratios[best, len(chosen) :].max()), coverage(len(judges), 1, CONFIDENCE).share
+        epsilon, share = float(ratios[best, len(chosen) :].max()), Coverage.of(len(judges), 1, CONFIDENCE).share
         events += float((beyond_all[best] > epsilon).double().mean()) > share
     assert too_often(events, N_TRIALS, 1 - CONFIDENCE) == is_broken
 

@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +27,15 @@ from torch import Tensor, nn
 from sipp.inputs import AnyData, Batch, Data, data_of, depends_on_batch
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
-    MOST_SHARE,
     Assumption,
-    DrawUnit,
+    Coverage,
     LayerAssumption,
     Measured,
     NormStats,
     PruneOptions,
     Selector,
     check,
-    coverage,
     numerics,
-    share_needed,
 )
 from sipp.scoring import Sensitivities, ratios_of, task_of, unreached_error
 
@@ -76,7 +74,7 @@ def check_assumption(
     c_constant = check.number("c_constant", c_constant, above=0)
     check.number("k_constant", k_constant, above=0)
     task = task_of(model, data, include=include, exclude=exclude, norm_stats=norm_stats)
-    unit: DrawUnit = "batches" if depends_on_batch(task.model, task.norm_stats) else "inputs"
+    unit: Literal["inputs", "batches"] = "batches" if depends_on_batch(task.model, task.norm_stats) else "inputs"
     held = None if holdout is None else data_of(holdout, role="holdout", device=numerics.device_of(task.model))
     counts = [task.points.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
@@ -105,22 +103,23 @@ def check_assumption(
                 pairs[weight.name] += int((ratio_FK > 0).sum())
                 quotients.append(float((ratio_FK / floored(seen_FK)).max()))
     n_new, most = len(set(new_keys) - set(keys)), max(weight.fan_in for weight in task.weights)
+    needed = -math.expm1(-1 / k_constant)
     layers = tuple(
         LayerAssumption(
             name=weight.name,
             fan_in=weight.fan_in,
             n_weights=weight.n_weights,
-            n_holding=int((n_above[weight.name] >= share_needed(k_constant) * len(keys)).sum()),
+            n_holding=int((n_above[weight.name] >= needed * len(keys)).sum()),
             es_failures=failures[weight.name] if new_keys else None,
             n_pairs=pairs[weight.name] if new_keys else None,
         )
         for weight in task.weights
     )
     measured = constant_of(quotients, n_new, most, PruneOptions.confidence) if new_keys and unit == "inputs" else None
-    return Assumption(layers, c_constant, k_constant, len(keys), len(new_keys), unit, measured)
+    return Assumption(layers, c_constant, k_constant, len(keys), len(new_keys), needed, unit, measured)
 
 
-def _draws(data: Data, unit: DrawUnit, advance: Advance) -> Iterator[Batch]:
+def _draws(data: Data, unit: str, advance: Advance) -> Iterator[Batch]:
     """The independent draws of T4: each point as its own batch, or whole batches if points depend on them.
 
     `advance` is called with the number of points after each draw.
@@ -162,8 +161,8 @@ def constant_of(quotients: Iterable[float], n: int, max_fan_in: int, confidence:
     T18 gives the share of inputs beyond it: d with (1 - d)^n = 1 - confidence. Holdouts are too small for a rank below
     the first to be useful (k* = 0 of T14).
     """
-    share = coverage(n, 1, confidence).share
-    if share > MOST_SHARE:
+    share = Coverage.of(n, 1, confidence).share
+    if share > Coverage.MOST_SHARE:
         why = f"too few inputs: {n} of the holdout are new, so nothing follows for most new inputs"
         return Measured(None, 1.0, confidence, n, why)
     found = list(quotients)

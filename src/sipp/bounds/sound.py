@@ -36,7 +36,7 @@ from sipp.inputs import (
     run_batch,
     scoring_mode,
 )
-from sipp.results import MOST_SHARE, NetworkBound, coverage, hashing, no_bound, numerics
+from sipp.results import Coverage, NetworkBound, hashing, numerics
 from sipp.scoring import Sensitivities
 
 MEASURED = 1e-13  # of the output: the error of a distance that is measured in float64
@@ -70,10 +70,10 @@ def sound_network_bound(
             worst = max(worst, float(relative(error_B, size_B).max()))
             keys |= set(batch.hashes())
     except NoBound as why:
-        return no_bound(str(why), None, mode="sound")
-    covered = coverage(len(keys - scores.all_seen_keys), 1, confidence)
+        return NetworkBound.none(str(why), None, mode="sound")
+    covered = Coverage.of(len(keys - scores.all_seen_keys), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, for one of the inputs"]
-    if covered.share > MOST_SHARE:
+    if covered.share > Coverage.MOST_SHARE:
         causes.append(
             f"{covered.n} inputs that are new to the pruning are too few: nothing follows for most new inputs"
         )

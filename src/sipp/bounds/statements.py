@@ -28,16 +28,12 @@ from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
 from sipp.pruning import RAND, STRATEGIES, Cut, Ranking, dead_rows, eps_given
 from sipp.results import (
-    MOST_SHARE,
     Coverage,
     Guarantee,
     Measured,
     Mode,
     NetworkBound,
     PrunedLayer,
-    coverage,
-    layer_bound,
-    no_bound,
     numerics,
     words,
 )
@@ -76,7 +72,7 @@ def statements_of(
     scores, holdout = ranking.sensitivities, None
     no_eps: list[float | None] = [None] * len(cut.rows)
     if scores is None:
-        bound = no_bound(ranking.why_no_sensitivities, ranking.options.delta)
+        bound = NetworkBound.none(ranking.why_no_sensitivities, ranking.options.delta)
         return Statements(None, bound, None, _layer_records(ranking, cut, bound, no_eps))
     if mode == "paper" and new_points is not None and task is not None:
         holdout = measure_sensitivities(replace(task.with_points(new_points), seed=0))
@@ -139,11 +135,11 @@ def _measured(
         reason = f"the paper's formula does not apply: {obstacle}"
     elif epsilon is None or math.isinf(epsilon):
         reason = "a norm is unknown, or epsilon is infinite"
-    elif share > MOST_SHARE:
+    elif share > Coverage.MOST_SHARE:
         reason = "too few inputs for two maxima"
     measured = replace(
         measured,
-        layers_share=min(1.0, measured.share + coverage(scores.n_distinct, 1, measured.confidence).share),
+        layers_share=min(1.0, measured.share + Coverage.of(scores.n_distinct, 1, measured.confidence).share),
         epsilon=None if reason else epsilon,
         network_share=1.0 if reason else share,
         network_reason=reason,
@@ -175,7 +171,6 @@ def _layer_records(
                 eps_F=rows.eps_F if has_bound else None,
                 eps=eps,
                 sign_complexity=complexity,
-                bound=layer_bound(eps, complexity),
                 kappa=bound.kappas.get(weight.name) if has_bound else None,
                 eps_measured=eps_measured[i],
             )
@@ -208,7 +203,7 @@ def row_guarantee(
         reason="",
         n_weights=sum(int(used_FK.sum()) for used_FK in is_used),
         n_never_above=n_never_above,
-        layers=coverage(scores.n_distinct, 1, options.confidence),
+        layers=Coverage.of(scores.n_distinct, 1, options.confidence),
     )
     n, unit = conditions.n, conditions.unit
     causes = [*reasons, scores.dependence] if scores.dependence else list(reasons)
@@ -283,14 +278,14 @@ def paper_bound(
         causes.append("epsilon is infinite: a row has no bound, or the output is zero for an input")
     if obstacle:
         causes.append(f"the paper's formula does not apply: {obstacle}")
-    if covered.share > MOST_SHARE:
+    if covered.share > Coverage.MOST_SHARE:
         maxima = "a maximum" if covered.q == 1 else f"{covered.q} maxima"
         causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
     # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
     factor = PRUNE_FACTOR if _is_sampled(cut) else NETWORK_FACTOR
     conditions = row_guarantee(ranking, scores, cut.dense, factor, causes)
     if epsilon is None or scores.reduce != "max":
-        return no_bound(conditions.reason, ranking.options.delta)
+        return NetworkBound.none(conditions.reason, ranking.options.delta)
     reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
     return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, kappas, covered)
 
@@ -301,5 +296,5 @@ def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitiv
     All layers count, not only those that lose weights, because S chose which ones do.
     """
     if holdout is not None:
-        return coverage(len(holdout.keys - scores.all_seen_keys), 1, confidence)
-    return coverage(scores.n_distinct, len(scores.layers), confidence)
+        return Coverage.of(len(holdout.keys - scores.all_seen_keys), 1, confidence)
+    return Coverage.of(scores.n_distinct, len(scores.layers), confidence)

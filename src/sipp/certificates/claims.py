@@ -72,6 +72,7 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float) -> AccuracyCe
             f"{labelled} of {len(outputs.hashes)} inputs have labels",
             fix="give labels throughout, or none for the bound that needs none",
         )
+    pruned_right = outcomes.dense_right - outcomes.lost + outcomes.gained
     return AccuracyCertificate(
         mode="labels" if labelled else "label-free",
         confidence=float(confidence),
@@ -79,8 +80,7 @@ def accuracy_claim(outputs: MeasuredOutputs, *, confidence: float) -> AccuracyCe
         n_gained=gained,
         n_differ=differ,
         measure="next-token" if outcomes.are_sequences else "class",
-        dense_accuracy=float(outcomes.dense_right.mean()) if labelled else None,
-        pruned_accuracy=float((outcomes.dense_right - outcomes.lost + outcomes.gained).mean()) if labelled else None,
+        accuracies=(float(outcomes.dense_right.mean()), float(pruned_right.mean())) if labelled else None,
         **asdict(outputs.evidence),
     )
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs import Data, Weight, copy_of, dense_outputs, error_of, from_rows, split_long_batches, to_rows
-from sipp.results import LOST, MAGNITUDE_NOISE, NOISE, BlendChoice, BlendTrial, NormStats, Reduce, numerics
+from sipp.results import BlendChoice, BlendTrial, NormStats, Reduce, numerics
 from sipp.scoring import ScoringTask, Sensitivities, method_of, score_of, shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
@@ -151,10 +151,10 @@ def best_of(candidates: Sequence[BlendTrial]) -> BlendTrial:
 
     Differences below `NOISE` (`MAGNITUDE_NOISE` for p = 0), or among errors above `LOST`, count as none.
     """
-    least = min(min(trial.error, LOST) for trial in candidates)
+    least = min(min(trial.error, BlendChoice.LOST) for trial in candidates)
 
     def is_as_good(trial: BlendTrial) -> bool:
-        noise = MAGNITUDE_NOISE if trial.p == 0 and not trial.by_rows else NOISE
-        return min(trial.error, LOST) <= (1 + noise) * least
+        noise = BlendChoice.MAGNITUDE_NOISE if trial.p == 0 and not trial.by_rows else BlendChoice.NOISE
+        return min(trial.error, BlendChoice.LOST) <= (1 + noise) * least
 
     return next(trial for trial in candidates if is_as_good(trial))

@@ -12,7 +12,7 @@ from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.one_network import pruned_article
 from sipp.report.plots import Curve, Point
-from sipp.results import USELESS, Certificate, Evaluation, limit_words, words
+from sipp.results import Certificate, Evaluation, words
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
@@ -191,8 +191,8 @@ def _certified_cell(model: PrunedModel) -> Cell:
     limit = model.certified_error
     if limit is None:
         claims = [claim for claim in model.all_certificates if isinstance(claim, Certificate)]
-        limits = [limit_words(claim) for claim in claims if claim.limit is not None]
+        limits = [claim.limit_words for claim in claims if claim.limit is not None]
         return Cell(", ".join(limits) or "none")
-    if limit >= USELESS:
+    if limit >= Certificate.USELESS:
         return Cell(f"{words.percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
     return Cell(words.percent_up(limit))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,29 +16,28 @@ from typing import Any
 from sipp.files import RECORD_NAME, read_file, read_json
 from sipp.report.palette import REPAIRED, SEPARATOR
 from sipp.results import (
-    BENCH_KIND,
-    CERTIFICATE_KIND,
-    EVALUATION_KIND,
     AccuracyCertificate,
     AnyCertificate,
-    AnyEvaluation,
     Bench,
     Certificate,
     Evaluation,
     Identity,
     Pruned,
     TextScores,
-    claims_on_one_holdout,
     from_json,
 )
 from sipp.storage import is_pruned_folder, read_pruned
 
-Measurement = AnyCertificate | AnyEvaluation | Bench  # of a network; a file in its folder
+Measurement = AnyCertificate | Evaluation | TextScores | Bench  # of a network; a file in its folder
 KINDS: dict[str, tuple[str, Any]] = {
-    CERTIFICATE_KIND: ("a certificate", AnyCertificate),
-    EVALUATION_KIND: ("an evaluation", AnyEvaluation),
-    BENCH_KIND: ("a benchmark", Bench),
+    **{kind.__name__: ("a certificate", kind) for kind in (Certificate, AccuracyCertificate)},
+    **{kind.__name__: ("an evaluation", kind) for kind in (Evaluation, TextScores)},
+    Bench.__name__: ("a benchmark", Bench),
 }
+SEVERAL_CLAIMS = (
+    "{} of these certificates rest on the same holdout. Each holds at its own confidence, all of them together, or the "
+    "best of them, at less."
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PrunedModel:
     notes: tuple[str, ...] = ()  # warnings: what could not be checked
     bench: Bench | None = None  # size and speed, from `sipp bench`
     certificates: Mapping[str, AnyCertificate] = field(default_factory=dict)  # from `sipp certify --out`
-    evaluations: Mapping[str, AnyEvaluation] = field(default_factory=dict)  # from `sipp eval --out`
+    evaluations: Mapping[str, Evaluation | TextScores] = field(default_factory=dict)  # from `sipp eval --out`
     folder: Path | None = None  # as given; None: from Python
 
     @property
@@ -115,7 +115,9 @@ class PrunedModel:
 
 def shared_holdout(models: Iterable[PrunedModel]) -> str:
     """A sentence if several certificates of these networks rest on the same holdout, else empty."""
-    return claims_on_one_holdout(claim for model in models for claim in model.all_certificates)
+    holdouts = Counter(claim.data_hash for model in models for claim in model.all_certificates)
+    n_claims = max(holdouts.values(), default=0)
+    return SEVERAL_CLAIMS.format(n_claims) if n_claims > 1 else ""
 
 
 def is_pruned_result(folder: Path) -> bool:
@@ -134,7 +136,7 @@ def read_pruned_result(folder: Path) -> PrunedModel:
         found |= {} if measured is None else {path.name: measured}
     benches = [measured for measured in found.values() if isinstance(measured, Bench)]
     claims = {name: claim for name, claim in found.items() if isinstance(claim, Certificate | AccuracyCertificate)}
-    evaluations = {name: measured for name, measured in found.items() if isinstance(measured, AnyEvaluation)}
+    evaluations = {name: measured for name, measured in found.items() if isinstance(measured, Evaluation | TextScores)}
     name, last = folder.resolve().name, benches[-1] if benches else None
     return PrunedModel(name, report.pruned, report.identity, report.rest, notes, last, claims, evaluations, folder)
 
@@ -150,7 +152,7 @@ def _read_measurement(path: Path, identity: Identity) -> tuple[Measurement | Non
         what, schema = KINDS.get(kind, ("a record", None))
         if schema is None:
             return None, ""
-        measured = from_json(schema, values if kind == CERTIFICATE_KIND else read_json(path), path)
+        measured = from_json(schema, values if what == "a certificate" else read_json(path), path)
     except (OSError, ValueError, RecursionError):
         return None, f"{path.name} cannot be read as {what}."
     dense_hash = values.get("dense_hash", identity.dense_hash)

@@ -17,8 +17,6 @@ from sipp.results import (
     AnyCertificate,
     Certificate,
     TextScores,
-    claim_about_tokens,
-    limit_words,
     to_json,
     words,
 )
@@ -103,7 +101,7 @@ def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
     size = ("weights", f"{number(model.pruned.keep, 'share')} left", "sipp bench measures the size of the file")
     speed = ("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
-        stored, dense = words.of_bytes(bench.bytes.file), words.of_bytes(bench.bytes.dense)
+        stored, dense = words.of_bytes(bench.file_bytes), words.of_bytes(bench.dense_bytes)
         size = ("size", bench.size_headline, f"{stored} as a small file, {dense} before{bench.why_larger}")
         run = bench.runs[-1]
         place = f"{words.counted(run.n_inputs, 'input')} per call on {words.counted(bench.n_threads, 'CPU thread')}"
@@ -126,7 +124,7 @@ def _guarantee(model: PrunedModel) -> tuple[str, str]:
         points = words.points_up(drop).replace("percentage ", "").removeprefix("-")  # said below
         return f"drop at most {points}" if drop >= 0 else f"rises by at least {points}", text
     if about_outputs is not None:
-        return "useless" if about_outputs.is_useless else f"within {limit_words(about_outputs)}", text
+        return "useless" if about_outputs.is_useless else f"within {about_outputs.limit_words}", text
     if isinstance(model.identity.certificate, Certificate):
         return "none", f"Certificate: {model.identity.certificate.verdict}"
     if model.pruned.bound.holds:
@@ -148,7 +146,7 @@ def claim_of(certificate: AnyCertificate) -> str:
         return ""
     share = words.percent(1 - certificate.share)
     if certificate.measure != "output":
-        return f"For {share} of new sequences {claim_about_tokens(certificate)} {sure}"
+        return f"For {share} of new sequences {certificate.claim_about_tokens} {sure}"
     limit = words.percent_up(certificate.epsilon)
     if certificate.is_useless:
         return f"The certificate is useless: it allows an error of {limit} of the output's norm"

@@ -15,12 +15,10 @@ from sipp.results import (
     AnyCertificate,
     Pruned,
     PrunedTo,
+    Report,
     certificate_of,
     check,
-    check_certificate,
-    read_report,
     record_of,
-    report_values,
 )
 
 PruneResult = Pruned | PrunedTo
@@ -84,15 +82,13 @@ def _by_name(pruned: Networks) -> dict[str, PruneResult]:
 
 def _check_claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
     claims = certificate if isinstance(certificate, (list, tuple)) else [] if certificate is None else [certificate]
-    for claim in claims:
-        check_certificate(claim)
-    return list(claims)
+    return [check.kind("certificate", claim, AnyCertificate, "pass what sipp.certify returned") for claim in claims]
 
 
 def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
     """A network as a report result: its first certificate in the report, the others beside it."""
-    values = report_values(pruned)
-    ours = [claim for claim in claims if claim.pruned_hash == values["pruned_hash"]]
-    report = read_report(report_values(pruned, ours[0]) if ours else values, name)
+    report = Report.of(pruned)
+    ours = [claim for claim in claims if claim.pruned_hash == report.identity.pruned_hash]
+    report = Report.of(pruned, ours[0]) if ours else report
     others = {f"certificate {number}": claim for number, claim in enumerate(ours[1:], start=2)}
-    return PrunedModel(name, report.pruned, report.identity, report.rest, certificates=others)
+    return PrunedModel(name, report.pruned, report.identity, certificates=others)

@@ -16,7 +16,7 @@ from sipp.report import contents
 from sipp.report.contents import Cell, Finding, Plot, Section
 from sipp.report.numbers import Unit, number, rounded_up
 from sipp.report.palette import THIS
-from sipp.results import USELESS, AnyCertificate, Certificate, Pruned, PrunedLayer, Sheet, Table, number_in
+from sipp.results import AnyCertificate, Certificate, Pruned, PrunedLayer, Sheet, Table, number_in
 
 View = dict[str, Any]
 KEPT, EPSILON, DEAD, SHARE = "kept share of the layer", "epsilon of the layer", "dead rows", "share of the whole budget"
@@ -75,7 +75,7 @@ def curve_view(
     shown = [{"name": curve.method, "points": curve.points} for curve in curves]
     view: View = {"y": {"label": label, "unit": unit, "log": are_errors}, "series": shown}
     if are_errors:
-        view["useless"] = USELESS
+        view["useless"] = Certificate.USELESS
     if dense is not None:
         view["reference"] = {"label": "dense", "value": dense}
     return view

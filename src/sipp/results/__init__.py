@@ -14,58 +14,38 @@ if TYPE_CHECKING:
     from sipp.results.assumption import (
         Assumption as Assumption,
         LayerAssumption as LayerAssumption,
-        share_needed as share_needed,
     )
     from sipp.results.bench import (
-        BENCH_KIND as BENCH_KIND,
         Bench as Bench,
-        BenchBytes as BenchBytes,
         BenchRun as BenchRun,
         BenchStep as BenchStep,
-        speed_of as speed_of,
+        Speed as Speed,
     )
     from sipp.results.binomial import (
         holdout_needed as holdout_needed,
         k_allowed as k_allowed,
     )
     from sipp.results.blend import (
-        LOST as LOST,
-        MAGNITUDE_NOISE as MAGNITUDE_NOISE,
-        NOISE as NOISE,
         BlendChoice as BlendChoice,
         BlendTrial as BlendTrial,
     )
     from sipp.results.bounds import (
-        MOST_SHARE as MOST_SHARE,
         Coverage as Coverage,
-        DrawUnit as DrawUnit,
         Guarantee as Guarantee,
         Measured as Measured,
         NetworkBound as NetworkBound,
-        coverage as coverage,
-        layer_bound as layer_bound,
-        no_bound as no_bound,
     )
     from sipp.results.certificate import (
-        CERTIFICATE_KIND as CERTIFICATE_KIND,
-        USELESS as USELESS,
         AccuracyCertificate as AccuracyCertificate,
         AnyCertificate as AnyCertificate,
         Certificate as Certificate,
         Measure as Measure,
-        check_certificate as check_certificate,
-        claim_about_tokens as claim_about_tokens,
-        claims_on_one_holdout as claims_on_one_holdout,
-        limit_words as limit_words,
     )
     from sipp.results.comparison import (
         Compared as Compared,
         Comparison as Comparison,
     )
     from sipp.results.evaluation import (
-        EVALUATION_KIND as EVALUATION_KIND,
-        Accuracy as Accuracy,
-        AnyEvaluation as AnyEvaluation,
         Evaluation as Evaluation,
         TextScores as TextScores,
     )
@@ -98,12 +78,6 @@ if TYPE_CHECKING:
         OutputChange as OutputChange,
         Pruned as Pruned,
         PrunedLayer as PrunedLayer,
-        cost_of as cost_of,
-        headline as headline,
-        pruned_sheet as pruned_sheet,
-        regrown_weight as regrown_weight,
-        up_to_date as up_to_date,
-        without_statements as without_statements,
     )
     from sipp.results.pruned_on_disk import (
         BlockWeight as BlockWeight,
@@ -117,7 +91,6 @@ if TYPE_CHECKING:
         certificate_of as certificate_of,
         network_of as network_of,
         points_seen as points_seen,
-        pruned_or_module as pruned_or_module,
         record_of as record_of,
     )
     from sipp.results.repair import (
@@ -128,19 +101,15 @@ if TYPE_CHECKING:
         Repair as Repair,
     )
     from sipp.results.saved_file import (
-        SCALE_BYTES as SCALE_BYTES,
-        About as About,
         PositionKind as PositionKind,
         Rounding as Rounding,
         SavedFile as SavedFile,
         StoredTensor as StoredTensor,
-        stored_statements as stored_statements,
     )
     from sipp.results.sheet import (
         Sheet as Sheet,
         Table as Table,
         number_in as number_in,
-        sheet_text as sheet_text,
         shown as shown,
     )
     from sipp.results.shrunk import (
@@ -153,8 +122,6 @@ if TYPE_CHECKING:
     from sipp.results.stored import (
         Identity as Identity,
         Report as Report,
-        read_report as read_report,
-        report_values as report_values,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 from sipp.results import words
-from sipp.results.bounds import DrawUnit, Measured
+from sipp.results.bounds import Measured
 from sipp.results.sheet import Sheet, Table, shown
 
 
@@ -41,7 +41,10 @@ class Assumption:
     k_constant: float
     n_calibration: int
     n_holdout: int  # 0 without a holdout
-    unit: DrawUnit  # what the two numbers count: batches where a point's patches depend on its batch
+    share_needed: float  # 1 - exp(-1/K_s): the share of points on which each g_j must exceed 1/C
+    unit: Literal[
+        "inputs", "batches"
+    ]  # what the two numbers count: batches where a point's patches depend on its batch
     measured: Measured | None = None  # the C that held on all of the holdout (T19); None without one
 
     ALSO_IN_JSON = ("verdict", "es_verdict")
@@ -57,11 +60,6 @@ class Assumption:
             es_failures=sum(layer.es_failures or 0 for layer in self.layers) if self.n_holdout else None,
             n_pairs=sum(layer.n_pairs or 0 for layer in self.layers) if self.n_holdout else None,
         )
-
-    @property
-    def share_needed(self) -> float:
-        """1 - exp(-1/K_s): the share of points on which each g_j must exceed 1/C."""
-        return share_needed(self.k_constant)
 
     @property
     def plausible(self) -> bool:
@@ -117,7 +115,3 @@ class Assumption:
             for layer in (*self.layers, self.total)
         )
         return Sheet(self.verdict, tables=(Table(columns, rows, bars=("share",)),), note=self.es_verdict)
-
-
-def share_needed(k_constant: float) -> float:
-    return -math.expm1(-1 / k_constant)

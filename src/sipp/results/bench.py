@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from sipp.results import words
 from sipp.results.sheet import Sheet, Table, shown
 
-BENCH_KIND = "file bench"
 TAIL = 0.1  # share of pairs left out on either side of the spread
 LEAST_GAIN = 1.05  # a smaller speed-up counts as equal
 TICK = 1e-9  # seconds: no call takes less
@@ -26,6 +25,14 @@ class Speed:
     runs_dense: bool = False  # torch runs all of it on both sides
 
     ALSO_IN_JSON = ("words",)
+
+    @classmethod
+    def of(cls, sparse: Sequence[float], dense: Sequence[float], *, runs_dense: bool) -> Speed:
+        """The speed-up over pairs of alternating calls, which ran under the same load."""
+        pairs = zip(dense, sparse, strict=True)
+        ratios = sorted(dense_time / max(sparse_time, TICK) for dense_time, sparse_time in pairs)
+        left_out = int(TAIL * len(ratios))
+        return cls(statistics.median(ratios), ratios[left_out], ratios[-1 - left_out], runs_dense)
 
     @property
     def headline(self) -> str:
@@ -49,26 +56,8 @@ class Speed:
         return f"{self.headline} ({_two_digits(ends[0])} to {_two_digits(ends[1])})"
 
 
-def speed_of(sparse: Sequence[float], dense: Sequence[float], *, runs_dense: bool) -> Speed:
-    """The speed-up over pairs of alternating calls, which ran under the same load."""
-    ratios = sorted(dense_time / max(sparse_time, TICK) for dense_time, sparse_time in zip(dense, sparse, strict=True))
-    left_out = int(TAIL * len(ratios))
-    return Speed(statistics.median(ratios), ratios[left_out], ratios[-1 - left_out], runs_dense)
-
-
 def _two_digits(value: float) -> str:
     return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.2g}'):,.0f}"
-
-
-@dataclass(frozen=True)
-class BenchBytes:
-    """Bytes of the network: in its file, dense, by the entropy bound, and in memory while it runs."""
-
-    file: int
-    dense: int
-    bound: float
-    memory: int
-    memory_dense: int
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,11 @@ class Bench:
     n_threads: int
     network: str  # its class
     pruned_hash: str
-    bytes: BenchBytes
+    file_bytes: int
+    dense_bytes: int  # before pruning
+    bound_bytes: float  # values and the entropy of their positions
+    memory_bytes: int  # of weights, while it runs
+    memory_dense_bytes: int
     runs: tuple[BenchRun, ...]  # the fewest points first
     steps: tuple[BenchStep, ...]  # of the last run
     step_inputs: int  # points per call in that run
@@ -125,31 +118,34 @@ class Bench:
         """How much smaller and faster it is."""
         run = self.runs[-1]
         return (
-            f"{words.size(self.bytes.file, self.bytes.dense)} as a small file ({self.bytes.file:,} bytes, before "
-            f"pruning {self.bytes.dense:,}); {words.counted(run.n_inputs, 'input')} per call, "
+            f"{words.size(self.file_bytes, self.dense_bytes)} as a small file ({self.file_bytes:,} bytes, before "
+            f"pruning {self.dense_bytes:,}); {words.counted(run.n_inputs, 'input')} per call, "
             f"{words.counted(self.n_threads, 'thread')}: {run.faster.words}"
         )
 
     @property
     def size_headline(self) -> str:
         """How many times smaller the file is than the dense values, or larger."""
-        return words.size_headline(self.bytes.file, self.bytes.dense)
+        return words.size_headline(self.file_bytes, self.dense_bytes)
 
     @property
     def why_larger(self) -> str:
         """The reason why the file grew; empty if it did not."""
-        return words.why_larger(self.bytes.file, self.bytes.dense)
+        return words.why_larger(self.file_bytes, self.dense_bytes)
 
     @property
     def sheet(self) -> Sheet:
-        sizes = self.bytes
-        entropy = f"values and the entropy of their positions: {words.of_bytes(round(sizes.bound))}"
+        entropy = f"values and the entropy of their positions: {words.of_bytes(round(self.bound_bytes))}"
         facts = [
             ("network", f"{self.network} on {self.machine}, {words.counted(self.n_threads, 'thread')}"),
-            ("file", f"{words.of_bytes(sizes.file)}, before pruning {words.of_bytes(sizes.dense)} ({entropy})"),
+            (
+                "file",
+                f"{words.of_bytes(self.file_bytes)}, before pruning {words.of_bytes(self.dense_bytes)} ({entropy})",
+            ),
             (
                 "in memory",
-                f"{words.of_bytes(sizes.memory)} of weights, before pruning {words.of_bytes(sizes.memory_dense)}",
+                f"{words.of_bytes(self.memory_bytes)} of weights, "
+                f"before pruning {words.of_bytes(self.memory_dense_bytes)}",
             ),
         ]
         return Sheet(self.sentence, tuple(facts), (_steps_table(self), _calls_table(self)))

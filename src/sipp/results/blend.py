@@ -8,10 +8,6 @@ from sipp.results import words
 from sipp.results.options import Reduce
 from sipp.results.sheet import Sheet, Table, shown
 
-NOISE = 0.05  # errors within this relative difference count as equal
-MAGNITUDE_NOISE = 0.1  # the same for magnitude, which uses no data: a few points must not outvote it
-LOST = 0.9  # above this relative error next to nothing of the output is left: all such errors are equal
-
 
 @dataclass(frozen=True)
 class BlendTrial:
@@ -44,6 +40,9 @@ class BlendChoice:
     is_held_back: bool = True  # the points were held back from scoring; False: there were too few
 
     ALSO_IN_JSON = ("sentence",)
+    NOISE = 0.05  # errors within this relative difference count as equal
+    MAGNITUDE_NOISE = 0.1  # the same for magnitude, which uses no data: a few points must not outvote it
+    LOST = 0.9  # above this relative error next to nothing of the output is left: all such errors are equal
 
     @property
     def sentence(self) -> str:
@@ -64,9 +63,9 @@ class BlendChoice:
         least = min(trial.error for trial in self.tried)
         if least >= self.taken.error:
             return ""
-        if least > LOST:
-            return f"; above {LOST:g} nothing of the output is left, so the simplest score was taken"
-        noise = MAGNITUDE_NOISE if self.taken.name == "magnitude" else NOISE
+        if least > self.LOST:
+            return f"; above {self.LOST:g} nothing of the output is left, so the simplest score was taken"
+        noise = self.MAGNITUDE_NOISE if self.taken.name == "magnitude" else self.NOISE
         return f"; another had {least:.3g}, and a lead of less than {words.percent(noise)} counts as chance"
 
     @property

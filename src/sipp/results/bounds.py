@@ -13,12 +13,8 @@ from sipp.results.sheet import shown
 
 REFUTED_LEVEL = 1e-3  # T4's assumption is contradicted if the data has a smaller probability under it
 WEIGHTS_ALONE = "this covers the weights only, not {}, which changed too"
-MOST_SHARE = 0.5  # a statement that leaves out more than half of the inputs is not made
 LARGE_SHARE = 0.1  # if a statement leaves out more inputs, the text says how to do better
 ENOUGH_POINTS = 64  # recommended number of points of a holdout (T19)
-
-
-DrawUnit = Literal["inputs", "batches"]  # the independent draws: batches if a point's patches depend on its batch
 
 
 @dataclass(frozen=True)
@@ -32,17 +28,18 @@ class Coverage:
     q: int  # number of maxima used together
 
     ALSO_IN_JSON = ("sentence",)
+    MOST_SHARE = 0.5  # a statement that leaves out more than half of the inputs is not made
+
+    @classmethod
+    def of(cls, n: int, q: int, confidence: float) -> Coverage:
+        """T18: the least d with BinCDF(q - 1; n, d) <= 1 - confidence; for q = 1 it is 1 - (1 - confidence)^(1/n)."""
+        share = upper_limit(q - 1, n, 1.0 - confidence) if 0 < q <= n else 1.0
+        return cls(share, confidence, n, q)
 
     @property
     def sentence(self) -> str:
         sure = words.how_sure(self.confidence)
         return f"for all but {words.percent_up(self.share)} of new inputs, {sure} (from {self.n} inputs)"
-
-
-def coverage(n: int, q: int, confidence: float) -> Coverage:
-    """T18: the least d with BinCDF(q - 1; n, d) <= 1 - confidence, which for q = 1 is 1 - (1 - confidence)^(1/n)."""
-    share = upper_limit(q - 1, n, 1.0 - confidence) if 0 < q <= n else 1.0
-    return Coverage(share, confidence, n, q)
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Guarantee:
     delta: float
     n: int  # distinct calibration draws
     n_needed: int  # by T4
-    unit: DrawUnit
+    unit: Literal["inputs", "batches"]  # the independent draws: batches if a point's patches depend on its batch
     c_constant: float
     k_constant: float
     reason: str  # why it is not met; empty when it is
@@ -159,6 +156,11 @@ class NetworkBound:
 
     ALSO_IN_JSON = ("met", "sentence")
 
+    @classmethod
+    def none(cls, reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
+        """A record without a bound, and the reason."""
+        return cls(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
+
     @property
     def met(self) -> bool:
         return not self.reason
@@ -184,15 +186,3 @@ class NetworkBound:
         if self.guarantee is None:
             return f"{statement}; met, assumes only independent inputs"
         return f"{statement}; rests on an assumption: {self.guarantee.sentence}"
-
-
-def no_bound(reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
-    """A record without a bound, and the reason."""
-    return NetworkBound(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
-
-
-def layer_bound(eps: float | None, sign_complexity: float | None) -> float | None:
-    """eps_l Delta_l of T11, or None if either is unknown."""
-    if eps is None or sign_complexity is None:
-        return None
-    return 0.0 if eps == 0 else eps * sign_complexity  # NaN stays: the claim gets weaker, never stronger

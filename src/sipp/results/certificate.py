@@ -6,18 +6,13 @@ A record stores counts; everything else is computed from them, so that it cannot
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sipp.errors import OptionError
 from sipp.results import words
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
 from sipp.results.sheet import Sheet, Table, shown
 
-CERTIFICATE_KIND = "certificate"  # of a file
-USELESS = 1.0  # from this epsilon on, an output of zeros would be within it
 Measure = Literal["output", "kl", "next-token"]
 
 
@@ -48,6 +43,7 @@ class Certificate:
     measure: Measure = "output"  # what epsilon limits
 
     ALSO_IN_JSON = ("verdict", "k_allowed", "proved_share", "sentence")
+    USELESS = 1.0  # from this epsilon on, an output of zeros would be within it
 
     @property
     def k_allowed(self) -> int | None:
@@ -77,7 +73,24 @@ class Certificate:
     @property
     def is_useless(self) -> bool:
         """Whether the certified epsilon is so large that an output of zeros would be within it."""
-        return self.verdict == "certified" and self.measure != "kl" and not self.epsilon < USELESS
+        return self.verdict == "certified" and self.measure != "kl" and not self.epsilon < self.USELESS
+
+    @property
+    def limit_words(self) -> str:
+        """The epsilon in the unit of its measure: as it was asked for, or rounded up."""
+        was_asked = self.fixed == "epsilon"
+        if self.measure == "kl":
+            return f"{words.exactly(self.epsilon) if was_asked else words.number_up(self.epsilon, 4)} nats"
+        limit = words.percent(self.epsilon) if was_asked else words.percent_up(self.epsilon)
+        return limit + (" of positions" if self.measure == "next-token" else "")
+
+    @property
+    def claim_about_tokens(self) -> str:
+        """The claim about the tokens of a sequence, in words (T22)."""
+        if self.measure == "next-token":
+            return f"the pruned network predicts a different next token at no more than {self.limit_words}"
+        near = f"within {self.limit_words} of the dense network's"
+        return f"the next token's distribution is {near} (KL, mean over positions)"
 
     @property
     def sentence(self) -> str:
@@ -92,7 +105,7 @@ class Certificate:
     def sheet(self) -> Sheet:
         allowed = "none can be" if self.k_allowed is None else f"{self.k_allowed:,}"
         facts = [
-            ("epsilon", limit_words(self)),
+            ("epsilon", self.limit_words),
             ("left out", f"{words.percent(self.share)} of inputs"),
             ("allowed", f"{allowed} further off"),
         ]
@@ -122,8 +135,7 @@ class AccuracyCertificate:
     output: int | str | None
     calibration_checked: bool
     measure: Literal["class", "next-token"] = "class"
-    dense_accuracy: float | None = None  # on the holdout, copies included; None without labels
-    pruned_accuracy: float | None = None
+    accuracies: tuple[float, float] | None = None  # dense and pruned, on the holdout with copies; None without labels
 
     ALSO_IN_JSON = ("drop_upper", "sentence")
 
@@ -136,13 +148,6 @@ class AccuracyCertificate:
         if self.mode == "labels":
             return drop_limit(self.n_lost, self.n_gained, self.n, beta, n_copies=self.n_duplicates)
         return share_limit(self.n_differ, self.n, beta)
-
-    @property
-    def accuracies(self) -> tuple[float, float] | None:
-        """The accuracy of the dense and of the pruned network on the holdout; None without labels."""
-        if self.dense_accuracy is None or self.pruned_accuracy is None:
-            return None
-        return self.dense_accuracy, self.pruned_accuracy
 
     @property
     def change(self) -> str:
@@ -203,7 +208,7 @@ def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
 def _claim_in_words(cert: Certificate) -> str:
     """The claim of a T14 certificate as a sentence, without caveats."""
     share, confidence = words.percent(cert.share), words.percent(cert.confidence)
-    asked = f"{limit_words(cert)}{' error' if cert.measure == 'output' else ''}"
+    asked = f"{cert.limit_words}{' error' if cert.measure == 'output' else ''}"
     inputs, further = _counted(cert, "holdout inputs"), words.percent_up(cert.proved_share)
     if cert.k_allowed is None:
         needed = f"{holdout_needed(cert.share, 1.0 - cert.confidence):,}{' distinct ones' if cert.n_duplicates else ''}"
@@ -226,31 +231,15 @@ def _claim_in_words(cert: Certificate) -> str:
             f"further off, which is more than the {share} asked for."
         )
     if cert.measure != "output":
-        claim = claim_about_tokens(cert)
+        claim = cert.claim_about_tokens
         return f"With {confidence} confidence, for all but at most {share} of sequences {claim} ({counts})."
     start = "True but useless: with" if cert.is_useless else "With"
-    end = f" Even a network that always outputs zero is within {words.percent(USELESS)}." if cert.is_useless else ""
+    within = words.percent(cert.USELESS)
+    end = f" Even a network that always outputs zero is within {within}." if cert.is_useless else ""
     return (
         f"{start} {confidence} confidence, for all but at most {share} of inputs the pruned network's output "
-        f"differs from the dense network's by at most {limit_words(cert)} of its norm ({counts}).{end}"
+        f"differs from the dense network's by at most {cert.limit_words} of its norm ({counts}).{end}"
     )
-
-
-def limit_words(cert: Certificate) -> str:
-    """The epsilon in the unit of its measure: as it was asked for, or rounded up."""
-    was_asked = cert.fixed == "epsilon"
-    if cert.measure == "kl":
-        return f"{words.exactly(cert.epsilon) if was_asked else words.number_up(cert.epsilon, 4)} nats"
-    limit = words.percent(cert.epsilon) if was_asked else words.percent_up(cert.epsilon)
-    return limit + (" of positions" if cert.measure == "next-token" else "")
-
-
-def claim_about_tokens(cert: Certificate) -> str:
-    """The claim about the tokens of a sequence, in words (T22)."""
-    if cert.measure == "next-token":
-        return f"the pruned network predicts a different next token at no more than {limit_words(cert)}"
-    limit = limit_words(cert)
-    return f"the next token's distribution is within {limit} of the dense network's (KL, mean over positions)"
 
 
 def _caveats(cert: Certificate | AccuracyCertificate) -> str:
@@ -285,19 +274,3 @@ def _sheet(
 
 
 AnyCertificate = Certificate | AccuracyCertificate
-SEVERAL_CLAIMS = (
-    "{} of these certificates rest on the same holdout. Each holds at its own confidence, all of them together, or the "
-    "best of them, at less."
-)
-
-
-def claims_on_one_holdout(certificates: Iterable[AnyCertificate]) -> str:
-    """A sentence if several certificates rest on the same holdout inputs; empty if none do."""
-    n_claims = max(Counter(cert.data_hash for cert in certificates).values(), default=0)
-    return SEVERAL_CLAIMS.format(n_claims) if n_claims > 1 else ""
-
-
-def check_certificate(certificate: object) -> None:
-    """Raises unless it is a certificate or None."""
-    if certificate is not None and not isinstance(certificate, (Certificate, AccuracyCertificate)):
-        raise OptionError(f"certificate is a {type(certificate).__name__}", fix="pass what sipp.certify returned")

@@ -87,6 +87,13 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
+def kind(name: str, value: Any, kinds: Any, fix: str) -> Any:
+    """The value, if it is an instance of one of these classes."""
+    if not isinstance(value, kinds):
+        raise OptionError(f"{name} is a {type(value).__name__}", fix=fix, option=name)
+    return value
+
+
 def fields_of(record: Any) -> None:
     """Checks the fields of a frozen dataclass by their annotations: literals, flags, and functions of (name, value).
 
@@ -94,13 +101,13 @@ def fields_of(record: Any) -> None:
     """
     for name, hint in _hints_of(record.__class__).items():
         value = getattr(record, name)
-        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        typ, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        kinds = get_args(typ) if get_origin(typ) in (Union, UnionType) else (typ,)
         if value is None and NoneType in kinds:
             continue
         if get_origin(kinds[0]) is Literal:
             choice(name, value, get_args(kinds[0]))
-        elif kind is bool:
+        elif typ is bool:
             flag(name, value)
         for note in notes:
             if callable(note):

@@ -8,28 +8,6 @@ from dataclasses import dataclass
 from sipp.results import words
 from sipp.results.sheet import Sheet, shown
 
-EVALUATION_KIND = "evaluation"
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Of n inputs, how many have the right class as largest output, or among the five largest; and the mean loss."""
-
-    n: int
-    n_top1: int
-    loss: float  # cross-entropy
-    n_top5: int | None = None  # None: not counted
-
-    ALSO_IN_JSON = ("top1", "top5")
-
-    @property
-    def top1(self) -> float:
-        return self.n_top1 / self.n
-
-    @property
-    def top5(self) -> float | None:
-        return None if self.n_top5 is None else self.n_top5 / self.n
-
 
 @dataclass(frozen=True)
 @shown
@@ -37,8 +15,8 @@ class Evaluation:
     """Accuracy of a dense and a pruned network on the same inputs, and how far their outputs differ. `print` it."""
 
     n_inputs: int
-    dense: Accuracy | None  # None: no classes, or no labels
-    pruned: Accuracy | None
+    accuracies: tuple[float, float] | None  # dense and pruned; None: no classes, or no labels
+    losses: tuple[float, float] | None  # cross-entropy, dense and pruned
     same_class: float | None  # share of inputs with the same predicted class
     error_mean: float  # of ||f^ - f|| / ||f||; infinite if an output is not finite
     error_median: float
@@ -49,11 +27,6 @@ class Evaluation:
     dense_hash: str = ""
     pruned_hash: str = ""
     inputs: str = ""  # what they are, in words
-
-    @property
-    def accuracies(self) -> tuple[float, float] | None:
-        """Accuracy of the dense and of the pruned network; None without labels or classes."""
-        return None if self.dense is None or self.pruned is None else (self.dense.top1, self.pruned.top1)
 
     @property
     def error(self) -> float | None:
@@ -74,11 +47,12 @@ class Evaluation:
 
 def _facts(measured: Evaluation) -> list[tuple[str, str]]:
     facts = [("inputs", f"{measured.n_inputs:,}")]
-    if measured.dense is not None and measured.pruned is not None:
-        dense, pruned = measured.dense, measured.pruned
-        change = f"{100 * (pruned.top1 - dense.top1):+.2f} percentage points"
-        facts.append(("accuracy", f"{pruned.top1:.2%} pruned, {dense.top1:.2%} dense ({change})"))
-        facts.append(("loss", f"{pruned.loss:.4g} pruned, {dense.loss:.4g} dense (cross-entropy)"))
+    if measured.accuracies is not None and measured.losses is not None:
+        dense, pruned = measured.accuracies
+        change = f"{100 * (pruned - dense):+.2f} percentage points"
+        facts.append(("accuracy", f"{pruned:.2%} pruned, {dense:.2%} dense ({change})"))
+        dense, pruned = measured.losses
+        facts.append(("loss", f"{pruned:.4g} pruned, {dense:.4g} dense (cross-entropy)"))
     if measured.why_no_accuracy:
         facts.append(("accuracy", f"not measured: {measured.why_no_accuracy}"))
     if measured.same_class is not None:
@@ -136,6 +110,3 @@ class TextScores:
 def _exp(loss: float) -> float:
     """exp(loss), or infinity if that overflows or the loss is not finite."""
     return math.exp(loss) if loss < math.log(2.0) * 1023 else math.inf
-
-
-AnyEvaluation = Evaluation | TextScores  # what `sipp eval` writes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +10,11 @@ from torch import Tensor, nn
 
 from sipp.results import hashing, words
 from sipp.results.blend import BlendChoice
-from sipp.results.bounds import Guarantee, Measured, NetworkBound, layer_bound
+from sipp.results.bounds import Guarantee, Measured, NetworkBound
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Draws
 from sipp.results.repair import Repair
-from sipp.results.sheet import Sheet, Table, sheet_text, shown, without_empty
+from sipp.results.sheet import Sheet, Table, shown, without_empty
 
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
@@ -49,17 +48,21 @@ class PrunedLayer:
     dead_rows: int  # rows that had weights and have none now
     eps: float | None  # eps_l, the largest of them
     sign_complexity: float | None  # Delta_l
-    bound: float | None  # eps_l Delta_l (T11)
     kappa: float | None  # the layer condition number (T12)
     eps_measured: float | None = None  # eps_l with the measured constant (T19)
     eps_F: Tensor | None = field(default=None, metadata=NOT_JSON)  # the bound of each row (T5, T6, T9, T17)
 
-    ALSO_IN_JSON = ("n_weights", "keep", "bound_measured")
+    ALSO_IN_JSON = ("n_weights", "keep", "bound", "bound_measured")
+
+    @property
+    def bound(self) -> float | None:
+        """eps_l Delta_l (T11)."""
+        return _product(self.eps, self.sign_complexity)
 
     @property
     def bound_measured(self) -> float | None:
         """eps_l Delta_l of T11 with the measured constant."""
-        return layer_bound(self.eps_measured, self.sign_complexity)
+        return _product(self.eps_measured, self.sign_complexity)
 
     @property
     def n_weights(self) -> int:
@@ -68,6 +71,13 @@ class PrunedLayer:
     @property
     def keep(self) -> float:
         return self.kept / self.n_weights
+
+
+def _product(eps: float | None, sign_complexity: float | None) -> float | None:
+    """Their product, or None if either is unknown."""
+    if eps is None or sign_complexity is None:
+        return None
+    return 0.0 if eps == 0 else eps * sign_complexity  # NaN stays: the claim gets weaker, never stronger
 
 
 @dataclass(frozen=True)
@@ -131,57 +141,77 @@ class Pruned:
         return sum(layer.dead_rows for layer in self.layers)
 
     @property
+    def up_to_date(self) -> Pruned:
+        """The record, without its statements if weights or buffers changed since (training, an edit, BatchNorm)."""
+        if self.model is None or hashing.of_tensors(self.model) == self.described_hash:
+            return self
+        return self.without_statements(REGROWN.format(self.regrown) if self.regrown else CHANGED)
+
+    def without_statements(self, reason: str) -> Pruned:
+        """The record without what it says of the weights of `model`; masks and counts stay."""
+        layers = tuple(replace(layer, eps_F=None, eps=None, kappa=None, eps_measured=None) for layer in self.layers)
+        bound = replace(self.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
+        return replace(
+            self, layers=layers, bound=bound, guarantee=None, measured=None, repair=None, moved=None, described_hash="",
+            seen_all=False,
+        )  # fmt: skip
+
+    @property
+    def regrown(self) -> str:
+        """The name of a weight that is not zero off its mask; empty if there is none."""
+        for name, mask in self.masks.items():
+            weight = self.model.get_parameter(name).detach()
+            if bool((weight[~mask.to(weight.device)] != 0).any()):
+                return name
+        return ""
+
+    @property
+    def headline(self) -> str:
+        """One line: the method, and how many weights are kept."""
+        pattern = "" if self.pattern is None else f", {self.pattern} along every row"
+        return f"{self.method}: {self.kept:,} of {self.n_weights:,} prunable weights kept ({self.keep:.2%}){pattern}"
+
+    @property
+    def cost(self) -> str:
+        """The best bound on the output in plain words, or the change measured on calibration inputs."""
+        return _cost_of(self)
+
+    @property
+    def statements(self) -> dict[str, str]:
+        """What a small file says of it: labels and sentences."""
+        texts = {
+            "pruned": self.headline,
+            "measured": "" if self.measured is None else self.measured.sentence,
+            "network": self.bound.sentence,
+            "rows": "" if self.guarantee is None else self.guarantee.sentence,
+        }
+        return {label: text for label, text in texts.items() if text}
+
+    @property
     def sheet(self) -> Sheet:
-        return pruned_sheet(self)
+        return self.sheet_with()
 
     @property
     def details(self) -> str:
         """The full text: every layer, and every statement, even a useless one."""
-        return sheet_text(pruned_sheet(self, in_full=True))
+        return str(self.sheet_with(in_full=True))
 
+    def sheet_with(self, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> Sheet:
+        """Weights kept, what that costs (or what is `certified`), the next step, and the layers.
 
-def up_to_date(pruned: Pruned) -> Pruned:
-    """The record, without its statements if weights or buffers have changed since (training, an edit, BatchNorm)."""
-    if pruned.model is None or hashing.of_tensors(pruned.model) == pruned.described_hash:
-        return pruned
-    name = regrown_weight(pruned.model, pruned.masks)
-    return without_statements(pruned, REGROWN.format(name) if name else CHANGED)
-
-
-def without_statements(pruned: Pruned, reason: str) -> Pruned:
-    """The record without what it says of the weights of `model`; masks and counts stay."""
-    layers = tuple(
-        replace(layer, eps_F=None, eps=None, bound=None, kappa=None, eps_measured=None) for layer in pruned.layers
-    )
-    bound = replace(pruned.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
-    return replace(
-        pruned, layers=layers, bound=bound, guarantee=None, measured=None, repair=None, moved=None, described_hash="",
-        seen_all=False,
-    )  # fmt: skip
-
-
-def regrown_weight(model: nn.Module, masks: Mapping[str, Tensor]) -> str:
-    """The name of a weight that is not zero off its mask; empty if there is none."""
-    for name, mask in masks.items():
-        weight = model.get_parameter(name).detach()
-        if bool((weight[~mask.to(weight.device)] != 0).any()):
-            return name
-    return ""
+        It is of the network as it is now. Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune`
+        (`in_shell`) shows all layers.
+        """
+        return _sheet_of(self.up_to_date, in_full=in_full, in_shell=in_shell, certified=certified)
 
 
 # --- what it shows ----------------------------------------------------------------------------------------------------
 
 
-def pruned_sheet(pruned: Pruned, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> Sheet:
-    """The sheet of `print(pruned)`: weights kept, what that costs (or what is `certified`), next step, and the layers.
-
-    It is of the network as it is now. Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune`
-    (`in_shell`) shows all layers.
-    """
-    pruned = up_to_date(pruned)
+def _sheet_of(pruned: Pruned, *, in_full: bool, in_shell: bool, certified: str) -> Sheet:
     facts = [
         ("warning", moved_warning(pruned)),
-        ("what it costs", certified or cost_of(pruned)),
+        ("what it costs", certified or pruned.cost),
         ("warning", _dead_words(pruned)),
         ("weights", _beside_budget(pruned)),
         ("chosen", _choice_words(pruned)),
@@ -194,19 +224,10 @@ def pruned_sheet(pruned: Pruned, *, in_full: bool = False, in_shell: bool = Fals
     hidden = f" and the {len(pruned.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
     note = "--json prints every bound and statement" if in_shell else ""
     note = note or ("" if in_full else f"print(pruned.details) shows every statement in full{hidden}")
-    return Sheet(headline(pruned), tuple((label, text) for label, text in facts if text), (table,), note)
+    return Sheet(pruned.headline, tuple((label, text) for label, text in facts if text), (table,), note)
 
 
-def headline(pruned: Pruned) -> str:
-    """One line: the method, and how many weights are kept."""
-    pattern = "" if pruned.pattern is None else f", {pruned.pattern} along every row"
-    return (
-        f"{pruned.method}: {pruned.kept:,} of {pruned.n_weights:,} prunable weights kept ({pruned.keep:.2%}){pattern}"
-    )
-
-
-def cost_of(pruned: Pruned) -> str:
-    """The best bound on the output in plain words, or the change measured on calibration points."""
+def _cost_of(pruned: Pruned) -> str:
     is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may have other values
     if is_dense and pruned.described_hash and pruned.repair is None:
         return "nothing was removed, so the output is the same."

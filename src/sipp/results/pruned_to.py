@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.results import hashing, words
+from sipp.results import check, hashing, words
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.pruned import Pruned
@@ -77,13 +77,6 @@ class PrunedTo:
 NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # a network, or a result that holds one
 
 
-def pruned_or_module(given: NetworkLike) -> nn.Module | Pruned:
-    """The record `Pruned` if there is one, else the network itself."""
-    if isinstance(given, Shrunk):
-        return given.model
-    return (given.pruned or given.model) if isinstance(given, PrunedTo) else given
-
-
 @dataclass(frozen=True)
 class SeenPoints:
     """The hashes of the points that are known to have chosen a network, and whether no others did."""
@@ -95,7 +88,7 @@ class SeenPoints:
 
 def points_seen(given: NetworkLike) -> SeenPoints:
     """The points that chose a network: not all are known if its weights have changed since."""
-    record = given if isinstance(given, Shrunk) else pruned_or_module(given)
+    record = given.pruned if isinstance(given, PrunedTo) else given
     if not isinstance(record, Pruned | Shrunk):
         return SeenPoints(frozenset(), is_all=False)
     is_all = record.seen_all and hashing.of_tensors(network_of(given)) == record.described_hash
@@ -113,10 +106,10 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
 
 def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> AnyCertificate | None:
     """The given certificate, or that of `prune_to` if its network is unchanged."""
+    if certificate is not None:
+        return check.kind("certificate", certificate, AnyCertificate, "pass what sipp.certify returned")
     held = given.certificate if isinstance(given, PrunedTo) else None
-    if certificate is not None or held is None:
-        return certificate
-    return held if held.pruned_hash == hashing.of_model(network_of(given)) else None
+    return held if held is not None and held.pruned_hash == hashing.of_model(network_of(given)) else None
 
 
 def network_of(given: NetworkLike) -> nn.Module:

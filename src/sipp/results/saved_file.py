@@ -15,14 +15,11 @@ from sipp.results import words
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Precision
-from sipp.results.pruned import Pruned, headline, up_to_date
 from sipp.results.sheet import Sheet, Table, shown, without_empty
 
 PositionKind = Literal["all", "bitmask", "gaps"]
 Rounding = Literal["exact", "fp16", "bf16", "int8"]
-About = Literal["stored values", "values before rounding"]
 WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
-SCALE_BYTES = 4  # of int8's scales, one a row, as float32
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
 
 
@@ -42,6 +39,7 @@ class StoredTensor:
     norm_change: float  # relative change of the whole tensor
 
     ALSO_IN_JSON = ("n_weights", "n_bytes", "dense_bytes", "value_bytes", "bound_bytes")
+    SCALE_BYTES = 4  # of int8's scales, one a row, as float32
 
     @property
     def n_weights(self) -> int:
@@ -65,7 +63,7 @@ class StoredTensor:
     def value_bytes(self) -> int:
         """Bytes of the stored values before compression, with the scales of int8."""
         width: int = getattr(torch, WIDE_AS.get(self.values, self.dtype)).itemsize
-        return self.kept * width + (SCALE_BYTES * self.n_rows if self.values == "int8" else 0)
+        return self.kept * width + (self.SCALE_BYTES * self.n_rows if self.values == "int8" else 0)
 
     @property
     def bound_bytes(self) -> float:
@@ -88,13 +86,13 @@ class SavedFile:
     masks: dict[str, Tensor] = field(metadata=NOT_JSON)  # {parameter name: bool tensor}, True = kept
     statements: dict[str, str]  # how it was pruned and what is guaranteed: labels and sentences
     certificate: AnyCertificate | None
-    certificate_about: About | None
+    certificate_about: Literal["stored values", "values before rounding"] | None
     buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
 
     ALSO_IN_JSON = ("statements_about", "dense_bytes", "bound_bytes", "rounding_words")
 
     @property
-    def statements_about(self) -> About:
+    def statements_about(self) -> str:
         return "values before rounding" if self.rounding_words else "stored values"
 
     @property
@@ -131,18 +129,6 @@ def entropy_bytes(n_weights: int, kept: int) -> float:
     """n H(kept / n) / 8: the least that positions of independently kept weights cost on average."""
     shares = [count / n_weights for count in (kept, n_weights - kept) if 0 < count < n_weights]
     return -n_weights * sum(share * math.log2(share) for share in shares) / 8
-
-
-def stored_statements(pruned: Pruned) -> dict[str, str]:
-    """What a file says of a pruned network: labels and sentences."""
-    now = up_to_date(pruned)
-    found = {
-        "pruned": headline(now),
-        "measured": "" if now.measured is None else now.measured.sentence,
-        "network": now.bound.sentence,
-        "rows": "" if now.guarantee is None else now.guarantee.sentence,
-    }
-    return {label: text for label, text in found.items() if text}
 
 
 def _facts(contents: SavedFile) -> list[tuple[str, str]]:

@@ -47,6 +47,13 @@ class Sheet:
     tables: tuple[Table, ...] = ()
     note: str = ""
 
+    def __str__(self) -> str:
+        """The sheet as text, about as wide as a screen."""
+        lines = [_wrapped(self.title), *(words.labelled(label, text) for label, text in self.facts)]
+        for table in self.tables:
+            lines += [table_text(table), *([_wrapped(table.words, indent="  ")] if table.words else [])]
+        return "\n".join([*lines, *([_wrapped(self.note)] if self.note else [])])
+
 
 def shown(cls: Class) -> Class:
     """Decorates a result that has a `sheet`, or at least a `sentence`: it is printed, and shown in a notebook.
@@ -63,7 +70,7 @@ def shown(cls: Class) -> Class:
         return f"<{type(self).__name__} {', '.join(short)}; print() shows it>"
 
     result: Any = cls
-    result.__str__ = lambda self: sheet_text(sheet(self))
+    result.__str__ = lambda self: str(sheet(self))
     result._repr_html_ = lambda self: sheet_html(sheet(self))
     if "__repr__" not in cls.__dict__:
         result.__repr__ = representation
@@ -82,14 +89,6 @@ def without_empty(table: Table) -> Table:
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
-
-
-def sheet_text(sheet: Sheet) -> str:
-    """The sheet as text, about as wide as a screen."""
-    lines = [_wrapped(sheet.title), *(words.labelled(label, text) for label, text in sheet.facts)]
-    for table in sheet.tables:
-        lines += [table_text(table), *([_wrapped(table.words, indent="  ")] if table.words else [])]
-    return "\n".join([*lines, *([_wrapped(sheet.note)] if sheet.note else [])])
 
 
 def table_text(table: Table) -> str:

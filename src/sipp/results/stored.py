@@ -6,17 +6,17 @@ All of it lies in one JSON object; the keys are those of `Pruned` and of `Identi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from sipp import __version__
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.results import hashing
-from sipp.results.certificate import AnyCertificate, check_certificate
+from sipp.results import check, hashing
+from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import from_json, to_json
-from sipp.results.pruned import Pruned, regrown_weight, up_to_date
+from sipp.results.pruned import Pruned
 from sipp.results.sheet import Sheet, shown
 
 KIND = "pruned"
@@ -43,8 +43,44 @@ class Report:
 
     pruned: Pruned
     identity: Identity
-    rest: Mapping[str, Any]  # what else the command wrote
+    rest: Mapping[str, Any] = field(default_factory=dict)  # what else the command wrote
     note: str = ""  # what could not be checked
+
+    @classmethod
+    def of(cls, pruned: Pruned, certificate: AnyCertificate | None = None) -> Report:
+        """The report on a pruned network as it is now; the dense network's hash is a certificate's."""
+        check.kind("pruned", pruned, Pruned, "pass what sipp.prune returned")
+        if pruned.regrown:
+            raise ModelError(
+                "a weight outside its mask is not zero: the record would count the weights of another network",
+                where=pruned.regrown,
+                fix="hold the masks while you train (sipp.hold), or set the pruned weights to zero",
+            )
+        identity = Identity(
+            model=hashing.class_name(pruned.model),
+            pruned_hash=hashing.of_model(pruned.model),
+            buffers_hash=hashing.of_buffers(pruned.model),
+            dense_hash=None if certificate is None else certificate.dense_hash,
+            certificate=certificate,
+            sipp=__version__,
+            torch=str(torch.__version__),
+        )
+        if certificate is not None and certificate.pruned_hash != identity.pruned_hash:
+            raise OptionError("the certificate is about another network", fix="certify pruned.model")
+        return cls(pruned.up_to_date, identity)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], where: object) -> Report:
+        """The inverse of `values`; a DataError says which key is wrong."""
+        if values.get("kind") != KIND:
+            raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
+        report = cls(from_json(Pruned, values, where), from_json(Identity, values, where))
+        return replace(report, rest={key: value for key, value in values.items() if key not in report.values})
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All of it in one JSON object."""
+        return {"kind": KIND, **to_json(self.identity), **to_json(self.pruned), **self.rest}
 
     @property
     def sheet(self) -> Sheet:
@@ -53,38 +89,3 @@ class Report:
         claim = "none" if certificate is None else certificate.sentence
         facts = (("network", self.identity.model), *sheet.facts, ("certificate", claim))
         return replace(sheet, facts=facts, note=self.note)
-
-
-def report_values(pruned: Pruned, certificate: AnyCertificate | None = None) -> dict[str, Any]:
-    """The report on a pruned network as it is now, in JSON types; the dense network's hash is a certificate's."""
-    if not isinstance(pruned, Pruned):
-        raise OptionError(f"a {type(pruned).__name__} is not a pruned network", fix="pass what sipp.prune returned")
-    check_certificate(certificate)
-    if name := regrown_weight(pruned.model, pruned.masks):
-        raise ModelError(
-            "a weight outside its mask is not zero: the record would count the weights of another network",
-            where=name,
-            fix="hold the masks while you train (sipp.hold), or set the pruned weights to zero",
-        )
-    now = up_to_date(pruned)
-    identity = Identity(
-        model=hashing.class_name(pruned.model),
-        pruned_hash=hashing.of_model(pruned.model),
-        buffers_hash=hashing.of_buffers(pruned.model),
-        dense_hash=None if certificate is None else certificate.dense_hash,
-        certificate=certificate,
-        sipp=__version__,
-        torch=str(torch.__version__),
-    )
-    if certificate is not None and certificate.pruned_hash != identity.pruned_hash:
-        raise OptionError("the certificate is about another network", fix="certify pruned.model")
-    return {"kind": KIND, **to_json(identity), **to_json(now)}
-
-
-def read_report(values: Mapping[str, Any], where: object) -> Report:
-    """The inverse of `report_values`; a DataError says which key is wrong."""
-    if values.get("kind") != KIND:
-        raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
-    pruned, identity = from_json(Pruned, values, where), from_json(Identity, values, where)
-    known = {"kind", *to_json(pruned), *to_json(identity)}
-    return Report(pruned, identity, {key: value for key, value in values.items() if key not in known})

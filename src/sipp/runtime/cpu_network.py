@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, warn_caller
 from sipp.native import pytree
-from sipp.results import speed_of
+from sipp.results import Speed
 from sipp.runtime import timing
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
 from sipp.runtime.examples import (
@@ -86,7 +86,7 @@ class CpuNetwork:
         times = timing.race(dense if why else run, dense)
         if not why and not self._always and not timing.is_enough_faster(min(times[0]), min(times[1])):
             why = ", which is faster here"
-        medians, speed = (median(times[0]), median(times[1])), speed_of(*times, runs_dense=bool(why)).words
+        medians, speed = (median(times[0]), median(times[1])), Speed.of(*times, runs_dense=bool(why)).words
         steps = plan.plan.steps
         if why:
             how = f"torch runs all of it{why}"

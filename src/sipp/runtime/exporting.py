@@ -33,12 +33,11 @@ from sipp.results import (
     AnyCertificate,
     NetworkLike,
     Pruned,
+    PrunedTo,
     certificate_of,
     check,
-    check_certificate,
     hashing,
     network_of,
-    pruned_or_module,
     shown,
 )
 from sipp.runtime.copying import plain_copy
@@ -152,8 +151,8 @@ def export(
 
 def _card(pruned: NetworkLike, certificate: AnyCertificate | None, name: str, values: str) -> str:
     """The model card; empty if nothing is known but the network."""
-    check_certificate(certificate)
-    record, known = pruned_or_module(pruned), certificate_of(pruned, certificate)
+    record = pruned.pruned if isinstance(pruned, PrunedTo) else pruned
+    known = certificate_of(pruned, certificate)
     if not isinstance(record, Pruned):
         return ""
     if known is not None and known.pruned_hash != hashing.of_model(record.model):

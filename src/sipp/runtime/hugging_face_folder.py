@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.files import new_folder
-from sipp.results import AnyCertificate, Pruned, check, cost_of, hashing, headline, up_to_date
+from sipp.results import AnyCertificate, Pruned, check, hashing
 from sipp.storage import companion_files
 
 CARD = "README.md"
@@ -24,17 +24,17 @@ PAPER = "[SiPP](https://arxiv.org/abs/1910.05422)"
 
 def model_card(pruned: Pruned, certificate: AnyCertificate | None, *, name: str, values: str) -> str:
     """The text of the card."""
-    now = up_to_date(pruned)
+    now = pruned.up_to_date
     origin = _origin(pruned.model)
     is_on_hub = origin.count("/") == 1 and not Path(origin).exists()  # not a folder of this machine
     head = ["---", "library_name: transformers", *([f"base_model: {origin}"] if is_on_hub else [])]
     of_what = f" It is a pruned copy of `{origin}`." if is_on_hub else ""
-    lines = [f"{headline(now)}.{of_what} The other weights are zero."]
+    lines = [f"{now.headline}.{of_what} The other weights are zero."]
     if now.repair is not None:
         lines.append(f"The kept weights were repaired without labels or training. {now.repair.sentence}")
     if values != "same":
         lines.append(f"Weights were then rounded to {values}; what follows is about the network before.")
-    lines.append(f"**Error.** {cost_of(now) if certificate is None else certificate.sentence}")
+    lines.append(f"**Error.** {now.cost if certificate is None else certificate.sentence}")
     lines.append(
         "The zeros are stored like other numbers: the model loads like the dense one, takes as much memory and runs "
         f"as fast. Made with sipp {__version__} ({PAPER})."

@@ -26,7 +26,7 @@ from sipp.files import (
     seal,
     write_atomic,
 )
-from sipp.results import Report, hashing, read_report, to_json
+from sipp.results import Report, hashing, to_json
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 NO_NETWORK = "The network is missing, so its record could not be checked against it."
@@ -57,11 +57,11 @@ def read_pruned(folder: Path) -> Report:
             f"holds no pruned network ({RECORD_NAME})", where=folder, fix="give a folder of sipp prune or save_folder"
         )
     if not path.exists():
-        return replace(read_report(read_json(copy), copy), note=NO_NETWORK)
+        return replace(Report.read(read_json(copy), copy), note=NO_NETWORK)
     tensors, metadata = read_tensors(path)
     if RECORD_KEY not in metadata:
         raise DataError("is not a network of `sipp prune`: it holds no record", where=path)
-    report = read_report(read_json(path, metadata[RECORD_KEY]), path)
+    report = Report.read(read_json(path, metadata[RECORD_KEY]), path)
     if hashing.with_buffers(hashing.of_state(tensors), report.identity.buffers_hash) != report.identity.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
     return report

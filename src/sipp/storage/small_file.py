@@ -25,8 +25,6 @@ from torch.nn.parameter import is_lazy
 from sipp.errors import DataError, ModelError
 from sipp.files import CHANGED, sha256_of
 from sipp.results import (
-    SCALE_BYTES,
-    About,
     AnyCertificate,
     PositionKind,
     Precision,
@@ -163,8 +161,9 @@ def decode(contents: SavedFile, data: memoryview) -> tuple[dict[str, Tensor], Sa
     if certificate is None:
         return state, replace(contents, masks=masks)
     is_stored = certificate.pruned_hash == hashing.with_buffers(hashing.of_state(state), contents.buffers_hash)
-    about: About = "stored values" if is_stored else "values before rounding"
-    return state, replace(contents, masks=masks, certificate_about=about)
+    return state, replace(
+        contents, masks=masks, certificate_about="stored values" if is_stored else "values before rounding"
+    )
 
 
 def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> Rounding:
@@ -243,7 +242,10 @@ def _decode(entry: StoredTensor, data: memoryview) -> tuple[Tensor, Tensor | Non
     flat_K = decode_numbers(planes[: stored_dtype.itemsize], entry.kept, stored_dtype)
     scale_F, row_K = None, None
     if entry.values == "int8":
-        scale_F, row_K = decode_numbers(planes[-SCALE_BYTES:], n_rows, torch.float32), _rows(is_stored_K, n_rows)
+        scale_F, row_K = (
+            decode_numbers(planes[-StoredTensor.SCALE_BYTES :], n_rows, torch.float32),
+            _rows(is_stored_K, n_rows),
+        )
     flat_K = restore_values(flat_K, scale_F, row_K, dtype)
     if entry.positions != "all":
         bits = np.zeros(entry.n_weights, dtype=f"u{dtype.itemsize}")

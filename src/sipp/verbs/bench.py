@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
-from sipp.results import Bench, BenchBytes, BenchRun, BenchStep, NetworkLike, hashing, network_of, speed_of
+from sipp.results import Bench, BenchRun, BenchStep, NetworkLike, Speed, hashing, network_of
 from sipp.runtime import Call, Sparse, call_of, output_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
@@ -44,7 +44,7 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
         >>> import sipp, torch
         >>> pruned = sipp.prune(torch.nn.Linear(300, 200), None, keep=0.05, method="magnitude")
         >>> measured = sipp.bench(pruned, torch.rand(16, 300))
-        >>> measured.bytes.file < measured.bytes.dense / 5, [run.n_inputs for run in measured.runs]
+        >>> measured.file_bytes < measured.dense_bytes / 5, [run.n_inputs for run in measured.runs]
         (True, [1, 16])
     """
     model = plain_copy(network_of(pruned))
@@ -72,10 +72,11 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
         n_threads=torch.get_num_threads(),
         network=type(model).__name__,
         pruned_hash=hashing.of_model(model),
-        bytes=BenchBytes(
-            file=contents.n_bytes, dense=contents.dense_bytes, bound=contents.bound_bytes,
-            memory=fast.n_bytes, memory_dense=fast.n_dense_bytes,
-        ),
+        file_bytes=contents.n_bytes,
+        dense_bytes=contents.dense_bytes,
+        bound_bytes=contents.bound_bytes,
+        memory_bytes=fast.n_bytes,
+        memory_dense_bytes=fast.n_dense_bytes,
         runs=tuple(runs),
         steps=tuple(steps),
         step_inputs=fast.latest.chunk or n_inputs,
@@ -107,7 +108,7 @@ def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_inputs: int) -> Be
     sparse_ms, dense_ms = (MS * statistics.median(times) / n_calls for times in taken)
     return BenchRun(
         n_inputs=n_inputs, dense_ms=dense_ms, sparse_ms=sparse_ms, off_by=gap,
-        faster=speed_of(*taken, runs_dense=fast.latest.is_dense),
+        faster=Speed.of(*taken, runs_dense=fast.latest.is_dense),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
 from sipp.inputs import why_not_measured
-from sipp.results import Accuracy, Evaluation, NetworkLike, check, network_of
+from sipp.results import Evaluation, NetworkLike, check, network_of
 
 
 @torch.inference_mode(False)
@@ -45,8 +45,8 @@ def evaluate(
         no_accuracy = why_not_measured(why, comparisons.has_label)
     return Evaluation(
         n_inputs=len(comparisons.ratio),
-        dense=_accuracy(comparisons.dense_right, comparisons.dense_loss) if is_labelled else None,
-        pruned=_accuracy(comparisons.pruned_right, comparisons.pruned_loss) if is_labelled else None,
+        accuracies=_means(comparisons.dense_right, comparisons.pruned_right) if is_labelled else None,
+        losses=_means(comparisons.dense_loss, comparisons.pruned_loss) if is_labelled else None,
         same_class=float(comparisons.same_class.mean()) if bool(comparisons.has_classes.all()) else None,
         error_mean=float(comparisons.ratio.mean()),
         error_median=float(comparisons.ratio.median()),
@@ -59,5 +59,5 @@ def evaluate(
     )
 
 
-def _accuracy(right_n: Tensor, loss_n: Tensor) -> Accuracy:
-    return Accuracy(n=len(right_n), n_top1=int(right_n.sum()), loss=float(loss_n.mean()))
+def _means(dense_n: Tensor, pruned_n: Tensor) -> tuple[float, float]:
+    return float(dense_n.mean()), float(pruned_n.mean())

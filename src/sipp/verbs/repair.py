@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -20,8 +19,6 @@ from sipp.results import (
     check,
     hashing,
     points_seen,
-    regrown_weight,
-    without_statements,
 )
 
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
@@ -68,7 +65,9 @@ def repair(
         what = f"pruned is a {type(pruned).__name__}, not the record of a pruning"
         raise OptionError(what, fix="give what sipp.prune or sipp.assess gives")
     dense, given = unwrap(model), unwrap(pruned.model)
-    _check_same_tensors(dense, given, pruned.masks)
+    _check_same_tensors(dense, given)
+    if name := pruned.regrown:
+        raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")
     split = split_data(dense, data)
     has_dead_rows = any(layer.dead_rows for layer in pruned.layers)  # otherwise none is to die
     result = repair_network(
@@ -88,7 +87,7 @@ def repair(
         at_the_end = split.test_error(dense, result.model)
         record = replace(result.record, polish=done, output_after=at_the_end, output_validation=error)
         result = replace(result, record=record)
-    undescribed = without_statements(pruned, UNSTATED)  # what was promised spoke of the old values
+    undescribed = pruned.without_statements(UNSTATED)  # what was promised spoke of the old values
     before = points_seen(pruned)
     return replace(
         undescribed,
@@ -117,8 +116,8 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
     return tuple(recounted)
 
 
-def _check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Raises unless both models hold the same tensors by name, shape and device, and pruned weights are 0."""
+def _check_same_tensors(dense: nn.Module, given: nn.Module) -> None:
+    """Raises unless both models hold the same tensors by name, shape and device."""
     ours, theirs = (
         {name: (tensor.shape, tensor.device) for name, tensor in hashing.tensors(model).items()}
         for model in (dense, given)
@@ -129,5 +128,3 @@ def _check_same_tensors(dense: nn.Module, given: nn.Module, masks: Mapping[str, 
             f"{odd} is not the same tensor in the dense and the pruned model: shape or device differ",
             fix="give the model that was pruned",
         )
-    if name := regrown_weight(given, masks):
-        raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")

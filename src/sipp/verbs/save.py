@@ -18,13 +18,12 @@ from sipp.results import (
     NetworkLike,
     Precision,
     Pruned,
+    PrunedTo,
     SavedFile,
     certificate_of,
     check,
-    check_certificate,
     hashing,
-    pruned_or_module,
-    stored_statements,
+    network_of,
     words,
 )
 from sipp.storage import decode, encode, file_content
@@ -70,15 +69,8 @@ def content_of(
 ) -> tuple[bytes, SavedFile]:
     """The bytes of the file that `save` writes, and what is in it."""
     certificate = certificate_of(pruned, certificate)
-    network = pruned_or_module(pruned)
-    model = network.model if isinstance(network, Pruned) else network
-    if not isinstance(model, nn.Module):
-        raise OptionError(
-            f"a {type(model).__name__} cannot be saved",
-            fix="pass what sipp.prune or sipp.prune_to returned, or an nn.Module",
-        )
+    model, network = network_of(pruned), pruned.pruned if isinstance(pruned, PrunedTo) else pruned
     check.choice("values", values, get_args(Precision))
-    check_certificate(certificate)
     if masked := masked_by_torch(model):
         raise ModelError(
             f"{words.listed(masked)}: masked by torch.nn.utils.prune, which stores every weight and a mask",
@@ -95,7 +87,7 @@ def content_of(
         precision=values,
         tensors=entries,
         masks={},
-        statements=stored_statements(network) if isinstance(network, Pruned) else {},
+        statements=network.up_to_date.statements if isinstance(network, Pruned) else {},
         certificate=certificate,
         certificate_about=None,
         buffers_hash=hashing.of_buffers(model),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sipp.report import Article, Cell, Curve, Finding, Plot, Section, Table, numbers
-from sipp.results import USELESS, to_json, words
+from sipp.results import Certificate, to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
 from sipp_lab.runs.folder import Run
@@ -253,11 +253,11 @@ def certificate_finding(run: Run) -> Finding:
     best, worst = min(first, key=lambda m: first[m].high), max(first, key=lambda m: first[m].high)
     within = words.percent_up(first[best].high)
     heading = f"At keep {numbers.number(first[best].keep, 'share')}, outputs are certified within {within}"
-    if first[best].high >= USELESS:
+    if first[best].high >= Certificate.USELESS:
         heading = f"No certificate is useful: all allow an error of {words.percent_up(first[best].high)} or more"
     elif first[best].high < first[worst].high:
         heading += f" ({best}) to {words.percent_up(first[worst].high)} ({worst})"
-        heading += "; a guarantee of 100 % or more is useless" if first[worst].high >= USELESS else ""
+        heading += "; a guarantee of 100 % or more is useless" if first[worst].high >= Certificate.USELESS else ""
     elif len(first) > 1:
         heading += " for every method"
     pipeline = series.pipeline_of(run)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.results import Accuracy, Gradual
+from sipp.results import Gradual
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.parallel.processes import ALONE, Processes, add_gradients, share_buffers, sum_over_processes
 from sipp_lab.recipes.schema import Precision, Training
+from sipp_lab.runs.records import Accuracy
 from sipp_lab.seeds import step_seed
 from sipp_lab.training.feed import NO_LABEL, Feed, eval_batches, n_steps, train_batches
 from sipp_lab.training.step import Forward, Step, Teacher, distilled_losses, learning_rate, logits_of, make_step

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.results.bounds import no_bound
+from sipp.results.bounds import NetworkBound
 from sipp.results.jsonio import to_json
 from sipp.results.pruned import Pruned, PrunedLayer
 from sipp_lab.pipelines import Pipeline
@@ -47,13 +47,13 @@ def halved(step: int, state: TrainState) -> tuple[dict[str, Tensor], dict[str, A
                 dead_rows=0,
                 eps=None,
                 sign_complexity=None,
-                bound=None,
                 kappa=None,
             )
         )
     kept = sum(layer.kept for layer in layers)
     facts = Pruned(
-        layers=tuple(layers), guarantee=None, bound=no_bound("a method of the tests", None), method="magnitude",
+        layers=tuple(layers), guarantee=None,
+        bound=NetworkBound.none("a method of the tests", None), method="magnitude",
         budget=kept, kept=kept, seed=0,
     )  # fmt: skip
     return masks, to_json({"pruned": facts, "path": [{"after_step": step, "keep": facts.keep}]})

@@ -10,7 +10,7 @@ import sipp
 from sipp.cli.errors import naming_option
 from sipp.cli.options import Stored, to_record
 from sipp.cli.output import Answer, check_out, record_of, write_record
-from sipp.results import BENCH_KIND, Option
+from sipp.results import Option
 
 N_POINTS, MOST_POINTS = 64, 4096
 
@@ -39,6 +39,6 @@ def bench(
         measured = sipp.bench(network.model, example_of(points))
     if isinstance(network.contents, SavedFile):  # this very file, which may hold rounded values and a certificate
         file = network.contents
-        measured = replace(measured, bytes=replace(measured.bytes, file=file.n_bytes, bound=file.bound_bytes))
-    record = record_of(BENCH_KIND, measured)
+        measured = replace(measured, file_bytes=file.n_bytes, bound=file.bound_bytes)
+    record = record_of(type(measured).__name__, measured)
     return Answer([*image_lines(points), str(measured), *write_record(out, record)], record)

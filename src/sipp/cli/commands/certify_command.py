@@ -13,7 +13,7 @@ from sipp.cli.options import KINDS, Device, Reading, out as to_write
 from sipp.cli.output import Answer, check_out, record_of, write_record
 from sipp.errors import DataError, OptionError
 from sipp.files import WEIGHTS_NAME
-from sipp.results import CERTIFICATE_KIND, SHARE, AnyCertificate, Measure, Option, PruneOptions
+from sipp.results import SHARE, AnyCertificate, Measure, Option, PruneOptions
 
 
 def certify(
@@ -68,7 +68,7 @@ def certify(
                 *networks, fresh.batches, share=share, confidence=confidence, epsilon=epsilon, measure=measure,
                 output=part, calibration=known,
             )  # fmt: skip
-    record = record_of(CERTIFICATE_KIND, certificate)
+    record = record_of(type(certificate).__name__, certificate)
     is_failed = getattr(certificate, "verdict", "certified") != "certified"
     lines = [str(certificate), *image_lines(fresh), *([] if is_failed else write_record(out, record))]
     return Answer(lines, record, typer.Exit(NOT_CERTIFIED) if is_failed else None)

@@ -10,7 +10,7 @@ import sipp
 from sipp.cli.errors import naming_option
 from sipp.cli.options import KINDS, Device, Reading, to_record
 from sipp.cli.output import Answer, check_out, record_of, write_record
-from sipp.results import EVALUATION_KIND, Option, words
+from sipp.results import Option, words
 
 
 def eval(  # the name of the command
@@ -54,7 +54,7 @@ def eval(  # the name of the command
             measured = replace(measured, why_no_accuracy=drawn.unlabelled)
     measured = replace(measured, inputs=text)
     asked = {"model": model, "dense": dense, "pruned": pruned, "data": data, "part": part}
-    record = record_of(EVALUATION_KIND, measured, {"asked": asked})
+    record = record_of(type(measured).__name__, measured, {"asked": asked})
     network = f"{model}, dense {dense or 'weights of that folder'}, pruned {pruned}"
     lines = [words.labelled_line("network", network), *lines, str(measured)]
     lines.append(words.labelled_line("", "measured on these inputs only; sipp certify makes a claim about new ones"))

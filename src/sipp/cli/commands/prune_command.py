@@ -150,7 +150,7 @@ def _certified(request: Request, model: Any, pruned: Pruned, holdout: Points) ->
 
 def _values(request: Request, done: Done) -> dict[str, Any]:
     """What report.json and --json say."""
-    from sipp.results import hashing, report_values
+    from sipp.results import Report, hashing
 
     about = {
         "asked": typed_values(request),
@@ -166,21 +166,19 @@ def _values(request: Request, done: Done) -> dict[str, Any]:
         "seconds": round(done.seconds, 3),
         "written": {},
     }
-    facts = {"kind": "not certified", "keep": 1.0} if done.pruned is None else report_values(done.pruned)
+    facts = {"kind": "not certified", "keep": 1.0} if done.pruned is None else Report.of(done.pruned).values
     values: dict[str, Any] = to_json(facts | about)
     return values
 
 
 def _lines(request: Request, done: Done) -> list[str]:
     """The printed report."""
-    from sipp.results import pruned_sheet, sheet_text
-
     lines, certified = done.lines, ""
     if done.certificate is not None:
         certified = done.certificate.sentence if done.walk is None else "see the certificate below."
         certified = certified if request.values in EXACT else f"about the stored values: {certified}"
     if done.pruned is not None:
-        lines = [*lines, sheet_text(pruned_sheet(done.pruned, in_shell=True, certified=certified))]
+        lines = [*lines, str(done.pruned.sheet_with(in_shell=True, certified=certified))]
     if done.walk is not None:
         lines = [*lines, str(done.walk)]
         if not request.options.repair:
