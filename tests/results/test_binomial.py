@@ -131,13 +131,6 @@ def test_sentences_say_the_numbers_and_never_more():
     assert max(map(len, sheet.splitlines())) <= 120
 
 
-def test_claims_on_one_holdout_are_named():
-    other = certificate(data_hash="1" * 64)
-    assert records.claims_on_one_holdout([]) == records.claims_on_one_holdout([certificate(), other]) == ""
-    said = records.claims_on_one_holdout([certificate(), other, certificate(share=0.1)])
-    assert said.startswith("2 of these certificates rest on the same holdout") and "at less" in said
-
-
 @settings(derandomize=True, deadline=None)
 @given(share=st.floats(0, 1e6))
 def test_measured_numbers_are_rounded_up_by_little(share):

@@ -116,6 +116,6 @@ def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:
     pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det", holdout=torch.rand(100, 8))
     assert pruned.measured is not None and "layer bound:" in str(pruned)
     useless = replace(pruned.measured, epsilon=math.nan)
-    for changes in ({"kept": 10**6}, {"eps_measured": math.nan, "bound": math.nan}):
+    for changes in ({"kept": 10**6}, {"eps_measured": math.nan, "eps": math.nan}):
         layers = tuple(replace(layer, **changes) for layer in pruned.layers)
         assert "no useful bound for this network" in str(replace(pruned, layers=layers, measured=useless))

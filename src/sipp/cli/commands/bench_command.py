@@ -39,6 +39,6 @@ def bench(
         measured = sipp.bench(network.model, example_of(points))
     if isinstance(network.contents, SavedFile):  # this very file, which may hold rounded values and a certificate
         file = network.contents
-        measured = replace(measured, file_bytes=file.n_bytes, bound=file.bound_bytes)
+        measured = replace(measured, file_bytes=file.n_bytes, bound_bytes=file.bound_bytes)
     record = record_of(type(measured).__name__, measured)
     return Answer([*image_lines(points), str(measured), *write_record(out, record)], record)

@@ -50,7 +50,7 @@ def eval(  # the name of the command
         lines, text = input_lines(drawn), drawn.words
         with naming_option(f"--model {model}, --data {data}", "see sipp eval --help"):
             measured = sipp.evaluate(*networks, drawn.batches, output=part)
-        if measured.dense is None and drawn.unlabelled:
+        if measured.accuracies is None and drawn.unlabelled:
             measured = replace(measured, why_no_accuracy=drawn.unlabelled)
     measured = replace(measured, inputs=text)
     asked = {"model": model, "dense": dense, "pruned": pruned, "data": data, "part": part}
