@@ -19,7 +19,7 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.inputs.layers import Adapter, WeightUse, register, vectors
 from sipp.inputs.layers.registry import _REGISTRY
-from sipp.pruning.masking import hold_masks
+from sipp.pruning.masking import hold
 from sipp_lab.nets.registry import build, net_spec
 
 SLIGHTLY = 1.01
@@ -308,7 +308,7 @@ def test_a_held_model_can_be_scored() -> None:
     """The hooks that hold masks write into weights in place, which is no use."""
     model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), randn(8, 6)
     masks = sipp.prune(model, x, keep=0.5, method="magnitude").masks
-    hold_masks(model, masks)
+    hold(model, masks)
     assert set(sipp.sensitivity(model, x)) == set(masks)
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sipp
 from sipp.errors import OptionError
 from sipp.integrations.masks import masks_to_hold, packed, unpacked
-from sipp.pruning.masking import hold_masks
+from sipp.pruning.masking import hold
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
@@ -206,7 +206,7 @@ def test_fully_sharded_parameters_are_held() -> None:
             weights = step()
             assert all(bool((weights[name][~mask] == 0).all()) for name, mask in found.masks.items())
         with pytest.raises(OptionError, match="would bring back"):
-            hold_masks(model, {name: torch.ones_like(mask) for name, mask in found.masks.items()})
+            hold(model, {name: torch.ones_like(mask) for name, mask in found.masks.items()})
         sipp.release(model)
         weights = step()
         assert any(bool((weights[name][~mask] != 0).any()) for name, mask in found.masks.items())

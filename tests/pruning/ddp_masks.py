@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sipp.pruning.masking import hold_masks
+from sipp.pruning.masking import hold
 
 rank, path = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
@@ -16,7 +16,7 @@ torch.manual_seed(0)
 net = DistributedDataParallel(nn.Linear(6, 4))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 masks = {"weight": (torch.arange(24).reshape(4, 6) + rank) % 2 == 0}
-hold_masks(net, masks, optimizer=optimizer)
+hold(net, masks, optimizer=optimizer)
 for _ in range(3):
     optimizer.zero_grad()
     net(torch.rand(8, 6) + rank).square().mean().backward()

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import hold_masks, masks_of
+from sipp.pruning.masking import hold, masks_of
 
 NETS: dict[str, Callable[[], nn.Module]] = {
     "buffers": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
@@ -83,7 +83,7 @@ def test_an_average_that_is_not_given_is_left_alone() -> None:
 def test_what_is_no_average_is_refused_before_any_training() -> None:
     net = made("no buffers")
     held = copy.deepcopy(net)
-    hold_masks(held, {"0.weight": torch.ones(8, 6, dtype=torch.bool)})
+    hold(held, {"0.weight": torch.ones(8, 6, dtype=torch.bool)})
     steps: list[int] = []
     wrongs: list[Any] = ["ema", [None], net, nn.Linear(2, 2), held]
     for wrong in wrongs:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.pruning.rows import largest_above_floor
+from sipp.pruning.rows import best_within
 from sipp.scoring.methods import NAMES
 
 OPTIONS = {"n_outputs": 40, "delta": 1e-3, "c_constant": 3.0}
@@ -30,7 +30,7 @@ def test_the_budget_is_exact_and_the_floor_holds(seed: int, keep: float, share: 
     weights = [torch.where(layer > 0.05, layer, 0.0) for layer in scores]
     n_weights, n_rows = sum(layer.numel() for layer in scores), sum(len(layer) for layer in scores)
     budget = round(keep * n_weights)
-    masks = largest_above_floor(scores, weights, budget, share=share)
+    masks = best_within(scores, weights, budget, floor=share)
     assert sum(int(mask.sum()) for mask in masks) == budget
     n_alive = sum(int((weight != 0).any(1).sum()) for weight in weights)
     if budget >= n_alive:
@@ -44,11 +44,11 @@ def test_the_budget_is_exact_and_the_floor_holds(seed: int, keep: float, share: 
 
 def test_what_is_kept_beyond_the_floor_is_the_largest() -> None:
     scores = [torch.tensor([[9.0, 8.0, 7.0], [1.0, 2.0, 3.0]]), torch.tensor([[0.1, 0.2, 0.0]])]
-    masks = largest_above_floor(scores, scores, 4, share=0.0)
+    masks = best_within(scores, scores, 4, floor=0.0)
     assert masks[0].tolist() == [[True, True, False], [False, False, True]] and masks[1].tolist() == [
         [False, True, False]
     ]
-    few = largest_above_floor(scores, scores, 2, share=0.0)  # not one for each row: the best rows
+    few = best_within(scores, scores, 2, floor=0.0)  # not one for each row: the best rows
     assert [int(mask.sum()) for mask in few] == [2, 0] and few[0].tolist() == [
         [True, False, False],
         [False, False, True],
@@ -58,12 +58,12 @@ def test_what_is_kept_beyond_the_floor_is_the_largest() -> None:
 def test_both_floors_hold_wherever_the_budget_reaches_for_both() -> None:
     """The best of rows count for the floor of their layer, whose largest scores may all lie in one row."""
     scores = [torch.tensor([[9.0, 8, 7, 6], [1, 0.5, 0.4, 0.3]]), torch.rand(2, 4) + 10]
-    masks = largest_above_floor(scores, scores, 6, share=0.99)  # 2 for each layer, or 3 with the best of both rows
+    masks = best_within(scores, scores, 6, floor=0.99)  # 2 for each layer, or 3 with the best of both rows
     assert [int(mask.sum()) for mask in masks] == [3, 3]
-    masks = largest_above_floor(scores, scores, 4, share=0.99)  # 1 of each; here too few for 3
+    masks = best_within(scores, scores, 4, floor=0.99)  # 1 of each; here too few for 3
     assert [mask.sum(1).tolist() for mask in masks] == [[1, 1], [1, 1]]
     scores = [torch.cat([torch.full((1, 9), 5.0), torch.full((3, 9), 0.1)]), torch.full((1, 9), 10.0)]
-    masks = largest_above_floor(scores, scores, 10, share=0.9)  # 7 and 1; the 7 largest and 3 more rows would be 11
+    masks = best_within(scores, scores, 10, floor=0.9)  # 7 and 1; the 7 largest and 3 more rows would be 11
     assert [int(mask.sum()) for mask in masks] == [7, 3] and masks[0].any(1).all()
 
 
@@ -72,7 +72,7 @@ def test_a_row_without_scores_keeps_its_largest_weight() -> None:
         torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]),
         torch.tensor([[1.0, -3.0], [1.0, 1.0], [0.0, 0.0]]),
     )
-    (mask,) = largest_above_floor([scores], [weight], 2, share=0.0)
+    (mask,) = best_within([scores], [weight], 2, floor=0.0)
     assert mask.tolist() == [[False, True], [False, True], [False, False]]
 
 

@@ -15,7 +15,7 @@ import sipp
 from sipp.errors import ModelError
 from sipp.inputs.layers import find_prunable_layers
 from sipp.pruning.lora import lora_merged
-from sipp.pruning.masking import hold_masks
+from sipp.pruning.masking import hold
 
 RANK, SCALE = 2, 0.5
 
@@ -144,7 +144,7 @@ def test_dropout_of_an_adapter_is_its_own() -> None:
     """Its dropout drops everything that goes into the adapter, and nothing that goes into the layer."""
     net = adapted(dense(), 1.0 - 1e-9).train()
     points = torch.randn(4, 8)
-    hold_masks(net, {"0.base_layer.weight": torch.ones(12, 8, dtype=torch.bool)})
+    hold(net, {"0.base_layer.weight": torch.ones(12, 8, dtype=torch.bool)})
     assert torch.allclose(net(points), net[1:](net[0].base_layer(points)), atol=1e-5)  # type: ignore
 
 
@@ -153,4 +153,4 @@ def test_thin_matrices_are_no_weights_to_prune_and_variants_are_refused() -> Non
     assert [one.module_name for one in find_prunable_layers(net, include="*")] == ["0.base_layer", "2"]
     net[0].lora_variant = {"default": object()}  # type: ignore
     with pytest.raises(ModelError, match="0: the adapter is not a plain LoRA"):
-        hold_masks(net, {"2.weight": torch.ones(5, 12, dtype=torch.bool)})
+        hold(net, {"2.weight": torch.ones(5, 12, dtype=torch.bool)})

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import Hold, hold_masks as hold, masks_of, release
+from sipp.pruning.masking import Hold, hold, masks_of, release
 
 Masks = dict[str, Tensor]
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], Optimizer]] = {
@@ -309,19 +309,6 @@ def test_wrappers_keep_canonical_names(wrap: Callable[[nn.Module], nn.Module], o
     assert n_revived(wrapped, masks) == 0
     release(wrapped)
     assert not masks_of(wrapped)
-
-
-def test_a_child_really_called_module_does_not_mix_names_up() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.module = nn.Parameter(torch.ones(2)), nn.Linear(2, 2)
-
-    model = Both()
-    masks = {"weight": torch.tensor([True, False]), "module.weight": torch.eye(2) > 0}
-    hold(model, masks)
-    assert {n: m.shape for n, m in masks_of(model).items()} == {n: m.shape for n, m in masks.items()}
-    assert torch.equal(model.weight.detach(), torch.tensor([1.0, 0.0]))
 
 
 # --- hold again, release, refusals ----------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.outputs import output_error
-from sipp.pruning import ranking as weights_module
 from sipp.pruning.rows import even_layers
 from sipp.repairing import Repaired, data_split, fit, repair_network
 from sipp.repairing.parts import Side, StatesInMemory
 from sipp.repairing.search import MaskRule
+from sipp.results import numerics
 from sipp.results.options import Pattern
 
 
@@ -55,7 +55,7 @@ def check_layer(
 def test_layers_one_after_another(a: float, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net, points = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 6)).double(), alike(200, 12).double()
-    monkeypatch.setattr(weights_module, "MOST_WEIGHTS_OF_SMALL", 10**9 if a == 1.0 else 10)
+    monkeypatch.setattr(numerics, "MOST_WEIGHTS_OF_SMALL", 10**9 if a == 1.0 else 10)
     masks, made = found(net, points)
     x, w = fit_points(points), [f64(net[i].weight) for i in (0, 2)]
     b_F = check_layer(net, made, masks, "0.weight", f64(x), oracle.aim(f64(x), f64(x), w[0], a))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.pruning.masking import hold_masks
+from sipp.pruning.masking import hold
 from sipp.results.shrunk import Shrunk
 from sipp_lab.nets import build
 
@@ -332,7 +332,7 @@ def test_training_modes_devices_and_masks_are_as_given() -> None:
     masks = {"0.weight": torch.ones(8, 4, dtype=torch.bool)}
     masks["0.weight"][3:] = False
     net[0].weight.requires_grad_(False)
-    hold_masks(net, masks)
+    hold(net, masks)
     small = sipp.shrink(net, torch.randn(2, 4))
     assert small.layers[0].after == (3, 4)
     assert [m.training for m in small.model.modules()] == [m.training for m in net.modules()]

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.repairing.data_split import split_data
+from sipp.scoring import ScoringTask
 from sipp.verbs import prune as entry
 
 N_TRIALS = 24
@@ -43,13 +44,13 @@ def test_sound_statements_about_repaired_networks() -> None:
 def test_the_simulation_sees_points_that_test_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: the points held back take part in the repair."""
     taken: list[Tensor] = []
-    hold_back, repaired = entry.hold_back_points, entry.apply_repairs
+    hold_back, repaired = ScoringTask.hold_back, entry.apply_repairs
 
     def take(task):  # type: ignore[no-untyped-def]
         taken[:] = [task.data]
         return hold_back(task)
 
-    monkeypatch.setattr(entry, "hold_back_points", take)
+    monkeypatch.setattr(ScoringTask, "hold_back", take)
     monkeypatch.setattr(
         entry,
         "apply_repairs",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError, OptionError
-from sipp.pruning.masking import hold_masks, masks_of
+from sipp.pruning.masking import hold, masks_of
 from sipp.results.gradual import budget_at, cut_times
 from sipp.results.options import Method
 from sipp.scoring.methods import METHODS
@@ -89,6 +89,6 @@ def test_what_is_refused() -> None:
         sipp.gradual(net, step, iter([points]), keep=0.5, steps=10)
     with pytest.raises(OptionError, match=r"train_step\(0\)"):
         sipp.gradual(net, lambda: None, points, keep=0.5, steps=10)  # type: ignore[arg-type, misc]
-    hold_masks(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
+    hold(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
     with pytest.raises(ModelError, match="has held masks"):
         sipp.gradual(net, step, points, keep=0.5, steps=10)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
-from sipp.pruning import ranking as weights_module
 from sipp.repairing import repair_network
 from sipp.repairing.data_split import split_batches
+from sipp.results import numerics
 from sipp.verbs import prune_on_disk as on_disk
 
 N_BLOCKS, WIDTH = 4, 8
@@ -101,7 +101,7 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path, mo
     net = dense()
     masks = sipp.prune(net, points(), method="wanda", include="layers.*", keep=0.5, statements=False).masks
     parts = split_batches(data_of(points()).batches())
-    monkeypatch.setattr(weights_module, "MOST_WEIGHTS_OF_SMALL", 100)  # as large networks are repaired
+    monkeypatch.setattr(numerics, "MOST_WEIGHTS_OF_SMALL", 100)  # as large networks are repaired
     whole = repair_network(net, masks, parts, chunk_bytes=32 << 20)
     assert same(tensors_in(tmp_path / "out"), whole.model.state_dict())
 

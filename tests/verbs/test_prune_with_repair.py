@@ -9,9 +9,10 @@ from oracles.patterns import obeys
 from torch import Tensor, nn
 
 import sipp
-from sipp.pruning import cutting, ranking as ranking_records
+from sipp.pruning import cutting
 from sipp.repairing import walk
 from sipp.repairing.data_split import split_data
+from sipp.results import numerics
 
 walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
@@ -150,7 +151,7 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
     """The others would each cost passes of the whole network. Nothing is scored where no statement is asked for."""
     options: dict[str, Any] = {"keep": 0.4, "statements": statements, "progress": False}
     small = sipp.prune(net(), points(), repair=True, **options)
-    monkeypatch.setattr(ranking_records, "MOST_WEIGHTS_OF_SMALL", 1000)
+    monkeypatch.setattr(numerics, "MOST_WEIGHTS_OF_SMALL", 1000)
     large = sipp.prune(net(), points(), repair=True, **options)
     alone = sipp.prune(net(), points(), **options)
     assert small.choice is not None and large.choice is not None and alone.choice is not None

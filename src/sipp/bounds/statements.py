@@ -26,7 +26,7 @@ from torch import Tensor
 from sipp.bounds.assumption import floored, measure_constant
 from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
-from sipp.pruning import RAND, STRATEGIES, Cut, Ranking, dead_rows, eps_given
+from sipp.pruning import Cut, Ranking
 from sipp.results import (
     Coverage,
     Guarantee,
@@ -104,7 +104,7 @@ def _why_rows_have_no_bound(ranking: Ranking, cut: Cut) -> list[str]:
 
 
 def _is_sampled(cut: Cut) -> bool:
-    return any(bool((row.strategy_FS == RAND).any()) for row in cut.rows)
+    return any(row.is_sampled for row in cut.rows)
 
 
 def _obstacle(scores: Sensitivities, cut: Cut) -> str:
@@ -123,7 +123,7 @@ def _measured(
     if measured.c_constant is None:
         return measured, [None] * len(cut.rows)
     eps = [
-        float(eps_given(dense_FK, row.values_FK, s_FK, c_constant=measured.c_constant).max())
+        float(row.eps_by_values(dense_FK, s_FK, c_constant=measured.c_constant).max())
         for row, dense_FK, s_FK in zip(
             cut.rows, cut.dense, (floored(one.sensitivity_FK.cpu()) for one in scores.layers)
         )
@@ -152,13 +152,13 @@ def _layer_records(
 ) -> tuple[PrunedLayer, ...]:
     scores = ranking.sensitivities
     has_bound = scores is not None and scores.reduce == "max"
-    names = STRATEGIES if ranking.method_name.startswith("sipp") else {}
+    has_strategies = ranking.method_name.startswith("sipp")
     records = []
     for i, (weight, rows, dense_FK) in enumerate(zip(ranking.weights, cut.rows, cut.dense)):
         complexity = scores.layers[i].sign_complexity if scores is not None else None
         eps = float(rows.eps_F.max()) if has_bound else None
         # within the masks of an earlier pruning, every row without a weight is dead, whenever it lost the last
-        n_dead = int((~rows.mask_FK.any(1)).sum()) if ranking.alive else dead_rows(dense_FK, rows.values_FK)
+        n_dead = int((~rows.mask_FK.any(1)).sum()) if ranking.alive else numerics.dead_rows(dense_FK, rows.values_FK)
         records.append(
             PrunedLayer(
                 name=weight.name,
@@ -166,7 +166,7 @@ def _layer_records(
                 n_rows=weight.n_rows,
                 fan_in=weight.fan_in,
                 kept=int(rows.mask_FK.sum()),
-                strategies={name: int((rows.strategy_FS == code).sum()) for code, name in names.items()},
+                strategies=rows.strategies if has_strategies else {},
                 dead_rows=n_dead,
                 eps_F=rows.eps_F if has_bound else None,
                 eps=eps,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save
 from sipp.extras import needed_for
 from sipp.files import write_atomic
 from sipp.integrations.masks import masks_to_hold, packed
-from sipp.pruning import WithMasks, hold_masks, masks_in, masks_of, release
+from sipp.pruning import WithMasks, hold, masks_in, masks_of, release
 
 with needed_for("holding masks in the HF Trainer"):
     from transformers import TrainerCallback
@@ -36,7 +36,7 @@ class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
         stored = load_file(place) if place.is_file() else None
         self.masks = masks_to_hold(model, self.masks, stored)
         plain = getattr(optimizer, "optimizer", optimizer)  # the one that Accelerate wraps
-        hold_masks(model, self.masks, optimizer=plain)
+        hold(model, self.masks, optimizer=plain)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         place = _place(args, state)

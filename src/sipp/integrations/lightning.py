@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sipp.extras import needed_for
 from sipp.integrations.masks import masks_to_hold, packed
-from sipp.pruning import WithMasks, hold_masks, masks_in, release
+from sipp.pruning import WithMasks, hold, masks_in, release
 
 with needed_for("holding masks in Lightning"):
     if "lightning.pytorch" in sys.modules:  # the same library under its other name, whose classes are others
@@ -42,7 +42,7 @@ class HoldMasks(Callback):  # type: ignore[misc,unused-ignore]
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         net = pl_module.get_submodule(self.part)
         self.masks, self._stored = masks_to_hold(net, self.masks, self._stored), None
-        hold_masks(net, self.masks, optimizer=trainer.optimizers)
+        hold(net, self.masks, optimizer=trainer.optimizers)
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         release(pl_module.get_submodule(self.part))

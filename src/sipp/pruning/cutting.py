@@ -20,11 +20,10 @@ from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE, Ranking
 from sipp.pruning.rows import (
     SparseRows,
+    best_within,
     even_layers,
     even_rows,
     given_rows,
-    largest,
-    largest_above_floor,
     largest_in_groups,
     largest_in_rows,
     masked_rows,
@@ -141,13 +140,10 @@ def _masks(ranking: Ranking, among: CutRule, scores: Sequence[Tensor], budget: i
     if among == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
     if among == "layer":
+        floor = None if ranking.floor is None else 0.0
         layers = zip(scores, ranking.dense, even_layers(shapes, budget, least=least))
-        if ranking.floor is not None:
-            return [largest_above_floor([s_FK], [w_FK], kept, share=0.0)[0] for s_FK, w_FK, kept in layers]
-        return [largest([rank_FK], kept)[0] for rank_FK, _, kept in layers]
-    if ranking.floor is not None:
-        return largest_above_floor(scores, ranking.dense, budget, share=ranking.floor)
-    return largest(scores, budget)
+        return [best_within([s_FK], [w_FK], kept, floor=floor)[0] for s_FK, w_FK, kept in layers]
+    return best_within(scores, ranking.dense, budget, floor=ranking.floor)
 
 
 def _masks_of_blend(ranking: Ranking, budget: int, advance: Advance) -> tuple[list[Tensor], BlendChoice]:
@@ -182,8 +178,3 @@ def output_change(ranking: Ranking, network_cut: Cut, task: ScoringTask) -> Outp
         return None
     error = output_error(ranking.model, network_cut.model, [sample])
     return None if error is None else OutputChange(error, sample.n_points, is_held_back=False)
-
-
-def dead_rows(dense_FK: Tensor, left_FK: Tensor) -> int:
-    """How many rows had weights and have none now; `left_FK` are the values that are left, or their mask."""
-    return int(((dense_FK != 0).any(1) & ~((left_FK != 0).any(1))).sum())

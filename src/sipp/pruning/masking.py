@@ -98,8 +98,8 @@ class _State:
 def hold(model: nn.Module, pruned: WithMasks, *, optimizer: Optimizer | Sequence[Optimizer] | None = None) -> Hold:
     """Sets the weights of `model` that are pruned in `pruned` to zero and keeps them there, until `release`.
 
-    `pruned` is what `prune`, `prune_to`, `gradual`, `assess` or `inspect` returned, or a network whose zeros are the
-    pruned weights, such as `model` itself.
+    `pruned` is what `prune`, `prune_to`, `gradual`, `assess` or `inspect` returned, {parameter name: bool tensor} with
+    True for kept weights, or a network whose zeros are the pruned weights, such as `model` itself.
 
     If you call it again, masks can only shrink, parameters that you do not name keep their masks, and optimizers passed
     earlier are still watched; to bring a weight back, call `release` first. If anything is refused, nothing changes.
@@ -115,16 +115,10 @@ def hold(model: nn.Module, pruned: WithMasks, *, optimizer: Optimizer | Sequence
         (48, 192)
     """
     _check_module(model)
-    return hold_masks(model, masks_in(pruned), optimizer=optimizer)
-
-
-def hold_masks(
-    model: nn.Module, masks: Mapping[str, Tensor], *, optimizer: Optimizer | Sequence[Optimizer] | None = None
-) -> Hold:
-    """`hold` with the masks themselves: {parameter name: bool tensor}."""
+    masks = masks_in(pruned)
     check_can_be_written(model)
     checked = [(entry, _checked_mask(name, entry, masks[name])) for name, entry in _resolve(model, masks).items()]
-    optimizers = checked_optimizers(model, optimizer)
+    optimizers = _checked_optimizers(model, optimizer)
     check_lora(model)
     checked = _of_first_rank(model, checked)
     n_zeroed = 0
@@ -171,8 +165,8 @@ def release(model: nn.Module) -> None:
         True
     """
     _check_module(model)
-    merge_lora(model)
     fold_torch_masks(model)
+    merge_lora(model)
     for module in model.modules():
         _drop_hooks(module._forward_pre_hooks)
         _drop_hooks(module._state_dict_pre_hooks)
@@ -202,12 +196,7 @@ def _parameters(model: nn.Module) -> list[_Held]:
         for local, param in module.named_parameters(recurse=False, remove_duplicate=False):
             first.setdefault(param, f"{path}.{local}" if path else local)
             owners.setdefault(param, {})[module, local] = None
-    counts: dict[str, int] = {}
-    for name in first.values():
-        counts[hashing.canonical(name)] = counts.get(hashing.canonical(name), 0) + 1
-    # A real child called "module" may make two parameters share a canonical name: these keep their full names.
-    names = {p: hashing.canonical(name) if counts[hashing.canonical(name)] == 1 else name for p, name in first.items()}
-    return [_Held(name=names[p], param=p, owners=tuple(owners[p])) for p in first]
+    return [_Held(hashing.canonical(name), param, tuple(owners[param])) for param, name in first.items()]
 
 
 def _resolve(model: nn.Module, names: Iterable[str]) -> dict[str, _Held]:
@@ -290,7 +279,7 @@ def _gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+def _checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
     """The given optimizers as a list; raises if one holds no parameter of the model."""
     if not isinstance(optimizer, Optimizer | list | tuple | None):
         raise OptionError(

@@ -17,7 +17,7 @@ from sipp.inputs import Batch, Data, Weight, to_rows, warn_of_frozen
 from sipp.progress import progress_bar
 from sipp.pruning.blending import BlendInputs, blend_inputs
 from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
-from sipp.results import Pattern, PruneOptions, check
+from sipp.results import Pattern, PruneOptions, check, numerics
 from sipp.scoring import (
     MethodInfo,
     ScoringTask,
@@ -30,7 +30,6 @@ from sipp.scoring import (
 )
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
-MOST_WEIGHTS_OF_SMALL = 4 << 20  # a network with more weights is large: a repair fits all of it only once
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def rank(
     keys, held_back = set[str](), None
     method_task = task.collecting(keys)
     if info.is_blend:
-        task, held_back = hold_back_points(method_task if is_start else task)
+        task, held_back = (method_task if is_start else task).hold_back()
         method_task = task
     scores: Sequence[Tensor] | None = None
     if not info.uses_sensitivities:
@@ -200,8 +199,8 @@ def _alive_first(scores_FK: Tensor, alive_FK: Tensor, *, is_sampled: bool) -> Te
 
 def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
     """Whether a network is large and all its weights are matrices: trying whole networks is too expensive then."""
-    n_weights = sum(weight.n_weights for weight in weights)
-    return n_weights > MOST_WEIGHTS_OF_SMALL and all(parameters[weight.name].ndim == 2 for weight in weights)
+    is_large = sum(weight.n_weights for weight in weights) > numerics.MOST_WEIGHTS_OF_SMALL
+    return is_large and all(parameters[weight.name].ndim == 2 for weight in weights)
 
 
 def needs_first_mask_only(task: ScoringTask, info: MethodInfo, options: PruneOptions) -> bool:
@@ -224,9 +223,3 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
     if info.needs_data and not data.can_be_read_again:
         return f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
     return ""
-
-
-def hold_back_points(task: ScoringTask) -> tuple[ScoringTask, Data]:
-    """The task with the points to score, and points held back for a sound bound (T18), a blend (T20) or `compare`."""
-    scored, held_back = task.points.hold_back()
-    return task.with_points(scored), held_back

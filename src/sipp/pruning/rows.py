@@ -1,9 +1,9 @@
 """Which weights of a layer's rows stay, and the bound on the relative error of what is left (T5, T10, T17).
 
-`largest` compares all layers, and exactly as many weights as the budget says stay (T10 for SiPP-det);
-`largest_above_floor` also leaves every row and layer a minimum; `largest_in_rows` works within rows (`even_rows` gives
-them the same share); `largest_in_groups` keeps n of every m consecutive weights of a row. A row is that of the weight
-as a matrix in torch's storage order: (out, in) of a linear layer, (out, in x height x width) of a convolution.
+`best_within` compares all layers, and exactly as many weights as the budget says stay (T10 for SiPP-det), perhaps with
+a minimum for every row and layer; `largest_in_rows` works within rows (`even_rows` gives them the same share);
+`largest_in_groups` keeps n of every m consecutive weights of a row. A row is that of the weight as a matrix in torch's
+storage order: (out, in) of a linear layer, (out, in x height x width) of a convolution. All of it is on the CPU.
 
 A bound is about one quadrant of one row: |z^ - z| <= eps * z, where the ES inequality (T4) holds.
 """
@@ -28,8 +28,7 @@ RAND = 1  # a re-weighted sample (T6, T8)
 WHOLE = 2  # nothing of positive sensitivity was lost
 STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
 
-CHUNK_CPU = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
-CHUNK_OTHER = 2**24  # elsewhere a chunk only bounds memory (128 MiB a temporary)
+CHUNK = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
 N_SUMS = 32  # number j of a row goes to the sum j % N_SUMS, and these meet at the end
 
 
@@ -42,6 +41,19 @@ class SparseRows:
     strategy_FS: Tensor  # int8: DET, RAND or WHOLE, of the row (S = 1) or of its weights of each sign (S = 2)
     n_draws_FS: Tensor  # float64, draws made; 0 where nothing was drawn
     eps_F: Tensor  # float64, the bound of T5, T6 or T9
+
+    @property
+    def is_sampled(self) -> bool:
+        return bool((self.strategy_FS == RAND).any())
+
+    @property
+    def strategies(self) -> dict[str, int]:
+        """How many rows, or weights of one sign of a row, were cut in which way."""
+        return {name: int((self.strategy_FS == code).sum()) for code, name in STRATEGIES.items()}
+
+    def eps_by_values(self, weight_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
+        """F float64: the bound of T17, which looks at nothing but the values that are left."""
+        return eps_given(weight_FK, self.values_FK, sensitivity_FK, c_constant=c_constant)
 
 
 def given_rows(
@@ -84,44 +96,39 @@ def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c
     With r_j = 0 for removed and 1 for kept weights this is T5. Infinite if a weight was 0 and no longer is, or is NaN:
     then there is no r_j.
     """
-    sums = []
-    for rows in row_chunks(*weight_FK.shape, device=weight_FK.device.type):
+    sums = [torch.zeros(0, dtype=numerics.BOUND_DTYPE, device="cpu")]
+    for rows in row_chunks(*weight_FK.shape):
         weight, values = weight_FK[rows].to(numerics.BOUND_DTYPE), values_FK[rows].to(numerics.BOUND_DTYPE)
         changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
         lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(numerics.BOUND_DTYPE), torch.inf)
-        # torch splits the sum of a single long row among its threads, but not those of two rows
-        sums.append((lost.expand(2, -1) if len(lost) == 1 else lost).sum(1)[: len(lost)])
-    return c_constant * torch.cat([torch.zeros(0, dtype=numerics.BOUND_DTYPE, device=weight_FK.device), *sums])
+        sums.append(row_totals(lost))
+    return c_constant * torch.cat(sums)
 
 
 def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
     """F float64: the sum of the entries outside the mask, computed directly, not as a difference of sums."""
-    tails = [
-        row_totals(sensitivity_FK[rows].to(numerics.BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0))
-        for rows in row_chunks(*sensitivity_FK.shape, device=sensitivity_FK.device.type)
-    ]
-    return torch.cat([torch.zeros(0, dtype=numerics.BOUND_DTYPE, device=sensitivity_FK.device), *tails])
+    sums = [torch.zeros(0, dtype=numerics.BOUND_DTYPE, device="cpu")]
+    for rows in row_chunks(*sensitivity_FK.shape):
+        sums.append(row_totals(sensitivity_FK[rows].to(numerics.BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0)))
+    return torch.cat(sums)
 
 
 def row_totals(values_FK: Tensor) -> Tensor:
-    """F float64: each row's sum. On a CPU in a fixed order; torch's depends on threads where rows are few."""
-    if values_FK.device.type != "cpu":
-        return values_FK.sum(1, dtype=numerics.BOUND_DTYPE)
+    """F float64: each row's sum, in a fixed order; torch's depends on threads where rows are few."""
     rows = values_FK.detach().numpy()
     sums = np.zeros((len(rows), N_SUMS))
     for start in range(0, rows.shape[1], N_SUMS):
         part = rows[:, start : start + N_SUMS]
         sums[:, : part.shape[1]] += part
-    width = N_SUMS // 2
-    while width > 0:
-        sums = sums[:, :width] + sums[:, width:]
-        width //= 2
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
     return torch.from_numpy(sums[:, 0].copy())
 
 
-def row_chunks(n_rows: int, fan_in: int, *, device: str = "cpu") -> Iterator[slice]:
-    """Slices of a bounded number of weights, at least a row, that cover a matrix on this kind of device."""
-    step = max(1, (CHUNK_CPU if device == "cpu" else CHUNK_OTHER) // max(1, fan_in))
+def row_chunks(n_rows: int, fan_in: int) -> Iterator[slice]:
+    """Slices of a bounded number of weights, at least a row, that cover a matrix."""
+    step = max(1, CHUNK // max(1, fan_in))
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
 
@@ -163,17 +170,19 @@ def check_scores(scores: Sequence[Tensor]) -> None:
             raise DataError(f"scores of layer {index} hold NaN or are not floating point ({layer.dtype})")
 
 
-def largest_above_floor(
-    scores: Sequence[Tensor], weights: Sequence[Tensor], budget: int, *, share: float
+def best_within(
+    scores: Sequence[Tensor], weights: Sequence[Tensor], budget: int, *, floor: float | None
 ) -> list[Tensor]:
-    """One bool mask per layer: exactly `budget` weights, the largest scores, with a floor under rows and layers.
+    """One bool mask per layer: exactly `budget` weights, the largest scores, above a floor if there is one.
 
-    T10 with lower limits: every row that has a weight keeps its best one, and every layer keeps at least `share` of an
-    even cut. If the budget is too small for both, rows come first; if it is too small for all rows, those with the best
-    weights do.
+    T10 with lower limits: with a floor, every row that has a weight keeps its best one, and every layer keeps at least
+    this share of an even cut. If the budget is too small for both, rows come first; if it is too small for all rows,
+    those with the best weights do.
     """
+    if floor is None:
+        return largest(scores, budget)
     best = [best_in_each_row(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
-    limits = minimum_of_layers(scores, budget, share)
+    limits = minimum_of_layers(scores, budget, floor)
     forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
     if _count(forced) > budget:  # the best weights of rows also count towards the floor of their layer
         forced = [

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from sipp.errors import DataError, ModelError
 from sipp.inputs import Batch, dense_outputs, error_of, run_batch, scoring_mode, squared_distance
 from sipp.progress import progress_bar
-from sipp.pruning import hold_masks, release
+from sipp.pruning import hold, release
 from sipp.repairing.data_split import DataSplit, merged_batches
 from sipp.results import Polish, numerics
 
@@ -115,9 +115,7 @@ def polish(
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
-    hold_masks(
-        repaired, masks
-    )  # before the optimizer is made: masked weights have no gradient, so Adam never moves them
+    hold(repaired, masks)  # before the optimizer is made: masked weights have no gradient, so Adam never moves them
     training = _Training.of(trained, learning_rate)
     before, rounds = training.values(), list[_Round]()
 

@@ -47,12 +47,10 @@ from sipp.inputs import (
 from sipp.native import memory
 from sipp.progress import Advance, fit_cost, nothing, progress_bar
 from sipp.pruning import (
-    MOST_WEIGHTS_OF_SMALL,
     Ranking,
+    best_within,
     even_layers,
     is_like_a_language_model,
-    largest,
-    largest_above_floor,
 )
 from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
@@ -249,7 +247,7 @@ def fit_parts(
     """
     masks, done, weights, model = dict(first_masks), list[FittedLayer](), walk.weights, walk.pruned.model
     # returning memory costs a small network more than it saves, and on a GPU there is none to return
-    is_large = sum(mask.numel() for mask in masks.values()) > MOST_WEIGHTS_OF_SMALL
+    is_large = sum(mask.numel() for mask in masks.values()) > numerics.MOST_WEIGHTS_OF_SMALL
     gives_back = is_large and not any(mask.is_cuda for mask in masks.values())
     n_left = sum(len(part.groups) for part in parts)
     for part in parts:
@@ -410,10 +408,7 @@ def masks_between(dense: nn.Module, weights: Iterable[Weight], masks: Masks, *, 
     found = {}
     for weight, weight_FK, n_kept in zip(weights, rows, shares):
         size_FK = weight_FK.cpu().abs().to(numerics.SCORE_DTYPE)
-        if keeps_rows:
-            (mask_FK,) = largest_above_floor([size_FK], [size_FK], n_kept, share=0.0)
-        else:
-            (mask_FK,) = largest([size_FK], n_kept)
+        (mask_FK,) = best_within([size_FK], [size_FK], n_kept, floor=0.0 if keeps_rows else None)
         given = masks[weight.name]
         found[weight.name] = from_rows(weight, mask_FK, given).to(given.device)
     return found

@@ -26,6 +26,7 @@ UNDERFLOW_GUARD = 2.0**-100
 # instead of rounding them, so a unit is that of cutting off.
 FLOAT32_UNIT = 2.0**-23
 FEW_ROUNDINGS = 8
+MOST_WEIGHTS_OF_SMALL = 4 << 20  # a network with more weights is large: a repair fits all of it only once
 
 
 def integers(first: int, last: int, step: int = 1) -> Tensor:
@@ -51,6 +52,11 @@ def ratio_rounding(fan_in: int) -> float:
 def inverse_or_zero(denominator: Tensor) -> Tensor:
     """1 / denominator, and 0 where the denominator is 0: the convention 0/0 := 0 of T2 (numerators are 0 there)."""
     return torch.where(denominator > 0, denominator.reciprocal(), 0.0)
+
+
+def dead_rows(before_FK: Tensor, left_FK: Tensor) -> int:
+    """How many rows had weights and have none now; `left_FK` are the values that are left, or their mask."""
+    return int(((before_FK != 0).any(1) & ~(left_FK != 0).any(1)).sum())
 
 
 def budget_of(keep: float, n_weights: int) -> int:

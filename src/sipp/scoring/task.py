@@ -84,6 +84,11 @@ class ScoringTask:
         """The same with other data."""
         return replace(self, data=_data_for(self.model, data))
 
+    def hold_back(self) -> tuple[ScoringTask, Data]:
+        """The same with the points to score, and points held back for a sound bound (T18), a blend or `compare`."""
+        scored, held_back = self.points.hold_back()
+        return self.with_points(scored), held_back
+
 
 def each_use(task: ScoringTask, on_use: OnUse) -> None:
     """Calls `on_use` for every use of a chosen weight, over all points."""

@@ -23,7 +23,7 @@ from sipp.inputs import (
     why_not_measured,
 )
 from sipp.progress import progress_bar
-from sipp.pruning import Cut, Ranking, cut, cut_as_given, dead_rows, hold_back_points, needs_first_mask_only, rank
+from sipp.pruning import Cut, Ranking, cut, cut_as_given, is_like_a_language_model, rank
 from sipp.repairing import apply_repairs, split_data
 from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, Selector, check, numerics
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
@@ -113,7 +113,8 @@ def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
     ranking = rank(task, plain)
     if not repair:
         return [ranking]
-    begins_with_other_mask = needs_first_mask_only(task, method_of(method), repaired)
+    # a blend tries no candidates where it only begins the repair of a language model
+    begins_with_other_mask = method_of(method).is_blend and is_like_a_language_model(task.weights, task.parameters())
     return [ranking, rank(task, repaired) if begins_with_other_mask else replace(ranking, options=repaired)]
 
 
@@ -160,7 +161,7 @@ def _test_network(
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
     """The points that choose weights, and the test points: the holdout, or the last quarter of the data."""
     if holdout is None:
-        task, held_back = hold_back_points(task)
+        task, held_back = task.hold_back()
         if held_back.is_empty:
             raise DataError("there are too few inputs to hold some back", fix="give at least 4, or a holdout")
         test = _without_copies(held_back, task.points)
@@ -212,7 +213,7 @@ def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_
         is_repaired=is_repaired,
         kept=sum(int(mask.sum()) for mask in network_cut.masks.values()),
         dead_rows=sum(
-            dead_rows(dense_FK, rows.values_FK) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
+            numerics.dead_rows(dense_FK, rows.values_FK) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
         ),
         error=tested.error,
         same=tested.same,

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, check_can_be_written, data_of
 from sipp.progress import progress_line
-from sipp.pruning import checked_optimizers, cut, hold_masks, lora_merged, masks_of, rank, release
+from sipp.pruning import cut, hold, lora_merged, masks_of, rank, release
 from sipp.results import (
     Gradual,
     Method,
@@ -74,12 +74,12 @@ def gradual(
     check_can_be_written(model)
     if masks_of(model):
         raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
-    checked_optimizers(model, optimizer)
     averages = _checked_averages(model, average)
     times = cut_times(steps)
     masks: dict[str, Tensor] = {}
     path: list[tuple[int, float]] = []
     with ExitStack() as at_the_end:
+        hold(model, {}, optimizer=optimizer)  # of which nothing is pruned yet
         for held in (model, *averages):
             at_the_end.callback(release, held)
         for step in range(steps):
@@ -90,9 +90,9 @@ def gradual(
                 task = task_of(model, data, include=include, exclude=exclude)
                 ranking, budget = rank(task, options, alive=masks), budget_at(times[step + 1], n_weights, last)
                 masks = cut(ranking, budget, seed=options.seed, into=ranking.model).masks
-            hold_masks(model, masks, optimizer=optimizer)
+            hold(model, masks)
             for averaged in averages:
-                hold_masks(averaged, masks)
+                hold(averaged, masks)
             path.append((step + 1, _n_kept(masks) / n_weights))
             left = f"{path[-1][1]:.2%} of the weights left (cut {len(path)} of {len(times)})"
             progress_line(f"gradual: step {step + 1:,} of {steps:,}, {left}", shown=progress)

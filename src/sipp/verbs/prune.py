@@ -18,7 +18,6 @@ from sipp.pruning import (
     budget_for,
     cut,
     cut_as_given,
-    hold_back_points,
     output_change,
     rank,
 )
@@ -187,7 +186,7 @@ def _with_new_points(
     if holdout is not None:
         return task, data_of(holdout, role="holdout", device=numerics.device_of(task.model))
     if options.bound == "sound" and task.data is not None:
-        return hold_back_points(task)
+        return task.hold_back()
     return task, None
 
 

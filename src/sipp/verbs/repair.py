@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, find_prunable_layers, to_rows, unwrap
-from sipp.pruning import dead_rows
 from sipp.repairing import LEARNING_RATE, MOST_STEPS, polish, repair_network, split_data
 from sipp.results import (
     Pattern,
@@ -18,6 +17,7 @@ from sipp.results import (
     PrunedLayer,
     check,
     hashing,
+    numerics,
     points_seen,
 )
 
@@ -112,7 +112,7 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
             to_rows(weights[layer.name], tensor.detach()).cpu()
             for tensor in (masks[layer.name], dense.get_parameter(layer.name))
         )
-        recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=dead_rows(dense_FK, mask_FK)))
+        recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=numerics.dead_rows(dense_FK, mask_FK)))
     return tuple(recounted)
 
 

@@ -12,7 +12,6 @@ from torch import nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.files import write_atomic
-from sipp.pruning import masked_by_torch
 from sipp.results import (
     AnyCertificate,
     NetworkLike,
@@ -71,7 +70,9 @@ def content_of(
     certificate = certificate_of(pruned, certificate)
     model, network = network_of(pruned), pruned.pruned if isinstance(pruned, PrunedTo) else pruned
     check.choice("values", values, get_args(Precision))
-    if masked := masked_by_torch(model):
+    names = model.state_dict().keys()
+    masked = [name.removesuffix("_mask") for name in names if name.endswith("_mask")]
+    if masked := [name for name in masked if f"{name}_orig" in names]:
         raise ModelError(
             f"{words.listed(masked)}: masked by torch.nn.utils.prune, which stores every weight and a mask",
             fix="call sipp.release(model) first, which makes its masks permanent",
