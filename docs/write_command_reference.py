@@ -60,9 +60,8 @@ def _word(kind: Any) -> str:
 
 def _default(option: Any) -> str:
     value = option.default
-    if callable(value) or value is None or value is False or value == () or value == []:
-        return ""
-    return "on" if value is True else f"`{value}`"
+    is_none = callable(value) or value is None or isinstance(value, bool) or value in ((), [])
+    return "" if is_none else f"`{value}`"
 
 
 def _flat(text: str) -> str:

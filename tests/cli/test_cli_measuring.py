@@ -69,7 +69,7 @@ def test_compare_is_sipp_compare() -> None:
     [
         (["--keeps", "0.5,,1"], "--keeps"),
         (["--keeps", "0.5,2"], "--keeps"),
-        (["--methods", "magnitude,nope"], "--methods"),
+        (["--methods", "magnitude,nope"], "--model"),
         (["--holdout", "absent.npy"], "--holdout"),
     ],
 )

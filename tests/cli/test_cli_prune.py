@@ -21,6 +21,7 @@ from sipp.results import hashing
 from sipp_lab.nets import build
 
 N_POINTS = 200
+TO = ("--epsilon", 0.5, "--holdout", "new.npz")
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("new.npz", inputs=rng.normal(size=(400, 6)), labels=rng.integers(0, 3, 400))
     np.save("images.npy", rng.normal(size=(N_POINTS, 4, 6, 6)).astype(np.float32))
     np.savez("tokens.npz", input_ids=rng.integers(0, 50, (N_POINTS, 8)))
-    save_file({"left": torch.randn(N_POINTS, 6), "right": torch.randn(N_POINTS, 4)}, "sides.safetensors")
+    for name in ("sides", "new-sides"):
+        torch.save({"left": torch.randn(N_POINTS, 6), "right": torch.randn(N_POINTS, 4)}, f"{name}.pt")
     save_file(mlp().state_dict(), "w.safetensors")
     return tmp_path
 
@@ -72,7 +74,7 @@ def test_the_folder_holds_what_sipp_prune_gives(folder: Path) -> None:
     written = record.pop("written")
     assert len(report.pop("check")) == 64 and record == report
     assert list(written) == [str(out / "model.safetensors"), str(out / "report.json")]
-    assert (report["kind"], report["keep"], report["asked"]["keep"]) == ("pruned", expected.keep, 0.4)
+    assert (report["kind"], report["keep"], report["asked"]["options"]["keep"]) == ("pruned", expected.keep, 0.4)
     assert [layer["kept"] for layer in report["layers"]] == [layer.kept for layer in expected.layers]
     assert expected.guarantee is not None and report["guarantee"]["sentence"] == expected.guarantee.sentence
     assert report["certificate"] is None and report["data"]["n_inputs"] == N_POINTS
@@ -130,31 +132,32 @@ def test_a_certificate_of_prune_is_the_one_of_certify(folder: Path) -> None:
     assert "take other inputs for your next claim" in said
 
 
-def test_a_tolerance_is_certified_on_a_half_that_was_not_used(folder: Path) -> None:
-    typed = words("--epsilon", 0.6, "--method", "magnitude", data="new.npz")
+def test_a_tolerance_is_certified_on_a_holdout(folder: Path) -> None:
+    typed = words("--epsilon", 0.6, "--method", "magnitude", "--holdout", "new.npz")
     record = told(*typed, "--dry-run")
-    assert record["data"]["n_inputs"] == record["holdout"]["n_inputs"] == 200
+    assert (record["data"]["n_inputs"], record["holdout"]["n_inputs"]) == (200, 400)
     certificate = record["certificate"]
     assert certificate["verdict"] == "certified" and certificate["calibration_checked"]  # so they are disjoint
     assert record["keep"] < 1 and record["path"][0]["passed"]
     done = run(*typed, "--out", "net")
     said = " ".join(done.stdout.split())
     assert done.returncode == 0 and "see the certificate below" in said and "--repair fits the kept weights" in said
-    no = run(*typed[:-4], "--epsilon", 0, "--method", "magnitude", "--out", "no")
+    no = run(*[0 if one == 0.6 else one for one in typed], "--out", "no")
     assert no.returncode == 3 and "not certified" in three_lines(no.stderr)[0] and not Path("no").exists()
 
 
 def test_named_inputs_and_a_part_of_the_output(folder: Path) -> None:
     typed = words(
-        "--epsilon", 0.5, "--method", "magnitude", "--dry-run", model="cli_zoo:Named", data="sides.safetensors"
-    )
+        "--epsilon", 0.5, "--method", "magnitude", "--dry-run", "--holdout", "new-sides.pt",
+        model="cli_zoo:Named", data="sides.pt",
+    )  # fmt: skip
     assert told(*typed, "--part", "sum")["certificate"]["output"] == "sum"
     assert "--part" in refused(run(*typed), "--model")
 
 
 def test_sets_give_training_points_to_calibrate_and_test_points_to_certify() -> None:
     digits = ["prune", "--model", "digits-cnn", "--data", "digits", "--dry-run"]
-    record = told(*digits, "--max-accuracy-drop", 0.5, "--method", "magnitude")
+    record = told(*digits, "--max-accuracy-drop", 0.5, "--method", "magnitude", "--holdout", "digits")
     assert "of 1,437 training images" in record["data"]["what"]
     assert record["holdout"]["what"] == "360 test images of digits"
     few = told(*digits, "--keep", 0.5, "--points", 20, "--batchnorm", "running")
@@ -217,12 +220,16 @@ def test_a_pattern(folder: Path) -> None:
         ([], "nothing says how far to prune"),
         (["--keep", 0.5, "--part", "x"], "--part does nothing without --holdout or --epsilon"),
         (["--keep", 0.5, "--share", 0.1], "--share does nothing without --holdout"),
-        (["--epsilon", 0.5, "--no-statements"], "--no-statements does nothing with --epsilon"),
-        (["--epsilon", 0.5, "--c-constant", 6], "--c-constant does nothing with --epsilon"),
+        (["--epsilon", 0.5], "is certified on inputs that the pruning has not seen"),
+        ([*TO, "--no-statements"], "--no-statements does nothing with --epsilon"),
+        ([*TO, "--c-constant", 6], "--c-constant does nothing with --epsilon"),
         (["--keep", 0.5, "--values", "int8"], "--values int8 is for one small file"),
-        (["--epsilon", 0.5, "--values", "bf16", "--out", "n.safetensors"], "certifies the values before rounding"),
+        (
+            ["--epsilon", 0.5, "--holdout", "new.npz", "--values", "bf16", "--out", "n.safetensors"],
+            "certifies the values before rounding",
+        ),
         (["--keep", 0.5, "--holdout", "data.npy"], "it is --data too"),
-        (["--keep", 0.5, "--method", "magnitud"], "not a method"),
+        (["--keep", 0.5, "--method", "magnitud"], "did you mean 'magnitude'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(change: list[object], what: str, folder: Path, passes: list[int]) -> None:

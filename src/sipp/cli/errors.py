@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
@@ -31,7 +28,6 @@ EXIT_CODES = (
 )
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # per line: a thousand parameter names would help nobody
-MOST_WARNINGS = 8
 NO_BUGS = (  # of the disk, or impossible file names
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
     errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
@@ -83,7 +79,7 @@ def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
     debug = DEBUG in plain
     kept = [word for word in plain if word != DEBUG] + words[len(plain) :]
     command = f"sipp {kept[0]}" if kept and not kept[0].startswith("-") else "sipp"
-    with _plain_warnings(), _sigterm_as_exception():
+    with _plain_warnings():
         try:
             code = app(args=kept, prog_name="sipp", standalone_mode=False)
         except Terminated:
@@ -143,38 +139,16 @@ def _one_line(text: str) -> str:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Prints each distinct warning as one line on stderr, at most `MOST_WARNINGS`."""
+    """Prints each distinct warning as one line on stderr."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *args: object) -> None:
         text = _one_line(str(message))
         if text not in seen:
             seen.add(text)
-            if len(seen) <= MOST_WARNINGS:
-                typer.echo(f"warning: {text}", err=True)
+            typer.echo(f"warning: {text}", err=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
         warnings.simplefilter("always", UserWarning)
-        try:
-            yield
-        finally:
-            if len(seen) > MOST_WARNINGS:
-                typer.echo(f"warning: and {len(seen) - MOST_WARNINGS} more", err=True)
-
-
-@contextmanager
-def _sigterm_as_exception() -> Iterator[None]:
-    """Turns SIGTERM into an exception, so that temporary files are removed."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated(TERMINATED)
-
-    if threading.current_thread() is not threading.main_thread():
         yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

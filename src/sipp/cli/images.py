@@ -1,9 +1,8 @@
-"""Images as inputs: how bytes become numbers (--normalise), the built-in sets, and folders of pictures."""
+"""Images as inputs: how bytes become numbers (--normalise), and folders of pictures."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from torch import Tensor
 
 from sipp.cli.errors import CommandError, naming_option
 from sipp.errors import DataError
-from sipp_lab.data.imagefolder import SIDE, SUFFIXES, FolderIndex, folder_batches, index_folders
-from sipp_lab.data.imageset import ImageSet
+from sipp_lab.data.imagefolder import PARTS, SUFFIXES, FolderIndex, folder_batches, index_folders
 from sipp_lab.data.transforms import MEAN, STD, normalise
-from sipp_lab.nets import NETS
 
 FIX = "give imagenet, cifar10, none, or MEAN/STD for bytes x as (x / 255 - MEAN) / STD: 0.5,0.5,0.5/0.25,0.25,0.25"
 
@@ -60,81 +57,28 @@ def normalisation_of(text: str | None) -> Normalisation | None:
     return Normalisation(mean, std)
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """The pictures of one part of a set or folder, which are read and normalised when they are taken."""
-
-    n: int
-    what: str  # "training images of digits"
-    data: ImageSet | FolderIndex
-    first: int  # its first item in the data
-    normalised: Normalisation | None
-    side: int | None = None  # of pictures from a folder; None: SIDE
-    has_holdout: bool = False
-
-    def take(self, items: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The images and labels of these items."""
-        labels: Tensor | None
-        if isinstance(self.data, ImageSet):
-            images, labels = self.data.images[self.first + items], self.data.labels[self.first + items]
-        else:
-            read = folder_batches(
-                self.data, self.first + items, mode="val", batch_size=max(1, len(items)), side=self.side
-            )
-            images, labels = (torch.cat(parts) for parts in zip(*read))
-            labels = labels if self.data.classes else None
-        return images if self.normalised is None else self.normalised.apply(images), labels
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Of a folder with one subfolder per class, in label order."""
-        return self.data.classes if isinstance(self.data, FolderIndex) else ()
-
-
-def pictures_of_set(data: ImageSet, is_holdout: bool, chosen: Normalisation | None) -> Pictures:
-    """A built-in image set: its training part for calibration, its test part as holdout."""
-    normalised = chosen or (USUAL if data.images.dtype == torch.uint8 else None)
-    first, n, part = (data.n_train, data.n_test, "test") if is_holdout else (0, data.n_train, "training")
-    return Pictures(n, f"{part} images of {data.name}", data, first, normalised, has_holdout=True)
-
-
-def pictures_in(path: Path, is_holdout: bool, chosen: Normalisation | None, side: int | None) -> Pictures:
-    """A folder of images: `train/CLASS/*` and `val/CLASS/*` by role, one subfolder per class, or unlabelled images.
+def index_images(path: Path) -> FolderIndex:
+    """`train/CLASS/*` and `val/CLASS/*` of a folder, else all images in it, labelled if they are in class folders.
 
     Classes are numbered in the order of their names, as in torchvision's ImageFolder.
     """
-    has_parts = (path / "train").is_dir() and (path / "val").is_dir()
-    index = index_folders(path) if has_parts else _index_any(path)
-    is_rest = has_parts and is_holdout
-    first, n = (index.n_train, len(index.paths) - index.n_train) if is_rest else (0, index.n_train)
-    part = "images" if not has_parts else "validation images" if is_rest else "training images"
-    kinds = f"{len(index.classes)} classes" if index.classes else "without labels"
-    what = f"{part} of {path}, {side or SIDE} x {side or SIDE}, {kinds}"
-    return Pictures(n, what, index, first, chosen or USUAL, side, has_parts)
-
-
-def side_for(model: str) -> int | None:
-    """The image side of a built-in network; None: ImageNet's, or not a built-in network."""
-    side = NETS[model].input_shape[-1] if model in NETS else SIDE
-    return None if side == SIDE else side
-
-
-def _index_any(path: Path) -> FolderIndex:
-    """All images in a folder in sorted order, labelled if they are all in class folders."""
-    images = sorted(
-        os.path.relpath(os.path.join(root, name), path)
-        for root, _, names in os.walk(path)
-        for name in names
-        if Path(name).suffix.lower() in SUFFIXES
-    )
-    if not images:
+    if all((path / part).is_dir() for part in PARTS):
+        return index_folders(path)
+    found = sorted(file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not found:
         raise DataError(
             f"{path} holds no images ({', '.join(sorted(SUFFIXES))})",
             fix=f"give {path}/train/CLASS/*.jpg and {path}/val/CLASS/*.jpg, or images anywhere in it",
         )
-    tops = [Path(image).parts[0] if len(Path(image).parts) > 1 else "" for image in images]
+    tops = [image.parts[0] if len(image.parts) > 1 else "" for image in found]
     classes = tuple(sorted(set(tops)))
-    if len(classes) < 2 or "" in classes:
-        classes = ()
+    classes = () if len(classes) < 2 or "" in classes else classes
     labels = torch.tensor([classes.index(top) if classes else 0 for top in tops], dtype=torch.int64)
-    return FolderIndex(path, classes, tuple(images), labels, len(images), "")
+    return FolderIndex(path, classes, tuple(map(str, found)), labels, len(found), "")
+
+
+def read_images(index: FolderIndex, items: Tensor, side: int | None) -> tuple[Tensor, Tensor]:
+    """These images as bytes, with their labels."""
+    read = folder_batches(index, items, mode="val", batch_size=max(1, len(items)), side=side)
+    images, labels = (torch.cat(parts) for parts in zip(*read))
+    return images, labels

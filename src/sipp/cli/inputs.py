@@ -1,10 +1,11 @@
-"""Draws the inputs of --data and --holdout, as batches that the network takes."""
+"""Finds the inputs that --data and --holdout name, and draws batches of them that the network takes."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,52 +13,61 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import Reading
-from sipp.cli.sources import INPUTS, LABELS, Source, find_source
-from sipp.cli.texts import N_SEQUENCES
+from sipp.cli.images import USUAL, Normalisation, index_images, normalisation_of, read_images
+from sipp.cli.options import DEFAULT_ROOT, KINDS, Reading
+from sipp.cli.sources import INPUTS, LABELS, Source, array_file, source_of
+from sipp.cli.texts import N_SEQUENCES, is_language_model, is_text, sentences, sequences
+from sipp.errors import DataError
 from sipp.results import Method, words
+from sipp_lab.data.cifar10 import load_cifar10
+from sipp_lab.data.digits import load_digits
+from sipp_lab.nets import NETS
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
-HOLDOUT_SHARE = 0.5  # of a file that is split into calibration and holdout
 BLEND, HELD_BACK = "sipp-blend", 0.25  # the method that keeps this share of the inputs for its choice
+IMAGENET_SIDE = 224  # pixels, the default of a folder of images
 # Inputs in a batch: many small ones, few large ones; fewer sequences, whose activations are large.
 FEWEST, MOST, BATCH_NUMBERS, GPU_BATCH_NUMBERS, BATCH_TOKENS = 16, 1024, 2**18, 2**24, 2048
 
 
 @dataclass(frozen=True)
-class Points:
+class Drawn:
     """Inputs drawn from a source, as batches."""
 
     source: Source
     batches: list[Any]  # inputs, (inputs, labels), {name: tensor} or ({name: tensor}, labels)
-    n_points: int
-    words: str
+    n_inputs: int
     unlabelled: str  # why they have no labels
 
     @property
+    def words(self) -> str:
+        """How many of what."""
+        n, source = self.n_inputs, self.source
+        return f"{n:,} {source.what}" if n == source.n_inputs else f"{n:,} of {source.n_inputs:,} {source.what}"
+
+    @property
     def summary(self) -> dict[str, Any]:
-        """The description of the points in a record."""
-        source, normalised = self.source, self.source.normalised
-        return {
-            "spec": source.spec,
-            "kind": source.kind,
-            "what": self.words,
-            "n_inputs": self.n_points,
-            "normalisation": None if normalised is None else vars(normalised),
-        }
+        """Their description in a record."""
+        of, about = self.source, {"what": self.words, "n_inputs": self.n_inputs}
+        return {"spec": of.spec, "kind": of.kind, **about, "normalisation": of.normalised}
+
+    @property
+    def example(self) -> Any:
+        """The inputs of the first batch, without labels."""
+        return self.batches[0][0] if isinstance(self.batches[0], tuple) else self.batches[0]
 
 
-def input_lines(data: Points | None, holdout: Points | None = None) -> list[str]:
+def input_lines(data: Drawn | None, holdout: Drawn | None = None) -> list[str]:
     """What a command says of the inputs it read: how many of what, and how images were normalised."""
-    lines = [] if data is None else [words.labelled_line("data", data.words)]
-    lines += [] if holdout is None else [words.labelled_line("holdout", holdout.words)]
-    return lines + image_lines(*(points for points in (data, holdout) if points is not None))
+    drawn = {"data": data, "holdout": holdout}
+    lines = [words.labelled_line(name, one.words) for name, one in drawn.items() if one is not None]
+    applied = dict.fromkeys(one.source.normalised for one in drawn.values() if one is not None)
+    return lines + [words.labelled_line("images", used.words) for used in applied if used is not None]
 
 
-def image_lines(*drawn: Points) -> list[str]:
-    """A line for each normalisation that was applied to images."""
-    applied = dict.fromkeys(points.source.normalised for points in drawn)
-    return [words.labelled_line("images", normalised.words) for normalised in applied if normalised is not None]
+def summary_of(drawn: Drawn | None) -> dict[str, Any] | None:
+    """The description of inputs in a record; None if there are none."""
+    return None if drawn is None else drawn.summary
 
 
 @dataclass(frozen=True)
@@ -68,95 +78,60 @@ class Reader:
     model: str  # as typed; its tokenizer reads text
     reading: Reading
     seed: int = 0
-    batch_size: int | None = None  # None: by the size of an input
 
     def open(self, spec: str, option: str = "--data", *, is_holdout: bool = False) -> Source:
-        """The source that `spec` names."""
-        return find_source(spec, self.model, self.reading, is_holdout=is_holdout, seed=self.seed, option=option)
+        """The source that an option names.
 
-    def holdout(self, spec: str, n_points: int | None = None, option: str = "--holdout") -> Points:
-        """Draws the holdout points of `spec`: `n_points`, or all (at most `N_HOLDOUT` images from a folder)."""
+        If it has a test part, a holdout comes from it and calibration from the training part, because a network from
+        elsewhere may have been trained on all of that.
+        """
+        with naming_option(f"{option} {spec}", f"give {KINDS}"):
+            return replace(self._find(spec, is_holdout), option=option, spec=spec)
+
+    def holdout(self, spec: str, n: int | None = None, option: str = "--holdout") -> Drawn:
+        """Draws `n` inputs that are new to the network, or all (at most `N_HOLDOUT` images from a folder)."""
         source = self.open(spec, option, is_holdout=True)
-        return self.draw(source, n_points or (N_HOLDOUT if source.kind == "folder" else None))
+        return self.draw(source, n or (N_HOLDOUT if source.kind == "folder" else None))
 
-    def calibration(self, spec: str, asked: int | None, method: Method = "", **of_theory: Any) -> Points:
-        """Draws the calibration points of `spec`, as many as --points asks for, or as the theory does.
+    def calibration(self, spec: str, asked: int | None, method: Method = "", **of_theory: Any) -> Drawn:
+        """Draws as many inputs as --points asks for.
 
-        The options `of_theory` are those of `sipp.sample_size`.
+        By default all of a file, `N_SEQUENCES` of a text, and as many as T4 requires from a data set. The options
+        `of_theory` are those of `sipp.sample_size`.
         """
         source = self.open(spec)
-        return self.draw(source, self._n_calibration(source, asked, method, of_theory))
+        if asked is not None and asked > source.n_inputs:
+            warnings.warn(f"--points {asked}: there are only {source.n_inputs:,}, and all are used", stacklevel=2)
+        elif asked is None and source.kind == "text":
+            asked = N_SEQUENCES
+        elif asked is None and source.kind != "file":
+            with naming_option(f"--model {self.model}, {source.where}", "see --help"):
+                asked = sipp.sample_size(self.network, self.draw(source, 1).batches[0], **of_theory)
+            asked = math.ceil(asked / (1 - HELD_BACK)) if method == BLEND else asked
+        return self.draw(source, asked)
 
-    def calibration_and_holdout(
-        self, spec: str, asked: int | None, method: Method, **of_theory: Any
-    ) -> tuple[Points, Points]:
-        """The same, and disjoint holdout points: the test part of the source, or half of it.
-
-        The holdout does not depend on the number of calibration points.
-        """
-        source = self.open(spec)
-        n_points = self._n_calibration(source, asked, method, of_theory)
-        if source.has_holdout:
-            return self.draw(source, n_points), self.holdout(spec, option="--data")
-        n_theirs = int(source.n_points * HOLDOUT_SHARE)
-        if n_theirs < 1:
-            raise CommandError(
-                "one input cannot be split into calibration and holdout inputs",
-                where=source.where,
-                fix="give more inputs, or a file of its own with --holdout",
-            )
-        order = self._shuffle(source)
-        return self._collect(source, order[n_theirs:][:n_points]), self._collect(source, order[:n_theirs])
-
-    def _n_calibration(
-        self, source: Source, asked: int | None, method: Method, of_theory: dict[str, Any]
-    ) -> int | None:
-        """The number of points that --points asks for; None: all.
-
-        By default all of a file, `N_SEQUENCES` of a text, and as many as T4 requires from a data set.
-        """
-        if asked is not None:
-            if asked > source.n_points:
-                warnings.warn(f"--points {asked}: there are only {source.n_points:,}, and all are used", stacklevel=2)
-            return asked
-        if source.kind in ("file", "text"):
-            return N_SEQUENCES if source.kind == "text" else None
-        example = self.draw(source, 1).batches[0]
-        with naming_option(f"--model {self.model}, {source.where}", "see --help"):
-            n = sipp.sample_size(self.network, example, **of_theory)
-        return math.ceil(n / (1 - HELD_BACK)) if method == BLEND else n
-
-    def draw(self, source: Source, n_points: int | None) -> Points:
-        """Draws `n_points` without replacement, by the seed; None: all, in order."""
-        is_whole = n_points is None or n_points >= source.n_points
-        return self._collect(source, torch.arange(source.n_points) if is_whole else self._shuffle(source)[:n_points])
-
-    def _shuffle(self, source: Source) -> Tensor:
-        return torch.randperm(source.n_points, generator=torch.Generator().manual_seed(self.seed))
-
-    def _collect(self, source: Source, items: Tensor) -> Points:
-        """Batches of these items for the network, with floats in its own dtype."""
+    def draw(self, source: Source, n: int | None, batch_size: int | None = None) -> Drawn:
+        """Draws `n` inputs without replacement, by the seed; None: all, in order."""
+        items = torch.arange(source.n_inputs)
+        if n is not None and n < source.n_inputs:
+            items = torch.randperm(source.n_inputs, generator=torch.Generator().manual_seed(self.seed))[:n]
         tensors, parameters = source.take(items), list(self.network.parameters())
         labels = tensors.pop(LABELS, None)
         dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
-        cast = sorted({str(t.dtype)[6:] for t in tensors.values() if t.is_floating_point() and t.dtype != dtype})
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         device = parameters[0].device if parameters else torch.device("cpu")
-        step = self.batch_size or min(_points_per_batch(tensor, device) for tensor in tensors.values())
+        step = batch_size or min(_inputs_per_batch(tensor, device) for tensor in tensors.values())
         batches: list[Any] = []
         for start in range(0, len(items), step):
             part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
             inputs: Any = part[INPUTS] if set(part) == {INPUTS} else part
             batches.append(inputs if labels is None else (inputs, labels[start : start + step]))
-        n = len(items)
-        text = f"{n:,} {source.what}" if n == source.n_points else f"{n:,} of {source.n_points:,} {source.what}"
-        text += f", {', '.join(cast)} read as {str(dtype)[6:]}" if cast else ""
         n_outputs = None if device.type == "meta" else self._n_outputs(source, tensors, device)
         if not source.classes or n_outputs in (None, len(source.classes)):
-            return Points(source, batches, n, text, source.unlabelled)
+            return Drawn(source, batches, len(items), source.unlabelled)
         why = f"the folder has {len(source.classes)} classes, the network {n_outputs} outputs"
         warnings.warn(f"{source.where}: labels are ignored, because {why}", stacklevel=2)
-        return Points(source, [inputs for inputs, _ in batches], n, text, why)
+        return Drawn(source, [inputs for inputs, _ in batches], len(items), why)
 
     def _n_outputs(self, source: Source, tensors: dict[str, Tensor], device: torch.device) -> int | None:
         """The number of classes in the output, None if it is not classes; CommandError if the network cannot run."""
@@ -175,9 +150,69 @@ class Reader:
                 "tensors under other names are passed as keywords",
             ) from error
 
+    def _find(self, spec: str, is_holdout: bool) -> Source:
+        chosen, path, (name, _, root) = normalisation_of(self.reading.normalise), Path(spec), spec.partition(":")
+        is_set, asked = name in ("digits", "cifar10"), self.reading
+        if asked.size is not None and (is_set or not path.is_dir()):
+            raise CommandError(f"{spec} is not a folder of images", where=f"--size {asked.size}", fix="leave it out")
+        is_tokens = not is_set and path.exists() and is_text(path) and is_language_model(self.model)
+        if asked.length is not None and not is_tokens:
+            raise DataError(
+                "--length cuts text for a causal language model, and this is not one",
+                fix="leave it out, or give --model hf:DIR of one and text",
+            )
+        is_sentences = not is_tokens and path.is_file() and path.suffix == ".txt"
+        if chosen is not None and (is_tokens or is_sentences):
+            raise CommandError(f"{spec} holds no images", where=f"--normalise {asked.normalise}", fix="leave it out")
+        if is_tokens:
+            ids, what = sequences(path, self.model, asked.length, is_holdout, self.seed)
+            return source_of("text", {"input_ids": ids}, what)
+        if is_sentences:
+            return source_of("file", sentences(path, self.model), f"sentences of {path.name}")
+        if is_set:
+            return _image_set(name, Path(root) if root else DEFAULT_ROOT, is_holdout, chosen)
+        if path.is_file():
+            return array_file(path, chosen)
+        if not path.is_dir():
+            raise DataError(f"{spec} is neither a file, a folder nor the name of a data set", fix=f"give {KINDS}")
+        own_side = NETS[self.model].input_shape[-1] if self.model in NETS else IMAGENET_SIDE
+        side = asked.size or (None if own_side == IMAGENET_SIDE else own_side)
+        return _image_folder(path, is_holdout, chosen or USUAL, side)
 
-def _points_per_batch(tensor: Tensor, device: torch.device) -> int:
-    """The number of inputs in a batch."""
+
+def _image_set(name: str, root: Path, is_holdout: bool, chosen: Normalisation | None) -> Source:
+    """A built-in set: its training part for calibration, its test part as holdout."""
+    data = load_digits() if name == "digits" else load_cifar10(root)
+    normalised = chosen or (USUAL if data.images.dtype == torch.uint8 else None)
+    first, n = (data.n_train, data.n_test) if is_holdout else (0, data.n_train)
+
+    def take(items: Tensor) -> dict[str, Tensor]:
+        images = data.images[first + items]
+        return {INPUTS: images if normalised is None else normalised.apply(images), LABELS: data.labels[first + items]}
+
+    what = f"{'test' if is_holdout else 'training'} images of {name}"
+    return Source("built-in", n, what, take, has_holdout=True, normalised=normalised)
+
+
+def _image_folder(path: Path, is_holdout: bool, normalised: Normalisation, side: int | None) -> Source:
+    """A folder of images; of one with `train` and `val`, the latter is the holdout."""
+    index = index_images(path)
+    has_parts, classes = index.n_test > 0, index.classes
+    is_rest = has_parts and is_holdout
+    first, n = (index.n_train, index.n_test) if is_rest else (0, index.n_train)
+
+    def take(items: Tensor) -> dict[str, Tensor]:
+        images, labels = read_images(index, first + items, side)
+        return {INPUTS: normalised.apply(images)} | ({LABELS: labels} if classes else {})
+
+    part = "images" if not has_parts else "validation images" if is_rest else "training images"
+    shown = side or IMAGENET_SIDE
+    what = f"{part} of {path}, {shown} x {shown}, " + (f"{len(classes)} classes" if classes else "without labels")
+    why = "" if classes else f"{path} is not divided into one folder for each class"
+    return Source("folder", n, what, take, has_parts, normalised, classes, why)
+
+
+def _inputs_per_batch(tensor: Tensor, device: torch.device) -> int:
     if not tensor.is_floating_point():
         is_tokens = tensor.dim() == 2
         return max(1, min(FEWEST, BATCH_TOKENS // tensor.shape[1])) if is_tokens else FEWEST

@@ -5,16 +5,18 @@ Results go to stdout (`--json`: one document), everything else to stderr; exit c
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import sipp
-from sipp.cli.errors import EXIT_CODES, run_and_report
+from sipp.cli.errors import EXIT_CODES, TERMINATED, Terminated, run_and_report
 from sipp.cli.options import as_command
 
 # Command NAME is the function NAME in `commands/NAME_command.py`, imported when it is called. The text
@@ -97,6 +99,11 @@ for _name, _help in COMMANDS.items():
     app.command(_name, help=_help)(_name_only)
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Terminated(TERMINATED)
+
+
 def main() -> None:
     """The entry point: runs the command line, and reports errors in three lines."""
+    signal.signal(signal.SIGTERM, _stop)  # so that temporary files are removed
     sys.exit(run_and_report(app, sys.argv[1:]))

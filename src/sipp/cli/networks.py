@@ -28,7 +28,6 @@ WAYS = f"my.py:function, package.module:function, hf:DIR, or one of {', '.join(N
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys under which checkpoints store the state_dict
 PREFIXES = ("model.", "module.", "_orig_mod.")  # from runs, DistributedDataParallel and torch.compile
 MASKS = "mask."  # prefix of masks in the files of runs
-COUNTER = ".num_batches_tracked"  # of BatchNorm; missing in old checkpoints, not needed for evaluation
 SMALL_FILE = {"index", "data"}  # tensors in a file from `sipp.save`
 
 
@@ -41,20 +40,20 @@ def load_model(
     built-in network comes from its weights.
     """
     torch.manual_seed(seed)
-    content = None
-    of_weights = f"{option} {weights}", "give the weights that were saved from this very network"
-    if weights is not None:
-        with naming_option(*of_weights):
-            content = _read(weights_file(weights))
     with naming_option(f"--model {spec}", WAYS):
         model = _build(spec)
-        state = None if content is None else _state_of(content, set(model.state_dict()))
-        if spec in NETS and state is not None:
-            n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
-            model = model if n_stored in (None, NETS[spec].n_classes) else build(spec, n_classes=n_stored)
     if weights is not None:
-        with naming_option(*of_weights):
-            _load_into(model, state, weights_file(weights))
+        with naming_option(f"{option} {weights}", "give the weights that were saved from this very network"):
+            file = weights_file(weights)
+            state = _state_of(_read(file), set(model.state_dict()))
+            if state is None:
+                raise ModelError(
+                    f"{file} holds no state_dict of tensors", fix="give the file of torch.save(model.state_dict(), ...)"
+                )
+            if spec in NETS:
+                n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
+                model = model if n_stored in (None, NETS[spec].n_classes) else build(spec, n_classes=n_stored)
+            _load_into(model, state, file)
     return model.to(device_of(device)).eval()
 
 
@@ -74,10 +73,10 @@ def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -
     return first, load_model(spec, pruned, option="--pruned", device=device)
 
 
-def norm_stats_of(model: nn.Module, asked: NormStats | None) -> tuple[NormStats, list[str]]:
-    """The statistics of BatchNorm to score with: as asked; by default those of each batch if no layer has its own.
+def norm_stats_of(model: nn.Module, asked: NormStats | None = None) -> tuple[NormStats, list[str]]:
+    """The statistics of BatchNorm to score with, and what a command says if it chose them itself.
 
-    What a command says if it chose them itself.
+    By default they are those of each batch if no layer has statistics of its own.
     """
     own = [(module.running_mean, module.running_var) for module in model.modules() if isinstance(module, _BatchNorm)]
     is_new = [
@@ -97,34 +96,24 @@ def _build(spec: str) -> nn.Module:
     """A built-in network, that of `hf:DIR`, or the result of the user's own function."""
     if spec.startswith(PREFIX):
         return hf_model(spec)
-    if Path(spec).suffix == ".py":
+    file, _, function = spec.partition(":")
+    path = Path(file)
+    if path.suffix == ".py" and not function:
         raise OptionError(
             f"{spec} is a file of code", fix=f"name the function that builds the network, {spec}:FUNCTION"
         )
-    if Path(spec).suffix in (".pt", ".pth", ".safetensors"):
+    if path.suffix in (".pt", ".pth", ".safetensors"):
         raise OptionError(
             f"{spec} holds weights, not how the network is built", fix=f"give it as --weights, and {WAYS} as --model"
         )
-    return _build_by_user_code(_module_spec(spec)) if ":" in spec else build(spec)
-
-
-def _module_spec(spec: str) -> str:
-    """FILE.py:FUNCTION as MODULE:FUNCTION, as seen from the current folder; anything else as it is."""
-    file, _, function = spec.partition(":")
-    if not file.endswith(".py"):
-        return spec
-    path = Path(file)
-    if path.is_absolute() and path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    if path.is_absolute() or ".." in path.parts:
-        raise OptionError(
-            f"{file} is not in the current folder", fix=f"start in its folder, and give {path.name}:{function}"
-        )
-    return f"{'.'.join(path.with_suffix('').parts)}:{function}"
-
-
-def _build_by_user_code(spec: str) -> nn.Module:
-    """The network that the user's own code returns, or names directly."""
+    if not function:
+        return build(spec)
+    if path.suffix == ".py":  # MODULE:FUNCTION, as seen from the current folder
+        if path.is_absolute() or ".." in path.parts:
+            raise OptionError(
+                f"{file} is not in the current folder", fix=f"start in its folder, and give {path.name}:{function}"
+            )
+        spec = f"{'.'.join(path.with_suffix('').parts)}:{function}"
     named = call_user_code(spec, "network", lambda: import_named(spec))
     model = named if isinstance(named, nn.Module) else call_user_code(spec, "network", named)
     if not isinstance(model, nn.Module):
@@ -141,10 +130,8 @@ def weights_file(path: Path) -> Path:
     """The weight file at `path`: itself, or the file (or index of several) in a folder."""
     file = path / WEIGHTS_NAME if path.is_dir() else path
     file = path / INDEX if path.is_dir() and not file.exists() and (path / INDEX).exists() else file
-    if not file.exists():
-        raise OptionError(f"{file} does not exist", fix="check the name, and the folder you are in")
     if not file.is_file():
-        raise OptionError(f"{file} is not a file of weights", fix="give .safetensors or .pt")
+        raise OptionError(f"{file} does not exist", fix="check the name, and the folder you are in")
     return file
 
 
@@ -168,20 +155,8 @@ def _read(path: Path) -> Any:
         raise ModelError(f"{path} could not be read as weights ({reason})", fix=fix) from error
 
 
-def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) -> None:
+def _load_into(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Loads tensors into the network; ModelError if they do not match it."""
-    if state is None:
-        raise ModelError(
-            f"{path} holds no state_dict of tensors", fix="give the file of torch.save(model.state_dict(), ...)"
-        )
-    own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-    for name in own.keys() & state.keys():
-        if _dtype_kind(state[name]) != _dtype_kind(own[name]):  # torch would cast silently
-            raise ModelError(
-                f"{path} does not fit {type(model).__name__}, {name} is {state[name].dtype} in the file and "
-                f"{own[name].dtype} in the network",
-                fix="convert it to plain numbers of the network's type",
-            )
     try:
         missing, unknown = model.load_state_dict(state, strict=False)
     except RuntimeError as error:  # it lists all shape mismatches
@@ -189,17 +164,12 @@ def _load_into(model: nn.Module, state: dict[str, Tensor] | None, path: Path) ->
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(parameter) for name, parameter in parameters.items() if name in state}
     buffers = {name for name, _ in model.named_buffers()}  # including those that are not stored
-    missing = [n for n in missing if not n.endswith(COUNTER) and id(parameters.get(n)) not in loaded]  # unless tied
+    missing = [name for name in missing if id(parameters.get(name)) not in loaded]  # unless tied
     unknown = [name for name in unknown if name not in buffers]
     differences = [f"not in the file: {words.listed(missing)}"] if missing else []
     differences += [f"not in the network: {words.listed(unknown)}"] if unknown else []
     if differences:
         raise ModelError(f"{path} does not fit {type(model).__name__}, {'; '.join(differences)}")
-
-
-def _dtype_kind(tensor: Tensor) -> str:
-    """The kind of a dtype; only tensors of one kind may be cast to each other."""
-    return "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "whole"
 
 
 def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
@@ -220,10 +190,9 @@ def _state_of(content: Any, known: set[str]) -> dict[str, Tensor] | None:
 
 def _without_torch_masks(state: dict[str, Tensor], known: set[str]) -> dict[str, Tensor]:
     """Applies masks of torch.nn.utils.prune: NAME_orig and NAME_mask become NAME."""
-    masked = [name for name in known if {f"{name}_orig", f"{name}_mask"} <= state.keys() - known]
-    folded = {}
-    for name in masked:
-        mask = state[f"{name}_mask"]
-        folded[name] = (state[f"{name}_orig"] * mask).masked_fill(mask == 0, 0.0)
-    taken = {f"{name}_{part}" for name in masked for part in ("orig", "mask")}
-    return {name: value for name, value in state.items() if name not in taken} | folded
+    state = dict(state)
+    for name in known - state.keys():
+        if {f"{name}_orig", f"{name}_mask"} <= state.keys():
+            mask = state.pop(f"{name}_mask")
+            state[name] = (state.pop(f"{name}_orig") * mask).masked_fill(mask == 0, 0.0)
+    return state

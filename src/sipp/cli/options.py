@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,15 +22,15 @@ import typer
 import sipp
 from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
-from sipp.errors import OptionError, SippError
+from sipp.errors import SippError
 from sipp.files import FILE_SUFFIX
-from sipp.results import SHARE, Option, PruneOptions, check
+from sipp.results import SHARE, Option, PruneOptions
 
 Device = Literal["auto", "cpu", "cuda"]
 
 KINDS = (
-    "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .safetensors, .pt; for hf:DIR .txt and "
-    ".jsonl), or a folder of images or of text"
+    "a data set (digits, cifar10 or cifar10:DIR), a file (.npy, .npz, .pt; for hf:DIR .txt and .jsonl), or a folder "
+    "of images or of text"
 )
 DEFAULT_ROOT = Path("data")  # folder of the data sets
 MOST_SIDE = 4096  # pixels; more is probably a typo
@@ -43,11 +44,16 @@ to_record = out("File for the record; in the network's folder, it appears on the
 out_short = partial(out, names=("--out", "-o"))
 
 
-def _index_or_name(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+def _index_or_name(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
-WORDS = {
+OF_PRUNING = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(PruneOptions, include_extras=True).items()
+    if get_origin(hint) is Annotated and hint.__metadata__[0].group is not None
+}
+WORDS = OF_PRUNING | {
     "model": _data("A built-in network (resnet20, ...), your own as my.py:function, or hf:DIR."),
     "weights": _data(".safetensors, .pt or a folder from `sipp prune`; default: freshly initialised."),
     "dense": _data("Weights of the dense network: .safetensors or .pt; default: those of hf:DIR."),
@@ -131,7 +137,7 @@ def as_command(work: Callable[..., Answer | None]) -> Callable[..., None]:
 
     @wraps(work)
     def command(*, as_json: bool, **typed: Any) -> None:  # the signature is set below
-        asked = {name: _asked(name, hint, typed) for name, hint in hints.items()}
+        asked = {name: _record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()}
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             answer = work(**asked)
         if answer is not None:
@@ -148,92 +154,46 @@ def _panel_index(parameter: inspect.Parameter) -> int:
     return -1 if panel is None else Option.GROUPS.index(panel)
 
 
-def _fields(record: Any) -> list[tuple[Any, Any]]:
-    """The fields of a record that are typed, with their hints; those of PruneOptions that have a group in --help."""
+def _fields(record: Any) -> dict[str, tuple[Any, Any]]:
+    """{name: (hint, default)} of the fields of a record that are typed; of PruneOptions, those with words."""
     hints = get_type_hints(record, include_extras=True)
-    known = [(field, hints[field.name]) for field in fields(record)]
-    if record is not PruneOptions:
-        return known
-    return [(field, hint) for field, hint in known if getattr(_annotation(hint), "group", None) is not None]
-
-
-def _annotation(hint: Any) -> Any:
-    return hint.__metadata__[0] if get_origin(hint) is Annotated else None
-
-
-def option_of(name: str, hint: Any) -> Any:
-    """The words of an option: where it stands, else those that it has everywhere."""
-    words = _annotation(hint) or WORDS.get(name)
-    return words or _annotation(get_type_hints(PruneOptions, include_extras=True)[name])
+    found = {field.name: (hints[field.name], field.default) for field in fields(record)}
+    return {name: one for name, one in found.items() if record is not PruneOptions or name in OF_PRUNING}
 
 
 def _parameters(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
     """The command parameters for a parameter or field: itself, or one for each field of its record."""
     if is_dataclass(hint):
-        for field, inner in _fields(hint):
-            yield from _parameters(
-                field.name, inner, inspect.Parameter.empty if field.default is MISSING else field.default
-            )
+        for inner, (inner_hint, inner_default) in _fields(hint).items():
+            yield from _parameters(inner, inner_hint, Parameter.empty if inner_default is MISSING else inner_default)
         return
-    kind, declared = get_args(hint)[0] if _annotation(hint) else hint, option_of(name, hint)
+    kind, declared = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, WORDS[name])
     if isinstance(declared, Option):
         names = declared.names
-        if isinstance(default, bool):  # a flag; one that is on by default becomes --no-NAME
-            name = option_name(name, default)
-            names, default, kind = names or (f"--{name.replace('_', '-')}",), False, bool
+        if isinstance(default, bool):  # a flag, without a second one that takes it back
+            names = names or (f" /--no-{name}" if default else f"--{name.replace('_', '-')}",)
         kind = list[str] | None if declared.repeated else str | None if declared.parse is not None else kind
+        metavar = declared.metavar or ("TEXT" if declared.parse is not None else None)
         declared = typer.Option(
             *(names or (...,)), help=declared.words.replace("{methods}", ", ".join(sipp.methods())),
-            rich_help_panel=declared.group, min=declared.least, max=declared.most, metavar=declared.metavar,
+            rich_help_panel=declared.group, show_default=default is not True, min=declared.least, max=declared.most,
+            metavar=metavar, parser=declared.parse,
         )  # fmt: skip
-    yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
+    yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
 
 
-def option_name(name: str, default: Any) -> str:
-    return f"no_{name}" if default is True else name
-
-
-def _asked(name: str, hint: Any, typed: dict[str, Any]) -> Any:
-    """The typed value, or the record of the typed values; the errors of a record are reported at its option."""
-    if not is_dataclass(hint):
-        parse = getattr(option_of(name, hint), "parse", None)
-        return typed[name] if parse is None else parse(typed[name])
-    values = {}
+def _record(kind: Any, typed: dict[str, Any]) -> Any:
+    """The record of the typed values; its errors are reported at their option."""
+    hints = {name: hint for name, (hint, _) in _fields(kind).items()}
     try:
-        for field, inner in _fields(hint):
-            key = option_name(field.name, field.default)
-            value = _asked(key if key in typed else field.name, inner, typed)
-            values[field.name] = value if key == field.name else not value
-        return hint(**values)  # type: ignore[operator]
+        return kind(
+            **{name: _record(hint, typed) if is_dataclass(hint) else typed[name] for name, hint in hints.items()}
+        )
     except SippError as error:
         if error.option not in typed:
             raise
         where = f"--{error.option.replace('_', '-')} {typed[error.option]}"
         raise as_command_error(error, where, "see --help") from error
-
-
-def typed_values(record: Any) -> dict[str, Any]:
-    """Every option that a record holds, and its value."""
-    values: dict[str, Any] = {}
-    for field, hint in _fields(type(record)):
-        value = getattr(record, field.name)
-        values |= typed_values(value) if is_dataclass(hint) else {field.name: value}
-    return values
-
-
-# --- what is checked before any work ----------------------------------------------------------------------------------
-
-
-def check_method(name: str, where: str) -> None:
-    """Refuses a method that nobody knows."""
-    known = sipp.methods()
-    if name not in known:
-        here = check.method_here(name) or (
-            f"not a method{check.nearest(name, known)}",
-            f"give one of {', '.join(known)}",
-        )
-        error = OptionError(f"{name!r:.40} is {here[0]}", fix=here[1], option="method")
-        raise as_command_error(error, where, "see --help")
 
 
 def load_code(paths: list[Path] | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from sipp.cli.options import Device, Reading, option_name, out
+from sipp.cli.options import Device, Reading, out
 from sipp.cli.output import check_out
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
@@ -31,7 +32,7 @@ class Request:
     holdout: Annotated[
         str | None,
         Option(
-            "Inputs for a certificate; must be new to the network. Default with --epsilon: a part of the data.",
+            "Inputs for a certificate, which must be new to the network; the name of a data set means its test part.",
             "Guarantee",
         ),
     ] = None
@@ -75,21 +76,22 @@ class Request:
 
     def arguments(self, verb: Any, because: str, *elsewhere: str) -> dict[str, Any]:
         """The chosen options as arguments of the verb; OptionError for one that neither it nor `elsewhere` takes."""
-        import inspect
-
-        defaults = {field.name: field.default for field in fields(PruneOptions)}
-        given = {name: getattr(self.options, name) for name in defaults}
-        given |= {"epsilon": self.epsilon, "max_accuracy_drop": self.max_accuracy_drop, "share": self.share}
-        given["output"] = self.part
-        chosen = {name: value for name, value in given.items() if value != defaults.get(name)}
+        given = vars(self.options) | {"epsilon": self.epsilon, "max_accuracy_drop": self.max_accuracy_drop}
+        given |= {"share": self.share, "output": self.part}
+        chosen = {name: value for name, value in given.items() if value != getattr(PruneOptions, name, None)}
         taken = inspect.signature(verb).parameters
         for name in chosen.keys() - taken - {*elsewhere}:
-            option = "part" if name == "output" else option_name(name, defaults.get(name))
-            raise OptionError(f"--{option.replace('_', '-')} does nothing {because}", fix="leave it out")
+            option = {"output": "part", "statements": "no-statements"}.get(name, name.replace("_", "-"))
+            raise OptionError(f"--{option} does nothing {because}", fix="leave it out")
         return {name: value for name, value in chosen.items() if name in taken}
 
-    def check_output(self) -> None:
-        """Refuses, before any work, what cannot be written."""
+    def check(self) -> None:
+        """Refuses, before any work, what contradicts itself and what cannot be written."""
+        if self.has_tolerance and (self.data is None or self.holdout is None):
+            raise OptionError(
+                f"{self.goal} is certified on inputs that the pruning has not seen",
+                fix="give --data, and new inputs as --holdout; of a data set or a folder with val, the same name",
+            )
         if self.out is None and not self.dry_run:
             raise OptionError(
                 "no output given", fix="give --out DIR or --out NAME.safetensors, or --dry-run to see the table"

@@ -1,17 +1,16 @@
-"""The network in FILE, a file from `sipp.save` or a folder from `sipp prune`, and an example input for it."""
+"""The network in FILE, a file from `sipp.save` or a folder from `sipp prune`, and inputs for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.hugging_face import PREFIX
-from sipp.cli.inputs import Points, Reader
+from sipp.cli.inputs import Drawn, Reader
 from sipp.cli.networks import load_model
 from sipp.cli.options import Stored
 from sipp.cli.texts import is_language_model, is_text, length_of
@@ -68,18 +67,12 @@ def stored_network(asked: Stored) -> StoredNetwork:
     return StoredNetwork(name, load_model(name, asked.file, option="FILE"), contents, certificate)
 
 
-def points_for(network: StoredNetwork, asked: Stored, n_points: int, batch_size: int | None = None) -> Points:
-    """Points from --data; without a `batch_size` they are in one batch."""
+def inputs_for(network: StoredNetwork, asked: Stored, n: int, batch_size: int | None = None) -> Drawn:
+    """Inputs from --data; without a `batch_size` they are in one batch."""
     if asked.data is None:
         raise CommandError(f"{network.name} needs inputs to run on", where=f"FILE {asked.file}", fix="give --data")
     reading = asked.reading
     if reading.length is None and is_language_model(network.name) and is_text(Path(asked.data)):
         reading = replace(reading, length=min(length_of(network.name, None), EXAMPLE_TOKENS))
-    reader = Reader(network.model, network.name, reading, batch_size=batch_size or n_points)
-    return reader.draw(reader.open(asked.data), n_points)
-
-
-def example_of(points: Points) -> Any:
-    """The inputs of the first batch, without labels."""
-    batch = points.batches[0]
-    return batch[0] if isinstance(batch, tuple) else batch
+    reader = Reader(network.model, network.name, reading)
+    return reader.draw(reader.open(asked.data), n, batch_size or n)

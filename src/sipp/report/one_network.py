@@ -163,8 +163,8 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     both, stored = f"--model {name}{dense} --pruned {folder}", f"{folder} --model {name}"
     is_data_set = (model.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
     new = shlex.quote(str(known.get("holdout") or (known.get("data") if is_data_set else None) or "NEW"))
-    for option in ("normalise", "size", "length", "part"):
-        new += "" if known.get(option) is None else f" --{option} {known[option]}"
+    for option, value in ((known.get("reading") or {}) | {"part": known.get("part")}).items():
+        new += "" if value is None else f" --{option} {value}"
     steps: list[tuple[str, str, str]] = []  # why, in the shell, in Python
     if model.accuracies is None and model.text_scores is None:
         command = f"sipp eval {both} --data {new} --out {folder}/eval.json"

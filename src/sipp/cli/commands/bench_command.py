@@ -12,7 +12,7 @@ from sipp.cli.options import Stored, to_record
 from sipp.cli.output import Answer, check_out, record_of, write_record
 from sipp.results import Option
 
-N_POINTS, MOST_POINTS = 64, 4096
+N_INPUTS, MOST_INPUTS = 64, 4096
 
 
 def bench(
@@ -21,24 +21,24 @@ def bench(
     out: Annotated[Path | None, to_record] = None,
     force: bool = False,
     batch_size: Annotated[
-        int, Option("Inputs per call; a single input is timed too.", "Machine", least=1, most=MOST_POINTS)
-    ] = N_POINTS,
+        int, Option("Inputs per call; a single input is timed too.", "Machine", least=1, most=MOST_INPUTS)
+    ] = N_INPUTS,
 ) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.
 
     For example: sipp bench sparse --model my.py:net --data new.npz --out sparse/bench.json
     """
-    from sipp.cli.inputs import image_lines
-    from sipp.cli.stored import example_of, points_for, stored_network
+    from sipp.cli.inputs import input_lines
+    from sipp.cli.stored import inputs_for, stored_network
     from sipp.results import SavedFile
 
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
-    points = points_for(network, stored, batch_size)
+    drawn = inputs_for(network, stored, batch_size)
     with naming_option(f"FILE {stored.file}", "see sipp bench --help"):
-        measured = sipp.bench(network.model, example_of(points))
+        measured = sipp.bench(network.model, drawn.example)
     if isinstance(network.contents, SavedFile):  # this very file, which may hold rounded values and a certificate
         file = network.contents
         measured = replace(measured, file_bytes=file.n_bytes, bound_bytes=file.bound_bytes)
     record = record_of(type(measured).__name__, measured)
-    return Answer([*image_lines(points), str(measured), *write_record(out, record)], record)
+    return Answer([*input_lines(drawn), str(measured), *write_record(out, record)], record)

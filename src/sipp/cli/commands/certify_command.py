@@ -47,7 +47,7 @@ def certify(
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """
-    from sipp.cli.inputs import Reader, image_lines
+    from sipp.cli.inputs import Reader, input_lines
     from sipp.cli.networks import both_networks
 
     if accuracy and epsilon is not None:
@@ -70,7 +70,7 @@ def certify(
             )  # fmt: skip
     record = record_of(type(certificate).__name__, certificate)
     is_failed = getattr(certificate, "verdict", "certified") != "certified"
-    lines = [str(certificate), *image_lines(fresh), *([] if is_failed else write_record(out, record))]
+    lines = [str(certificate), *input_lines(None, fresh), *([] if is_failed else write_record(out, record))]
     return Answer(lines, record, typer.Exit(NOT_CERTIFIED) if is_failed else None)
 
 

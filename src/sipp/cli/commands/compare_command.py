@@ -7,7 +7,7 @@ from typing import Annotated
 
 import sipp
 from sipp.cli.errors import CommandError, naming_option
-from sipp.cli.options import Device, Reading, check_method, load_code
+from sipp.cli.options import Device, Reading, load_code
 from sipp.cli.output import Answer, record_of
 from sipp.results import Option, check, words
 
@@ -42,14 +42,12 @@ def compare(
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """
-    from sipp.cli.inputs import Reader, input_lines
+    from sipp.cli.inputs import Reader, input_lines, summary_of
     from sipp.cli.networks import load_model
 
     load_code(code)
     shares = _parse_keeps(keeps)
     names = None if methods is None else [name.strip() for name in methods.split(",")]
-    for name in names or ():
-        check_method(name, f"--methods {methods:.60}")
     network = load_model(model, weights, device=device)
     reader = Reader(network, model, reading)
     chosen = reader.calibration(data, points, include=include, exclude=exclude)
@@ -60,7 +58,7 @@ def compare(
             holdout=None if test is None else test.batches, include=include, exclude=exclude, output=part,
         )  # fmt: skip
     shown = [words.labelled_line("network", model), *input_lines(chosen, test), str(comparison)]
-    about = {"model": model, "data": chosen.summary, "holdout": None if test is None else test.summary}
+    about = {"model": model, "data": summary_of(chosen), "holdout": summary_of(test)}
     return Answer(shown, record_of("comparison", comparison, about))
 
 

@@ -11,7 +11,7 @@ from sipp.cli.options import Stored, out as to_write, out_short
 from sipp.cli.output import Answer, check_out, record_of
 from sipp.files import FILE_SUFFIX
 
-N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
+N_INPUTS = 2  # in the example: torch.export would specialise to a batch of 1
 ONNX = ".onnx"
 
 
@@ -39,7 +39,7 @@ def export(
 
     For example: sipp export sparse --model my.py:net --out small.safetensors
     """
-    from sipp.cli.stored import example_of, points_for, stored_network
+    from sipp.cli.stored import inputs_for, stored_network
 
     is_small, is_onnx = out.suffix == FILE_SUFFIX, out.suffix == ONNX
     is_folder = not (is_small or is_onnx)
@@ -51,7 +51,7 @@ def export(
             raise CommandError(f"it does nothing for {out.name}", where=f"--{name}", fix="leave it out")
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data}, is_folder=is_folder)
     network = stored_network(stored)
-    example = example_of(points_for(network, stored, N_POINTS)) if is_onnx else None
+    example = inputs_for(network, stored, N_INPUTS).example if is_onnx else None
     written: Any
     with naming_option(f"FILE {stored.file}, --out {out}", "see sipp export --help"):
         if is_small:

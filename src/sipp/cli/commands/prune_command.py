@@ -8,16 +8,16 @@ from typing import Any
 
 import sipp
 from sipp.cli.errors import NOT_CERTIFIED, CommandError, naming_option
-from sipp.cli.options import check_method, load_code, typed_values
+from sipp.cli.options import load_code
 from sipp.cli.output import ANOTHER, Answer, record_of
 from sipp.cli.prune_request import EXACT, Request
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results import SHARE, NormStats, to_json, words
+from sipp.results import SHARE, to_json, words
 
 # of torch, and of files that import it; None where there is none
 Pruned = Any
-Points = Any
+Drawn = Any
 AnyCertificate = Any
 
 FIX = "see sipp prune --help"
@@ -30,86 +30,87 @@ def prune(request: Request) -> Answer:
     """
     goal = request.goal
     load_code(request.code)
-    check_method(str(request.options.method), f"--method {request.options.method}")
     if request.on_disk:
         return _prune_on_disk(request)
-    request.check_output()
+    request.check()
     if request.has_tolerance:
         arguments = request.arguments(sipp.prune_to, f"with {goal}")
     else:
         of_certificate = () if request.holdout is None else ("share", "output")
         arguments = request.arguments(sipp.prune, "without --holdout or --epsilon", *of_certificate)
     done = _prune(request, arguments)
-    lines, values = _lines(request, done), _values(request, done)
     if done.failure:
-        return Answer(lines, values, _not_certified(request, done))
+        fix = "allow more (--epsilon, --share, --max-accuracy-drop), or give more holdout inputs"
+        error = CommandError(
+            f"{done.failure}; nothing was written", where=f"--holdout {request.holdout}", fix=fix, code=NOT_CERTIFIED
+        )
+        return Answer(done.lines, done.values, error)
     if request.dry_run:
-        used = "" if done.holdout is None else "; but the holdout was used, so take other inputs for your next claim"
-        return Answer([*lines, words.labelled_line("dry run", f"nothing was written{used}")], values)
+        used = "" if request.holdout is None else "; but the holdout was used, so take other inputs for your next claim"
+        return Answer([*done.lines, words.labelled_line("dry run", f"nothing was written{used}")], done.values)
     with naming_option(f"--out {request.out}", ANOTHER):
-        return _written(request, done, lines, values)
+        return _written(request, done)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What was pruned and certified, and on what."""
+    """What was pruned and certified, and what is said of it."""
 
-    model: Any
-    calibration: Points  # None: no data is used
-    holdout: Points  # None: nothing is certified
-    norm_stats: NormStats
     pruned: Pruned  # None: no level passed
     certificate: AnyCertificate
-    walk: Any  # with a tolerance
-    seconds: float
-    lines: list[str]  # about the network and the inputs
-
-    @property
-    def failure(self) -> str:
-        """Why nothing is written; empty if what was asked for is certified."""
-        if self.walk is not None and self.pruned is None:
-            return str(self.walk.verdict)
-        if self.walk is not None and self.pruned.kept == self.pruned.n_weights:
-            return "not certified: no level below the dense network passes"
-        verdict: str = getattr(self.certificate, "verdict", "certified")
-        return "" if self.certificate is None or verdict == "certified" else verdict
+    lines: list[str]
+    values: dict[str, Any]  # of report.json and --json
+    failure: str  # why nothing is written; empty if what was asked for is certified
 
 
 def _prune(request: Request, arguments: dict[str, Any]) -> Done:
     """Prunes to a share, and certifies that on a holdout if there is one; or as far as a tolerance is certified."""
     from time import perf_counter
 
-    from sipp.cli.inputs import Reader, input_lines
+    from sipp.cli.inputs import Reader, input_lines, summary_of
     from sipp.cli.networks import load_model, norm_stats_of
+    from sipp.results import Report, hashing
 
-    model = load_model(request.model, request.weights, seed=request.options.seed, device=request.device)
+    options = request.options
+    model = load_model(request.model, request.weights, seed=options.seed, device=request.device)
     norm_stats, of_norms = norm_stats_of(model, request.batchnorm)
-    reader = Reader(model, request.model, request.reading, request.options.seed)
-    calibration, holdout = _read_inputs(request, reader)
+    calibration, holdout = _inputs(request, Reader(model, request.model, request.reading, options.seed))
     origin = "weights of that folder" if request.model.startswith("hf:") else "freshly initialised"
-    lines = [
-        words.labelled_line("network", f"{request.model}, {origin if request.weights is None else request.weights}")
-    ]
+    lines = [words.labelled_line("network", f"{request.model}, {request.weights or origin}")]
     lines += [words.labelled_line("data", "not used")] if calibration is None else of_norms
     lines += input_lines(calibration, holdout)
     read = {"--model": request.model, "--data": request.data, "--holdout": request.holdout}
     batches: Any = None if calibration is None else calibration.batches
-    began, arguments = perf_counter(), arguments | {"norm_stats": norm_stats}
-    walk, certificate = None, None
+    walk, certificate, began = None, None, perf_counter()
     with naming_option(", ".join(f"{option} {name}" for option, name in read.items() if name is not None), FIX):
         if request.has_tolerance:
-            walk = sipp.prune_to(model, batches, holdout.batches, **arguments)
+            walk = sipp.prune_to(model, batches, holdout.batches, norm_stats=norm_stats, **arguments)
             pruned, certificate = walk.pruned, walk.certificate
         else:
-            pruned = sipp.prune(model, batches, **arguments)
+            pruned = sipp.prune(model, batches, norm_stats=norm_stats, **arguments)
             certificate = None if holdout is None else _certified(request, model, pruned, holdout)
     seconds = perf_counter() - began
-    return Done(model, calibration, holdout, norm_stats, pruned, certificate, walk, seconds, lines)
+    values: dict[str, Any] = {"kind": "not certified", "keep": 1.0} if pruned is None else Report.of(pruned).values
+    values |= {
+        "asked": request,
+        "model": request.model,
+        "weights": request.weights,
+        "dense_hash": hashing.of_model(model),
+        "norm_stats": norm_stats,
+        "data": summary_of(calibration),
+        "holdout": summary_of(holdout),
+        "verdict": None if walk is None else walk.verdict,
+        "path": [] if walk is None else walk.path,
+        "certificate": certificate,
+        "seconds": round(seconds, 3),
+        "written": {},
+    }
+    lines += [*_shown(request, pruned, certificate, walk), words.labelled_line("time", f"{seconds:.1f} s for pruning")]
+    return Done(pruned, certificate, lines, to_json(values), _failure(pruned, certificate, walk))
 
 
-def _read_inputs(request: Request, reader: Any) -> tuple[Points, Points]:
-    """Disjoint calibration and holdout inputs; None if there are none."""
-    options = request.options
+def _inputs(request: Request, reader: Any) -> tuple[Drawn, Drawn]:
+    """Calibration and holdout inputs; None if there are none."""
     holdout = None if request.holdout is None else reader.holdout(request.holdout)
     if holdout is not None and request.holdout == request.data and not holdout.source.has_holdout:
         raise CommandError(
@@ -118,19 +119,13 @@ def _read_inputs(request: Request, reader: Any) -> tuple[Points, Points]:
             fix="give other inputs",
         )
     if request.data is None:
-        if request.has_tolerance:
-            raise OptionError("certifying a tolerance needs data", fix="give --data")
         return None, holdout
-    theory = {name: getattr(options, name) for name in ("include", "exclude", "k_constant")}
-    if request.has_tolerance and holdout is None:
-        both: tuple[Points, Points] = reader.calibration_and_holdout(
-            request.data, request.points, options.method, **theory
-        )
-        return both
+    options = request.options
+    theory = {"include": options.include, "exclude": options.exclude, "k_constant": options.k_constant}
     return reader.calibration(request.data, request.points, options.method, **theory), holdout
 
 
-def _certified(request: Request, model: Any, pruned: Pruned, holdout: Points) -> AnyCertificate:
+def _certified(request: Request, model: Any, pruned: Pruned, holdout: Drawn) -> AnyCertificate:
     """The certificate of the network as it is stored, which rounding may change."""
     import copy
     import tempfile
@@ -148,59 +143,32 @@ def _certified(request: Request, model: Any, pruned: Pruned, holdout: Points) ->
     )  # fmt: skip
 
 
-def _values(request: Request, done: Done) -> dict[str, Any]:
-    """What report.json and --json say."""
-    from sipp.results import Report, hashing
-
-    about = {
-        "asked": typed_values(request),
-        "model": request.model,
-        "weights": None if request.weights is None else str(request.weights),
-        "dense_hash": hashing.of_model(done.model),
-        "norm_stats": done.norm_stats,
-        "data": None if done.calibration is None else done.calibration.summary,
-        "holdout": None if done.holdout is None else done.holdout.summary,
-        "verdict": None if done.walk is None else done.walk.verdict,
-        "path": [] if done.walk is None else done.walk.path,
-        "certificate": done.certificate,
-        "seconds": round(done.seconds, 3),
-        "written": {},
-    }
-    facts = {"kind": "not certified", "keep": 1.0} if done.pruned is None else Report.of(done.pruned).values
-    values: dict[str, Any] = to_json(facts | about)
-    return values
+def _failure(pruned: Pruned, certificate: AnyCertificate, walk: Any) -> str:
+    if walk is not None and pruned is None:
+        return str(walk.verdict)
+    if walk is not None and pruned.kept == pruned.n_weights:
+        return "not certified: no level below the dense network passes"
+    verdict: str = getattr(certificate, "verdict", "certified")
+    return "" if verdict == "certified" else verdict
 
 
-def _lines(request: Request, done: Done) -> list[str]:
-    """The printed report."""
-    lines, certified = done.lines, ""
-    if done.certificate is not None:
-        certified = done.certificate.sentence if done.walk is None else "see the certificate below."
+def _shown(request: Request, pruned: Pruned, certificate: AnyCertificate, walk: Any) -> list[str]:
+    """What was pruned, and the levels that were tried."""
+    certified = ""
+    if certificate is not None:
+        certified = certificate.sentence if walk is None else "see the certificate below."
         certified = certified if request.values in EXACT else f"about the stored values: {certified}"
-    if done.pruned is not None:
-        lines = [*lines, str(done.pruned.sheet_with(in_shell=True, certified=certified))]
-    if done.walk is not None:
-        lines = [*lines, str(done.walk)]
-        if not request.options.repair:
-            hint = "--repair fits the kept weights to the dense outputs: fewer are enough then"
-            lines.append(words.labelled_line("further", hint))
-    return [*lines, words.labelled_line("time", f"{done.seconds:.1f} s for pruning")]
+    lines = [] if pruned is None else [str(pruned.sheet_with(in_shell=True, certified=certified))]
+    lines += [] if walk is None else [str(walk)]
+    if walk is not None and not request.options.repair:
+        hint = "--repair fits the kept weights to the dense outputs: fewer are enough then"
+        lines.append(words.labelled_line("further", hint))
+    return lines
 
 
-def _not_certified(request: Request, done: Done) -> CommandError:
-    """The error with exit code 3."""
-    loosened = "--max-accuracy-drop" if request.max_accuracy_drop is not None else "--epsilon, --share"
-    return CommandError(
-        f"{done.failure}; nothing was written",
-        where=done.holdout.source.where + ("" if request.holdout else ", the holdout taken from it"),
-        fix=f"allow more ({loosened}), or give more holdout inputs",
-        code=NOT_CERTIFIED,
-    )
-
-
-def _written(request: Request, done: Done, lines: list[str], values: dict[str, Any]) -> Answer:
+def _written(request: Request, done: Done) -> Answer:
     """Writes the network, and says so."""
-    path = Path(request.out or "")
+    path, values, lines = Path(request.out or ""), done.values, done.lines
     if not request.is_one_file:
         sipp.save_folder(done.pruned, path, about={name: value for name, value in values.items() if name != "written"})
         sizes = {str(file): file.stat().st_size for file in (path / WEIGHTS_NAME, path / RECORD_NAME)}
@@ -242,7 +210,7 @@ def _prune_on_disk(request: Request) -> Answer:
             refuse_input(request.out, "--model", folder)
         model = hf_model_without_weights(request.model)
     reader = Reader(model, request.model, request.reading, request.options.seed)
-    points, device = reader.calibration(request.data, request.points), device_of(request.device)
+    drawn, device = reader.calibration(request.data, request.points), device_of(request.device)
     with naming_option(f"--model {request.model}, --data {request.data}, --out {request.out}", FIX):
-        done = sipp.prune_on_disk(model, folder, points.batches, request.out, **arguments, device=device)
+        done = sipp.prune_on_disk(model, folder, drawn.batches, request.out, **arguments, device=device)
     return Answer([str(done)], record_of("pruned on disk", done))

@@ -36,12 +36,12 @@ def sensitivity(
     """
     from safetensors.torch import save
 
-    from sipp.cli.inputs import Reader, input_lines
+    from sipp.cli.inputs import Reader, input_lines, summary_of
     from sipp.cli.networks import load_model, norm_stats_of
 
     check_out(out, force=force, reads={"--weights": weights, "--data": data, "--holdout": holdout})
     network = load_model(model, weights, device=device)
-    norm_stats, of_norms = norm_stats_of(network, None)
+    norm_stats, of_norms = norm_stats_of(network)
     reader = Reader(network, model, reading)
     test = None if holdout is None else reader.holdout(holdout)
     chosen = reader.calibration(data, points, include=include, exclude=exclude, k_constant=k_constant)
@@ -55,6 +55,6 @@ def sensitivity(
     shown = [words.labelled_line("network", model), *input_lines(chosen, test), *of_norms, str(assumption)]
     n_scores = sum(score.numel() for score in scores.values())
     shown.append(words.labelled_line("written", f"{out}: {n_scores:,} scores of {len(scores)} weights"))
-    about: dict[str, Any] = {"model": model, "data": chosen.summary, "holdout": None if test is None else test.summary}
+    about: dict[str, Any] = {"model": model, "data": summary_of(chosen), "holdout": summary_of(test)}
     about |= {"norm_stats": norm_stats, "assumption": assumption, "written": out, "n_scores": n_scores}
     return Answer(shown, record_of("sensitivities", {}, about))

@@ -17,7 +17,7 @@ from sipp.results import Option
 KINDS = (".pt", ".onnx")
 
 N_CALIBRATION, BATCH_SIZE = 1000, 50  # calibration inputs, for a budget
-N_POINTS = 2  # in the example: torch.export would specialise to a batch of 1
+N_INPUTS = 2  # in the example: torch.export would specialise to a batch of 1
 
 
 def shrink(
@@ -31,7 +31,7 @@ def shrink(
 
     For example: sipp shrink sparse --model my.py:net --data points.npz --out small.onnx
     """
-    from sipp.cli.stored import example_of, points_for, stored_network
+    from sipp.cli.stored import inputs_for, stored_network
 
     if out.suffix not in KINDS:
         raise CommandError(
@@ -41,10 +41,10 @@ def shrink(
         )
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
-    example = example_of(points_for(network, stored, N_POINTS))
+    example = inputs_for(network, stored, N_INPUTS).example
     data = example
     if multiply_adds is not None:
-        data = points_for(network, stored, N_CALIBRATION, BATCH_SIZE).batches
+        data = inputs_for(network, stored, N_CALIBRATION, BATCH_SIZE).batches
     with naming_option(f"FILE {stored.file}", "see sipp shrink --help"):
         small = sipp.shrink(network.model, data, multiply_adds=multiply_adds)
         certificate = network.certificate
