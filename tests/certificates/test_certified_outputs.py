@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a number as a name": ([{0: points(N, 4)}], "a dict with the key 0"),
     "iter": (Own("iter"), "cannot be iterated over"),
     "no iterator": (Own("no iterator"), "cannot be iterated over"),
-    "no length": (Unsized(), "has no usable length"),
+    "no length": (Unsized(), "has no len"),
 }
 
 

@@ -12,16 +12,7 @@ from torch import Tensor, nn
 from sipp.certificates.measures import MeasureFunction
 from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import (
-    OUTPUT_BYTES,
-    Batch,
-    Data,
-    allowed_difference,
-    data_of,
-    hash_of_points,
-    scoring_mode,
-    why_dependent,
-)
+from sipp.inputs import Batch, Data, data_of, hash_of_points, outputs, scoring_mode
 from sipp.progress import progress_bar
 from sipp.results import NetworkLike, SeenPoints, hashing, network_of, points_seen
 
@@ -140,7 +131,7 @@ def _outputs(
         f = None if memory is None else memory.get(tuple(hashes))
         if f is None:
             f = run_model(dense, batch, output)
-            if memory is not None and sum(one.nbytes for one in memory.values()) + f.nbytes <= OUTPUT_BYTES:
+            if memory is not None and sum(one.nbytes for one in memory.values()) + f.nbytes <= outputs.OUTPUT_BYTES:
                 memory[tuple(hashes)] = f
         g = run_model(pruned, batch, output)
         if f.shape != g.shape:
@@ -160,10 +151,10 @@ def refuse_dependent(
     role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor, finest: float | None = None
 ) -> None:
     """Raises a ModelError if the output at a point depends on the other points of its batch."""
-    allowed = allowed_difference(model, batch, finest)
-    reason = why_dependent(batch, lambda part: run_model(model, part, output), allowed, whole)
+    allowed = outputs.allowed_difference(model, batch, finest)
+    reason = outputs.why_dependent(batch, lambda part: run_model(model, part, output), allowed, whole)
     if reason:
-        is_fine = finest is not None and finest < allowed_difference(model, batch)
+        is_fine = finest is not None and finest < outputs.allowed_difference(model, batch)
         more = f" (it must not change by more than epsilon = {finest:g})" if is_fine else ""
         raise ModelError(f"{reason}; the inputs would not be independent{more}", where=f"{role}, {batch.where}")
 

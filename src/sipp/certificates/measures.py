@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Batch, Truth, truth_of
+from sipp.inputs import Batch, labels
 from sipp.results import Measure, numerics
 
 MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
@@ -60,9 +60,9 @@ def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor
     n = len(f)
     f_nk, g_nk = f.to(numerics.BOUND_DTYPE).reshape(n, -1), g.to(numerics.BOUND_DTYPE).reshape(n, -1)
     has_classes = f.dim() == 2 and f.shape[1] > 1
-    truth = truth_of(batch.labels, n, f.shape[1]) if has_classes else Truth(None)
+    truth = labels.truth_of(batch.labels, n, f.shape[1]) if has_classes else labels.Truth(None)
     if not has_classes and batch.labels is not None:
-        truth = Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
+        truth = labels.Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
     why.update([truth.why] if truth.why else [])
     zeros_n = torch.zeros(n, dtype=numerics.BOUND_DTYPE, device=f.device)
     squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
@@ -142,7 +142,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
     (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
     if batch.labels is None:
         return _stacked(None, None, differ, None, is_sequence=False)
-    classes = truth_of(batch.labels, len(f), f.shape[1])
+    classes = labels.truth_of(batch.labels, len(f), f.shape[1])
     if classes.classes_n is None:
         raise DataError(classes.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
     truth = classes.classes_n.to(f.device)

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import Batch, allowed_difference, run_batch
+from sipp.inputs import Batch, outputs, run_batch
 
 Output = int | str | Callable[[Any], Any] | None
 
@@ -145,7 +145,7 @@ def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: 
         return False
     gap, size = (alone - there).double().norm(), there.double().norm()
     # Not "gap > ...": NaN must count as a difference
-    return bool(gap <= max(PADDING_ALLOWED, allowed_difference(model, batch)) * size)
+    return bool(gap <= max(PADDING_ALLOWED, outputs.allowed_difference(model, batch)) * size)
 
 
 def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
+    from sipp.inputs import (
+        labels as labels,  # class numbers in whatever form people write them
+        outputs as outputs,  # how far networks are apart, and what depends on other inputs
+    )
     from sipp.inputs.capture import (
         OnUse as OnUse,
         meeting_sums as meeting_sums,
@@ -15,16 +19,9 @@ if TYPE_CHECKING:
         Batch as Batch,
         Data as Data,
         data_of as data_of,
-        hash_of_batch as hash_of_batch,
         hash_of_points as hash_of_points,
         is_tokens as is_tokens,
         points_per_batch as points_per_batch,
-    )
-    from sipp.inputs.labels import (
-        Truth as Truth,
-        cross_entropy as cross_entropy,
-        truth_of as truth_of,
-        why_not_measured as why_not_measured,
     )
     from sipp.inputs.layers.registry import (
         PrunableLayer as PrunableLayer,
@@ -32,19 +29,6 @@ if TYPE_CHECKING:
         lora_layers as lora_layers,
         unwrap as unwrap,
         warn_of_frozen as warn_of_frozen,
-    )
-    from sipp.inputs.outputs import (
-        ORDER as ORDER,
-        OUTPUT_BYTES as OUTPUT_BYTES,
-        allowed_difference as allowed_difference,
-        dense_outputs as dense_outputs,
-        error_of as error_of,
-        output_error as output_error,
-        output_norms as output_norms,
-        split_long_batches as split_long_batches,
-        squared_distance as squared_distance,
-        tensors_in as tensors_in,
-        why_dependent as why_dependent,
     )
     from sipp.inputs.patches import (
         ValueRange as ValueRange,
@@ -67,18 +51,15 @@ if TYPE_CHECKING:
     )
     from sipp.inputs.running import (
         ONE_AT_A_TIME as ONE_AT_A_TIME,
-        StopForward as StopForward,
         check_can_be_written as check_can_be_written,
         copy_of as copy_of,
         depends_on_batch as depends_on_batch,
-        replaced_forwards as replaced_forwards,
         restoring as restoring,
         run_batch as run_batch,
         scoring_mode as scoring_mode,
         turn_off_caches as turn_off_caches,
     )
     from sipp.inputs.structure import (
-        NOWHERE as NOWHERE,
         Blocks as Blocks,
         Place as Place,
         Sum as Sum,

@@ -103,7 +103,7 @@ class Batch:
         """
         names = [name for name in sorted(self.kwargs) if self.real_BT is None or not _is_padding_mask(name)]
         parts = [self._rows(value) for value in (*self.args, *(self.kwargs[name] for name in names))]
-        return [_digits(b"".join(point)) for point in zip(*parts, strict=True)]
+        return [hashlib.sha256(b"".join(point)).hexdigest()[:DIGITS] for point in zip(*parts, strict=True)]
 
     @property
     def _by_name(self) -> dict[int | str | None, Any]:
@@ -133,15 +133,6 @@ class Batch:
 def hash_of_points(hashes: Iterable[str]) -> str:
     """One SHA-256 of the hashes of many points, whatever their order."""
     return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()
-
-
-def hash_of_batch(hashes: Iterable[str]) -> str:
-    """The hash of a batch that counts as one draw."""
-    return _digits("".join(hashes).encode())
-
-
-def _digits(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
 def _bytes(tensor: Tensor) -> bytes:

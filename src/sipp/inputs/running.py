@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -23,10 +23,6 @@ from sipp.results import NormStats, numerics
 # Held while a model is not in the state its owner left it in. One lock for all models: they may share parts, and one
 # of PyTorch's switches is global.
 ONE_AT_A_TIME = threading.RLock()
-
-
-class StopForward(BaseException):
-    """Ends a forward pass early. Not an Exception, so that no model catches it."""
 
 
 def run_batch(model: nn.Module, batch: Batch, own_errors: Sequence[Exception] = ()) -> Any:
@@ -161,22 +157,6 @@ def check_can_be_written(model: nn.Module) -> None:
                 f"{name} was made under torch.inference_mode: it can be neither changed nor trained",
                 fix="give copy.deepcopy(model), made outside of it",
             )
-
-
-@contextmanager
-def replaced_forwards(forwards: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """A context in which these modules run the given functions instead of their own forward."""
-    before = []
-    try:
-        for module, forward in forwards:
-            before.append((module, vars(module).get("forward")))
-            module.forward = forward
-        yield
-    finally:
-        for module, own in before:
-            del module.forward
-            if own is not None:
-                module.forward = own
 
 
 # --- Attention with grouped heads (GQA) in float32 on a GPU -----------------------------------------------------------

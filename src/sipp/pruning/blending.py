@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import Data, Weight, copy_of, dense_outputs, error_of, from_rows, split_long_batches, to_rows
+from sipp.inputs import Data, Weight, copy_of, from_rows, outputs, to_rows
 from sipp.results import BlendChoice, BlendTrial, NormStats, Reduce, numerics
 from sipp.scoring import ScoringTask, Sensitivities, method_of, score_of, shares_of
 
@@ -118,10 +118,10 @@ def _output_error_of_masks(
     sparse = copy_of(model)
     batches = list(blend.points.batches())
     if blend.norm_stats != "batch":
-        batches = split_long_batches(batches, numerics.device_of(model))
+        batches = outputs.split_long_batches(batches, numerics.device_of(model))
     if not blend.sensitivities:  # there is one candidate: a few points are enough to measure it
         batches = batches[:1]
-    outputs = dense_outputs(model, batches, blend.norm_stats)
+    wanted = outputs.dense_outputs(model, batches, blend.norm_stats)
 
     def output_error(masks: Sequence[Tensor]) -> float | None:
         with torch.no_grad():
@@ -129,7 +129,7 @@ def _output_error_of_masks(
                 parameter = sparse.get_parameter(weight.name)
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
                 parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
-        return error_of(sparse, batches, outputs, blend.norm_stats)
+        return outputs.error_of(sparse, batches, wanted, blend.norm_stats)
 
     return output_error, sum(batch.n_points for batch in batches)
 

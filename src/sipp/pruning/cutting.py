@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs import Weight, copy_of, from_rows, output_error, to_rows
+from sipp.inputs import Weight, copy_of, from_rows, outputs, to_rows
 from sipp.progress import Advance, progress_bar
 from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE, Ranking
@@ -176,5 +176,5 @@ def output_change(ranking: Ranking, network_cut: Cut, task: ScoringTask) -> Outp
         sample = next(task.data.batches(N_SAMPLE)).at(slice(N_SAMPLE))
     if sample is None:
         return None
-    error = output_error(ranking.model, network_cut.model, [sample])
+    error = outputs.output_error(ranking.model, network_cut.model, [sample])
     return None if error is None else OutputChange(error, sample.n_points, is_held_back=False)

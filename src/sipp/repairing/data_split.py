@@ -10,14 +10,7 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs import (
-    AnyData,
-    Batch,
-    data_of,
-    is_tokens,
-    output_error,
-    points_per_batch,
-)
+from sipp.inputs import AnyData, Batch, data_of, is_tokens, outputs, points_per_batch
 from sipp.results import numerics
 
 # Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
@@ -51,7 +44,7 @@ class DataSplit:
 
     def test_error(self, dense: nn.Module, other: nn.Module) -> float | None:
         """The error of the output on the test points; None if there are none."""
-        return output_error(dense, other, self.test) if self.test else None
+        return outputs.output_error(dense, other, self.test) if self.test else None
 
 
 def split_data(dense: nn.Module, data: AnyData) -> DataSplit:

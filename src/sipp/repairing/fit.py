@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import NOWHERE, Place, Weight, from_rows, to_rows
+from sipp.inputs import Place, Weight, from_rows, to_rows
 from sipp.repairing.search import ALPS_GROWTHS, DAMPING, GROWTHS, WIDE, LeastSquares, MaskRule, search
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
@@ -81,7 +81,7 @@ def fit_layer(
     if obstacle:
         return first_mask, leave_unfitted(model, weight.name, first_mask, obstacle)
     is_peer = task.method in PEERS
-    place = NOWHERE if is_peer else place
+    place = replace(place, kind="none") if is_peer else place
     parameter = model.get_parameter(weight.name)
     before_FK, first_FK = to_rows(weight, parameter.detach()).to(numerics.BOUND_DTYPE), to_rows(weight, first_mask)
     blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]

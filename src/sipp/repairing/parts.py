@@ -8,8 +8,8 @@ blocks are given are always those of the batch. What comes before all blocks, su
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sipp.inputs import Batch, ModelMap, StopForward, read_uses, replaced_forwards
+from sipp.inputs import Batch, ModelMap, read_uses
 from sipp.results import numerics
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the outputs of one network stay there if they take at most this
 
 Groups = tuple[tuple[str, ...], ...]  # names of weights in the order of execution, those with the same input together
+
+
+class StopForward(BaseException):
+    """Ends a forward pass early. Not an Exception, so that no model catches it."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,25 @@ def run_part(model: nn.Module, part: Part, kept: Any, run: Callable[[], Any]) ->
             forwards.append((block, ending(block.forward)))
             stack.callback(block.register_forward_hook(stop).remove)  # when the block's other hooks have run
         stack.enter_context(suppress(StopForward))
-        stack.enter_context(replaced_forwards(forwards))
+        stack.enter_context(_replaced_forwards(forwards))
         run()
     return outputs[0] if outputs else None
+
+
+@contextmanager
+def _replaced_forwards(forwards: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """A context in which these modules run the given functions instead of their own forward."""
+    before = []
+    try:
+        for module, forward in forwards:
+            before.append((module, vars(module).get("forward")))
+            module.forward = forward
+        yield
+    finally:
+        for module, own in before:
+            del module.forward
+            if own is not None:
+                module.forward = own
 
 
 def _constant(value: Any) -> Callable[..., Any]:

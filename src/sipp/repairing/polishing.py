@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Batch, dense_outputs, error_of, run_batch, scoring_mode, squared_distance
+from sipp.inputs import Batch, outputs, run_batch, scoring_mode
 from sipp.progress import progress_bar
 from sipp.pruning import hold, release
 from sipp.repairing.data_split import DataSplit, merged_batches
@@ -111,7 +111,7 @@ def polish(
     """
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
-    if not dense_outputs(dense, split.fit[:1])(0):
+    if not outputs.dense_outputs(dense, split.fit[:1])(0):
         raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
@@ -155,8 +155,8 @@ def _round(
     close to the dense one already. If the first checks show no gain, the round starts again with a smaller rate.
     """
     (group,) = training.optimizer.param_groups
-    wanted = dense_outputs(dense, validation)
-    best, best_step, since = error_of(model, validation, wanted), 0, 0
+    wanted = outputs.dense_outputs(dense, validation)
+    best, best_step, since = outputs.error_of(model, validation, wanted), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = training.values()
     taken, is_lowered = 0, False
@@ -164,11 +164,11 @@ def _round(
         while taken < steps and since < PATIENCE:
             group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
             batch = next(batches)
-            _step(model, training, batch, dense_outputs(dense, [batch])(0))
+            _step(model, training, batch, outputs.dense_outputs(dense, [batch])(0))
             taken += 1
             advance(1)
             if taken * N_CHECKS // steps > (taken - 1) * N_CHECKS // steps:
-                found = error_of(model, validation, wanted)
+                found = outputs.error_of(model, validation, wanted)
                 since += 1
                 if found is not None and best is not None and found < best:
                     best, best_step, since = found, taken, 0
@@ -201,7 +201,7 @@ def _step(model: nn.Module, training: _Training, batch: Batch, wanted: list[Tens
         stack.enter_context(torch.enable_grad())
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # no gradients of RNNs in eval mode
-        distance, size = squared_distance(run_batch(model, batch.copied()), wanted, batch)
+        distance, size = outputs.squared_distance(run_batch(model, batch.copied()), wanted, batch)
         if float(size) == 0 or not bool(torch.isfinite(distance)):
             return
         training.step(distance / size)

@@ -31,7 +31,6 @@ from sipp.inputs import (
     Batch,
     ModelMap,
     PrunableLayer,
-    StopForward,
     Sum,
     Weight,
     WeightUse,
@@ -39,7 +38,7 @@ from sipp.inputs import (
     find_prunable_layers,
     from_rows,
     meeting_sums,
-    output_error,
+    outputs,
     read_uses,
     to_rows,
     trace_layers,
@@ -54,7 +53,7 @@ from sipp.pruning import (
 )
 from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
-from sipp.repairing.parts import Part, Side, States, StatesInMemory, groups_in, parts_in
+from sipp.repairing.parts import Part, Side, States, StatesInMemory, StopForward, groups_in, parts_in
 from sipp.repairing.streams import stream_as_use, streams_in
 from sipp.repairing.sums import InputSums, UsePair, WeightSums, thinned
 from sipp.results import FittedLayer, OutputChange, Pattern, Repair, RepairMethod, numerics
@@ -189,7 +188,7 @@ def _unrepaired(dense: nn.Module, masks: Masks, start: nn.Module | None) -> nn.M
 
 def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float | None, float | None]:
     """The output errors on validation points and on test points; None if there is nothing to compare."""
-    return output_error(dense, model, split.validation), split.test_error(dense, model)
+    return outputs.output_error(dense, model, split.validation), split.test_error(dense, model)
 
 
 # --- The walk ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Batch, check_can_be_written, copy_of, cross_entropy, run_batch, scoring_mode, tensors_in
+from sipp.inputs import Batch, check_can_be_written, copy_of, labels, outputs, run_batch, scoring_mode
 from sipp.results import Loss, numerics
 from sipp.scoring.task import ScoringTask
 
@@ -41,7 +41,7 @@ def batch_loss(task: ScoringTask, batch: Batch, method: str) -> Tensor:
     if batch.labels is None:
         raise DataError(f"batch {batch.index} has no labels, which {method} needs", fix="give (inputs, labels)")
     copied = batch.copied()  # autograd rejects tensors made under inference_mode
-    loss = task.loss or cross_entropy
+    loss = task.loss or labels.cross_entropy
     return _loss_of(loss, run_batch(task.model, copied), copied, method) * batch.n_points
 
 
@@ -51,9 +51,9 @@ def _loss_of(loss: Loss, output: Any, batch: Batch, method: str) -> Tensor:
         return loss(output, batch.labels)
     except (IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         what = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        labels = f"{batch.labels.dtype} {tuple(batch.labels.shape)}" if isinstance(batch.labels, Tensor) else "labels"
+        given = f"{batch.labels.dtype} {tuple(batch.labels.shape)}" if isinstance(batch.labels, Tensor) else "labels"
         raise DataError(
-            f"{method}'s loss cannot be computed from the output ({what}) and the labels ({labels}): "
+            f"{method}'s loss cannot be computed from the output ({what}) and the labels ({given}): "
             f"{type(error).__name__}, {error}",
             where=batch.where,
             fix="give labels from 0 to classes - 1, or a loss of your own: loss=...",
@@ -185,7 +185,7 @@ def _removed_in_steps(model: nn.Module, parameters: Sequence[nn.Parameter], batc
 
 def _flow(model: nn.Module, parameters: Sequence[nn.Parameter], batch: Batch) -> Tensor:
     """|w dR/dw| of all weights, concatenated; R is the sum of the outputs."""
-    total = sum(value.sum() for value in tensors_in(run_batch(model, batch.copied())))
+    total = sum(value.sum() for value in outputs.tensors_in(run_batch(model, batch.copied())))
     if not isinstance(total, Tensor) or not total.requires_grad:
         return torch.cat([torch.zeros_like(parameter).flatten() for parameter in parameters])
     gradients = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)

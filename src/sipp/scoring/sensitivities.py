@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from sipp.errors import DataError
 from sipp.inputs import (
     FEWEST_POINTS,
-    ORDER,
     AnyData,
     Batch,
     ModelMap,
@@ -27,18 +26,16 @@ from sipp.inputs import (
     ValueRange,
     Weight,
     WeightUse,
-    allowed_difference,
     copy_windows,
     depends_on_batch,
     from_rows,
-    hash_of_batch,
+    hash_of_points,
     map_for,
-    output_norms,
+    outputs,
     read_uses,
     run_batch,
     scoring_mode,
     start_value_range,
-    why_dependent,
 )
 from sipp.progress import progress_bar
 from sipp.results import NormStats, Reduce, Selector, check, numerics
@@ -115,7 +112,7 @@ def measure_sensitivities(
         for batch, found in _batches(task, waits=both or reduce == "mean"):
             keys = batch.hashes()
             scoring_pass.point_keys.update(keys)
-            scoring_pass.draw_keys.update([hash_of_batch(keys)] if is_batch_dependent else keys)
+            scoring_pass.draw_keys.update([hash_of_points(keys)] if is_batch_dependent else keys)
             on_use = scoring_pass.use_scorer(found.n_uses)
             output = read_uses(model, task.layers, batch, on_use, found, norm_stats)
             scoring_pass.finish_batch(output, batch)
@@ -198,7 +195,7 @@ class _ScoringPass:
     def finish_batch(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
         self.add_waiting()
-        on_device_B = output_norms(output, batch.n_points)
+        on_device_B = outputs.output_norms(output, batch.n_points)
         norms_B = None if on_device_B is None else on_device_B.cpu()
         both = *self.running.values(), *self.means.values()
         for one in both:
@@ -266,13 +263,13 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         with scoring_mode(model, norm_stats):
             return run_batch(model, part.copied())
 
-    allowed = allowed_difference(model, batch)
+    allowed = outputs.allowed_difference(model, batch)
     if numerics.device_of(model).type == "cpu":
-        reason = why_dependent(batch, run, allowed, output)
+        reason = outputs.why_dependent(batch, run, allowed, output)
     else:  # TF32 in a deep network may look like a dependence, so a few points are run without it
         with numerics.float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
-            reason = why_dependent(batch.at(slice(MOST_CHECKED_AGAIN)), run, allowed)
-    if reason == ORDER:
+            reason = outputs.why_dependent(batch.at(slice(MOST_CHECKED_AGAIN)), run, allowed)
+    if reason == outputs.ORDER:
         raise DataError(f"{reason}", where=batch.where)
     return reason
 

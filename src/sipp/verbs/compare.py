@@ -14,14 +14,7 @@ from torch import nn
 
 from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
 from sipp.errors import DataError, OptionError, warn_caller
-from sipp.inputs import (
-    AnyData,
-    Data,
-    cross_entropy,
-    data_of,
-    truth_of,
-    why_not_measured,
-)
+from sipp.inputs import AnyData, Data, data_of, labels
 from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, cut_as_given, is_like_a_language_model, rank
 from sipp.repairing import apply_repairs, split_data
@@ -155,7 +148,9 @@ def _test_network(
     same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
     accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
     n = outputs.evidence.n
-    return _TestResult(error, same, accuracy, tuple(moved_n.tolist()), n, why_not_measured(why, points.has_label))
+    return _TestResult(
+        error, same, accuracy, tuple(moved_n.tolist()), n, labels.why_not_measured(why, points.has_label)
+    )
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
@@ -194,7 +189,7 @@ def _by_name(methods: Sequence[Method]) -> dict[str, Method]:
 def _usual(data: Data) -> tuple[str, ...]:
     """The usual methods, and those that need labels if all batches have class numbers."""
     batches = list(data.batches())
-    labelled = all(truth_of(batch.labels, batch.n_points).classes_n is not None for batch in batches)
+    labelled = all(labels.truth_of(batch.labels, batch.n_points).classes_n is not None for batch in batches)
     return USUAL + (LABELLED if labelled else ())
 
 
@@ -203,7 +198,7 @@ def _loss_of(output: Output) -> Loss | None:
     if output is None:
         return None
     pick = output if callable(output) else itemgetter(output)
-    return lambda outputs, labels: cross_entropy(pick(outputs), labels)
+    return lambda output, given: labels.cross_entropy(pick(output), given)
 
 
 def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_repaired: bool) -> Compared:

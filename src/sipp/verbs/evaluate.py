@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
-from sipp.inputs import why_not_measured
+from sipp.inputs import labels
 from sipp.results import Evaluation, NetworkLike, check, network_of
 
 
@@ -42,7 +42,7 @@ def evaluate(
     if n_outside:
         no_accuracy = f"{n_outside:,} labels are outside the output's classes"
     elif not is_labelled:
-        no_accuracy = why_not_measured(why, comparisons.has_label)
+        no_accuracy = labels.why_not_measured(why, comparisons.has_label)
     return Evaluation(
         n_inputs=len(comparisons.ratio),
         accuracies=_means(comparisons.dense_right, comparisons.pruned_right) if is_labelled else None,

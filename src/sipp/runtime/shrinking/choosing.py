@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, dense_outputs, error_of, find_prunable_layers
+from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, find_prunable_layers, outputs
 from sipp.progress import progress_bar
 from sipp.repairing import (
     LEARNING_RATE,
@@ -322,14 +322,14 @@ def _effects(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[flo
     """
     n_before = itertools.accumulate((batch.n_points for batch in batches), initial=0)
     some = [batch for batch, n in zip(batches, n_before) if n < N_EFFECT_POINTS]
-    wanted, changed = dense_outputs(model, some), copy_of(model)
+    wanted, changed = outputs.dense_outputs(model, some), copy_of(model)
     found: list[float] = []
     for i, site in enumerate(look.sites):
         own = float(look.errors[i][site.width // 2])
         held = parameters_and_buffers(changed)
         before = {name: held[name].clone() for name in look.halved[i]}
         set_tensors(changed, look.halved[i])
-        error = error_of(changed, some, wanted)
+        error = outputs.error_of(changed, some, wanted)
         set_tensors(changed, before)
         found.append(error**2 / own if error is not None and math.isfinite(error) and own > 0 else math.nan)
     shares = [effect * look.variances[i] for i, effect in enumerate(found) if not math.isnan(effect)]
