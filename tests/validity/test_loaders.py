@@ -27,7 +27,7 @@ N_POINTS = 46  # one violation is allowed at DELTA; BARELY_BAD then passes 4.7 %
 N_LABELLED = 36  # a drop of 0.1 is proved by no lost point; BARELY_BAD then loses none 2.2 % of the time
 N_WALKS, N_BROKEN = 80, 40  # simulated walks, and walks that are broken on purpose
 
-WALK = vars(import_module("sipp.verbs.prune_to"))
+WALK = vars(import_module("sipp.certificates.claims"))
 
 
 def holds(false_claims: list[bool]) -> bool:

@@ -13,10 +13,8 @@ from oracles.rates import at_most
 from torch import Tensor, nn
 
 import sipp
-from sipp.certificates.claims import AccuracyTolerance, certified_epsilon
-from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.measures import Outcomes, outcome_counts
-from sipp.certificates.tokens import mean_at
+from sipp.certificates.claims import AccuracyClaim, certified_epsilon
+from sipp.certificates.measures import Outcomes, mean_at, outcome_counts
 from sipp.results.binomial import share_limit
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import from_json, to_json
@@ -57,10 +55,9 @@ def test_the_share_of_changed_choices_is_a_claim_about_sequences() -> None:
 
 def test_a_tolerance_tests_sequences_as_the_certificate_states_them() -> None:
     """It takes sums of shares for what they are (T22)."""
-    dense, tolerance = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), AccuracyTolerance(0.9, 1 - BETA)
+    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
     pruned = Talker(torch.where(torch.arange(N_TOKENS) < 8, 3, 0))
-    measured = measure_outputs(dense, pruned, texts(0), tolerance.measure, None, None, drops_padding=False)
-    stated = tolerance.certificate(measured)
+    stated = AccuracyClaim(0.9, 1 - BETA).test(dense, pruned, texts(0), None, None)
     assert stated.drop_upper == share_limit(stated.n_differ, N, BETA / math.e)
 
 

@@ -9,7 +9,6 @@ from language_models import language_model, sequences
 from torch import nn
 
 import sipp
-from sipp.certificates import tokens
 from sipp.errors import DataError, ModelError
 
 
@@ -22,7 +21,7 @@ def talkers() -> tuple[nn.Module, nn.Module]:
 def test_it_is_the_mean_over_all_predicted_tokens_of_windows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     dense, pruned = talkers()
     windows = torch.randint(0, 11, (7, 9), generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(tokens, "CHUNK", 33)  # several parts a window
+    monkeypatch.setattr(measures, "CHUNK", 33)  # several parts a window
     found = sipp.perplexity(pruned, windows, dense=dense, progress=False)
     with torch.no_grad():
         f, g = (net(windows)[:, :-1].double().flatten(0, 1) for net in (dense, pruned))

@@ -17,6 +17,7 @@ from sipp.progress import progress_bar
 from sipp.results import NetworkLike, SeenPoints, hashing, network_of, points_seen
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
+DenseOutputs = dict[tuple[str, ...], Tensor]  # of earlier calls, by the hashes of a batch's points
 CALLABLE = "callable "  # prefix for the name of an `output=` function, which a record cannot store
 
 
@@ -53,7 +54,7 @@ def measure_outputs(
     *,
     drops_padding: bool = True,
     finest: float | None = None,
-    dense_outputs: dict[tuple[str, ...], Tensor] | None = None,
+    dense_outputs: DenseOutputs | None = None,
     progress: bool = False,
     title: str = "certifying",
 ) -> MeasuredOutputs:
@@ -101,9 +102,9 @@ def measure_outputs(
 def _calibration_points(pruned: NetworkLike, calibration: Any) -> SeenPoints:
     """The points that chose the pruned network, as far as they are known, and whether these are all."""
     seen = points_seen(pruned)
-    if isinstance(calibration, SeenPoints):  # of a record on the disk, with what was given beside it
-        recorded, calibration = calibration, calibration.given
-        seen = SeenPoints(seen.hashes | recorded.hashes, recorded.is_all)
+    if isinstance(calibration, SeenPoints):  # of a record on the disk
+        known = seen.hashes | calibration.hashes
+        return SeenPoints(known, bool(known) and calibration.is_all)
     if calibration is None:
         return SeenPoints(seen.hashes, bool(seen.hashes) and seen.is_all)
     return SeenPoints(seen.hashes.union(holdout_data(calibration, "calibration").hashes()), is_all=True)
@@ -116,7 +117,7 @@ def _outputs(
     output: Output,
     drops_padding: bool,
     finest: float | None,
-    known: dict[tuple[str, ...], Tensor] | None,
+    known: DenseOutputs | None,
 ) -> Iterator[tuple[Batch, list[str], Tensor, Tensor]]:
     """The hashes of points and the outputs of both networks, batch by batch, with 0 at padding.
 
@@ -140,14 +141,14 @@ def _outputs(
             )
         if n_checked == 0 or n_checked == 1 < batch.n_points:
             n_checked = batch.n_points
-            refuse_dependent("dense", dense, batch, output, f, finest)
-            refuse_dependent("pruned", pruned, batch, output, g, finest)
+            _refuse_dependent("dense", dense, batch, output, f, finest)
+            _refuse_dependent("pruned", pruned, batch, output, g, finest)
         if has_positions is None:
             has_positions = follows_positions(dense, batch, output, f)
         yield batch, hashes, without_padding(f, batch, has_positions), without_padding(g, batch, has_positions)
 
 
-def refuse_dependent(
+def _refuse_dependent(
     role: str, model: nn.Module, batch: Batch, output: Output, whole: Tensor, finest: float | None = None
 ) -> None:
     """Raises a ModelError if the output at a point depends on the other points of its batch."""

@@ -1,4 +1,4 @@
-"""Measures each holdout point: how far its output moved, and whether its class changed."""
+"""Measures each holdout point: how far its output moved, whether its class changed, what of its tokens did (T22)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.certificates.tokens import check_token_logits, mean_at, real_positions, token_changes
 from sipp.errors import DataError, ModelError
 from sipp.inputs import Batch, labels
-from sipp.results import Measure, numerics
+from sipp.results import Measure
 
 MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
 
+TOKENS = "input_ids"  # of a dict batch
+CHUNK = 1 << 24  # logits processed at once: they are the largest tensors of a language model
 MOST_POSITIONS = 1_000_000  # of a sequence: float64 can distinguish two shares of so many
 
 
@@ -39,55 +39,6 @@ def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
     return torch.where(finite, ratio, torch.full_like(ratio, math.inf))
 
 
-class PointComparisons(NamedTuple):
-    """Measurements of each point (float64, n each); flags are 0 or 1."""
-
-    ratio: Tensor  # `point_ratios`
-    squared_error: Tensor  # ||f^ - f||^2
-    squared_size: Tensor  # ||f||^2
-    has_classes: Tensor
-    same_class: Tensor
-    has_label: Tensor  # one that names a class
-    label_outside: Tensor  # one that names none of the output's classes: then no point has a label
-    dense_right: Tensor
-    pruned_right: Tensor
-    dense_loss: Tensor  # cross-entropy
-    pruned_loss: Tensor
-
-
-def compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
-    """The `PointComparisons` of dense and pruned outputs, n x 11; `why` collects why labels give no accuracy."""
-    n = len(f)
-    f_nk, g_nk = f.to(numerics.BOUND_DTYPE).reshape(n, -1), g.to(numerics.BOUND_DTYPE).reshape(n, -1)
-    has_classes = f.dim() == 2 and f.shape[1] > 1
-    truth = labels.truth_of(batch.labels, n, f.shape[1]) if has_classes else labels.Truth(None)
-    if not has_classes and batch.labels is not None:
-        truth = labels.Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
-    why.update([truth.why] if truth.why else [])
-    zeros_n = torch.zeros(n, dtype=numerics.BOUND_DTYPE, device=f.device)
-    squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
-    points = PointComparisons(point_ratios(f, g), *squares, zeros_n + has_classes, *[zeros_n] * 7)
-    if has_classes:  # a non-finite output has none
-        *outputs, differ = _classes(f, g)
-        points = points._replace(same_class=~differ)
-    if truth.classes_n is not None:
-        truth_n = truth.classes_n.to(f.device)
-        points = points._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
-        if bool(points.label_outside.any()):
-            why.add("labels are outside the output's classes")
-        else:
-            right = [is_finite & (classes_n == truth_n) for classes_n, is_finite in outputs]
-            loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
-            points = points._replace(
-                has_label=zeros_n + 1.0,
-                dense_right=right[0],
-                pruned_right=right[1],
-                dense_loss=loss[0],
-                pruned_loss=loss[1],
-            )
-    return torch.stack([value.to(numerics.BOUND_DTYPE) for value in points], dim=1)
-
-
 def measure_of(name: Measure) -> MeasureFunction:
     """The function that measures what a certificate limits, one number per point."""
     if name == "output":
@@ -97,11 +48,11 @@ def measure_of(name: Measure) -> MeasureFunction:
 
 def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
     """Per sequence (T22), for the next token: the mean KL(f || f^) in nats (which=0), or how often it changes (1)."""
-    check_token_logits(f, batch)
-    return mean_at(token_changes(f.double(), g.double())[which], real_positions(batch, f.shape[:2], f.device))
+    _check_token_logits(f, batch)
+    return mean_at(_token_changes(f.double(), g.double())[which], _real_positions(batch, f.shape[:2], f.device))
 
 
-def _classes(f: Tensor, g: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+def classes_of(f: Tensor, g: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """The class of each dense and pruned output and whether the output is finite, and whether they differ."""
     dense, pruned = ((out.argmax(dim=-1), out.isfinite().all(dim=-1)) for out in (f, g))
     return dense, pruned, (dense[0] != pruned[0]) | ~dense[1] | ~pruned[1]
@@ -130,7 +81,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
     limit.
     """
     if f.dim() == 3 and f.shape[2] > 1:
-        changed = mean_at(_classes(f, g)[2], real_positions(batch, f.shape[:2], f.device))
+        changed = mean_at(classes_of(f, g)[2], _real_positions(batch, f.shape[:2], f.device))
         return _stacked(None, None, changed, None, is_sequence=True)
     if f.dim() != 2 or f.shape[1] < 2:
         raise ModelError(
@@ -139,7 +90,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
             fix="select with output=",
             option="output",
         )
-    (f_class, f_fine), (g_class, g_fine), differ = _classes(f, g)
+    (f_class, f_fine), (g_class, g_fine), differ = classes_of(f, g)
     if batch.labels is None:
         return _stacked(None, None, differ, None, is_sequence=False)
     classes = labels.truth_of(batch.labels, len(f), f.shape[1])
@@ -194,3 +145,110 @@ def _norms(rows: Tensor) -> Tensor:
     largest = rows.abs().amax(dim=1)
     scale = torch.where(largest > 0, largest, torch.ones_like(largest))
     return scale * torch.linalg.vector_norm(rows / scale[:, None], dim=1)
+
+
+# --- tokens of a sequence (T22) ---------------------------------------------------------------------------------------
+
+
+def token_sums(outputs: Sequence[Tensor], batch: Batch) -> tuple[Tensor, int]:
+    """Sums over the predicted tokens of a batch, given the logits of a network and perhaps those of the dense one.
+
+    They are the number of tokens, the network's loss, the dense loss, KL, and equal predictions; and the longest
+    sequence.
+    """
+    tokens_nT = _tokens_of(batch)
+    for logits_nTV in outputs:
+        _check_token_logits(logits_nTV, batch)
+    if outputs[0].shape[:2] != tokens_nT.shape or outputs[-1].shape != outputs[0].shape:
+        shapes = " and ".join(str(tuple(logits_nTV.shape)) for logits_nTV in outputs)
+        raise ModelError(
+            f"the logits are {shapes} for {tuple(tokens_nT.shape)} tokens",
+            where=batch.where,
+            fix="give a causal language model, whose logits at a position predict the next token",
+        )
+    if bool(((tokens_nT < 0) | (tokens_nT >= outputs[0].shape[2])).any()):
+        raise DataError(f"a token lies outside 0 .. {outputs[0].shape[2] - 1}", where=batch.where)
+    real_nT = _real_positions(batch, tokens_nT.shape, outputs[0].device)
+    counted = real_nT[:, 1:] & real_nT[:, :-1]
+    per_token = [counted, *(_token_losses(logits_nTV, tokens_nT) for logits_nTV in outputs)]
+    if len(outputs) == 2:
+        kl, differs = _token_changes(*(logits_nTV[:, :-1] for logits_nTV in reversed(outputs)))
+        per_token += [kl, ~differs]
+    sums = [torch.where(counted, values.double(), 0.0).sum().cpu() for values in per_token]
+    return torch.stack(sums + [torch.zeros_like(sums[0])] * (5 - len(sums))), tokens_nT.shape[1]
+
+
+def _check_token_logits(logits: Tensor, batch: Batch) -> None:
+    """Raises a ModelError if an output is not n x tokens x vocabulary."""
+    if logits.ndim != 3 or logits.shape[2] < 2:
+        raise ModelError(
+            f"outputs are {tuple(logits.shape)}, not batch x tokens x vocabulary",
+            where=batch.where,
+            fix="select the logits of a language model with output=",
+            option="output",
+        )
+
+
+def _tokens_of(batch: Batch) -> Tensor:
+    """The token numbers of a batch (n x T)."""
+    tokens = batch.kwargs.get(TOKENS, batch.args[0] if batch.args else None)
+    is_tokens = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
+    if not is_tokens:
+        what = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise DataError(
+            f"its first input is {what}, not token numbers (batch x tokens)",
+            where=batch.where,
+            fix=f"give what sipp.text gives, or dicts with {TOKENS}",
+        )
+    return tokens.long()  # type: ignore[union-attr]
+
+
+def _real_positions(batch: Batch, shape: torch.Size, device: torch.device) -> Tensor:
+    """Which positions count (n x T): all but padding."""
+    if batch.real_BT is not None and batch.real_BT.shape == shape:
+        return batch.real_BT.to(device, torch.bool)
+    return torch.ones(shape, dtype=torch.bool, device=device)
+
+
+def _token_losses(logits_nTV: Tensor, tokens_nT: Tensor) -> Tensor:
+    """-log p of each token but the first, from the logits before it (n x (T - 1), float64, nats)."""
+    rows, next_ = logits_nTV[:, :-1].flatten(0, 1), tokens_nT[:, 1:].flatten().to(logits_nTV.device)
+    losses = [
+        -part.to(_precise(part)).log_softmax(1).gather(1, wanted[:, None])[:, 0].double()
+        for part, wanted in zip(rows.split(_step(rows)), next_.split(_step(rows)))
+    ]
+    return torch.cat(losses).reshape(len(tokens_nT), -1)
+
+
+def _token_changes(dense_nTV: Tensor, pruned_nTV: Tensor) -> tuple[Tensor, Tensor]:
+    """At each position, KL(dense || pruned) of the next token (n x T, float64, nats), and whether another is predicted.
+
+    With non-finite logits KL is infinite, and the prediction counts as changed.
+    """
+    pairs = [rows.flatten(0, 1) for rows in (dense_nTV, pruned_nTV)]
+    kl, differs = [], []
+    for f, g in zip(*(rows.split(_step(rows)) for rows in pairs)):
+        is_fine = f.isfinite().all(1) & g.isfinite().all(1)
+        log_f, log_g = (part.to(_precise(part)).log_softmax(1) for part in (f, g))
+        p = log_f.exp()
+        divergence = torch.where(p > 0, p * (log_f - log_g), 0.0).sum(1, dtype=torch.float64)
+        divergence = divergence.clamp(min=0.0)  # rounding may make an equal pair negative
+        kl.append(torch.where(is_fine, divergence, torch.inf))
+        differs.append((f.argmax(1) != g.argmax(1)) | ~is_fine)
+    shape = dense_nTV.shape[:2]
+    return torch.cat(kl).reshape(shape), torch.cat(differs).reshape(shape)
+
+
+def mean_at(values_nT: Tensor, real_nT: Tensor) -> Tensor:
+    """The mean of each sequence over the positions that count (n, float64)."""
+    zero = torch.zeros((), dtype=torch.float64, device=values_nT.device)
+    return torch.where(real_nT, values_nT.double(), zero).sum(1) / real_nT.sum(1)
+
+
+def _step(rows: Tensor) -> int:
+    return max(1, CHUNK // rows.shape[1])
+
+
+def _precise(logits: Tensor) -> torch.dtype:
+    """float32 at least."""
+    return torch.promote_types(logits.dtype, torch.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -83,7 +82,6 @@ class SeenPoints:
 
     hashes: frozenset[str]
     is_all: bool
-    given: Any = None  # further points, as data
 
 
 def points_seen(given: NetworkLike) -> SeenPoints:

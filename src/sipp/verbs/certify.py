@@ -18,7 +18,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from sipp.certificates import Output, accuracy_claim, measure_of, measure_outputs, outcomes_of, output_claim
+from sipp.certificates import AccuracyClaim, Output, OutputClaim
 from sipp.results import SHARE, AccuracyCertificate, Certificate, Measure, NetworkLike, PruneOptions, check
 
 
@@ -60,17 +60,8 @@ def certify(
     check.choice("measure", measure, get_args(Measure))
     if epsilon is not None:  # None asks for the smallest
         epsilon = check.number("epsilon", epsilon, least=0)
-    outputs = measure_outputs(
-        dense,
-        pruned,
-        holdout,
-        measure_of(measure),
-        output,
-        calibration,
-        finest=epsilon if measure == "output" else None,
-        progress=check.flag("progress", progress),
-    )
-    return output_claim(outputs, epsilon=epsilon, share=share, confidence=confidence, measure=measure)
+    claim = OutputClaim(epsilon, share, confidence, measure)
+    return claim.test(dense, pruned, holdout, output, calibration, progress=check.flag("progress", progress))
 
 
 @torch.inference_mode(False)
@@ -101,14 +92,5 @@ def certify_accuracy(
         ('labels', True)
     """
     check.share("confidence", confidence)
-    outputs = measure_outputs(
-        dense,
-        pruned,
-        holdout,
-        outcomes_of,
-        output,
-        calibration,
-        drops_padding=False,  # n x classes: a class is no position
-        progress=check.flag("progress", progress),
-    )
-    return accuracy_claim(outputs, confidence=confidence)
+    claim = AccuracyClaim(None, confidence)
+    return claim.test(dense, pruned, holdout, output, calibration, progress=check.flag("progress", progress))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
+from sipp.certificates import NetworkComparison, Output, compare_networks
 from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs import AnyData, Data, data_of, labels
 from sipp.progress import progress_bar
-from sipp.pruning import Cut, Ranking, cut, cut_as_given, is_like_a_language_model, rank
-from sipp.repairing import apply_repairs, split_data
+from sipp.pruning import Cut, Ranking, cut, is_like_a_language_model, rank
+from sipp.repairing import split_data
 from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, Selector, check, numerics
 from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
+from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda", "random")
@@ -68,11 +68,11 @@ def compare(
     named_methods = None if methods is None else _by_name(methods)
     calibration, test = _points(task, holdout)
     named_methods = named_methods or {name: name for name in _usual(calibration)}
-    test_of = partial(_test_network, task.model, test, output)
     # The dense network is tested first, which also checks that no holdout point chooses weights.
-    baseline = test_of(task.model, known=None if holdout is None else calibration)
+    known = None if holdout is None else calibration
+    baseline = compare_networks(task.model, task.model, test, output, known=known)
     task = task.with_points(calibration)
-    if baseline.why_no_accuracy and baseline.same is not None:
+    if baseline.why_no_accuracy and baseline.same_class is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(method_of(method).fitting for method in named_methods.values())
     split = split_data(task.model, calibration) if fits else None
@@ -85,18 +85,19 @@ def compare(
                     network_cut, asked = cut(ranking, budgets[keep], seed=seed), ranking.options.repair
                     if repairs := repairs_of(method_of(method), asked):
                         assert split is not None
-                        repaired = apply_repairs(ranking, network_cut.masks, split, repairs, start=network_cut.model)
-                        network_cut = cut_as_given(ranking, repaired.model, repaired.masks)
-                    rows.append(_row(name, network_cut, keep, test_of(network_cut.model), is_repaired=bool(asked)))
+                        start = network_cut.model
+                        network_cut, _ = repaired_cut(ranking, network_cut, split, repairs, start=start)
+                    tested = compare_networks(task.model, network_cut.model, test, output)
+                    rows.append(_row(name, network_cut, keep, tested, is_repaired=bool(asked)))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in calibration.batches())
     return Comparison(
         rows=tuple(rows),
         n_weights=n_weights,
         n_calibration=n_calibration,
-        n_test=baseline.n_points,
+        n_test=baseline.evidence.n,
         is_held_back=holdout is None,
-        dense_accuracy=baseline.accuracy,
+        dense_accuracy=None if baseline.accuracies is None else baseline.accuracies[0],
     )
 
 
@@ -109,48 +110,6 @@ def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
     # a blend tries no candidates where it only begins the repair of a language model
     begins_with_other_mask = method_of(method).is_blend and is_like_a_language_model(task.weights, task.parameters())
     return [ranking, rank(task, repaired) if begins_with_other_mask else replace(ranking, options=repaired)]
-
-
-@dataclass(frozen=True)
-class _TestResult:
-    """How one network does on the test points."""
-
-    error: float
-    same: float | None
-    accuracy: float | None
-    moved: tuple[float, ...]
-    n_points: int  # different ones
-    why_no_accuracy: str  # "": there is one, or there are no labels
-
-
-def _test_network(
-    dense: nn.Module,
-    test: Data,
-    output: Output,
-    other: nn.Module,
-    *,
-    known: Data | None = None,
-) -> _TestResult:
-    """Compares another network with the dense one on the test points, none of which may be `known`."""
-    why: set[str] = set()
-    outputs = measure_outputs(
-        dense,
-        other,
-        test,
-        lambda f, g, batch: compare_outputs(f, g, batch, why),
-        output,
-        known,
-    )
-    points = PointComparisons(*outputs.measured.unbind(1))
-    far_n, size = points.squared_error, float(points.squared_size.mean())
-    moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
-    error = math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf
-    same = float(points.same_class.mean()) if bool(points.has_classes.all()) else None
-    accuracy = float(points.pruned_right.mean()) if bool(points.has_label.all()) else None
-    n = outputs.evidence.n
-    return _TestResult(
-        error, same, accuracy, tuple(moved_n.tolist()), n, labels.why_not_measured(why, points.has_label)
-    )
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
@@ -201,7 +160,9 @@ def _loss_of(output: Output) -> Loss | None:
     return lambda output, given: labels.cross_entropy(pick(output), given)
 
 
-def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_repaired: bool) -> Compared:
+def _row(method: str, network_cut: Cut, keep: float, tested: NetworkComparison, *, is_repaired: bool) -> Compared:
+    far_n, size = tested.points.squared_error, float(tested.points.squared_size.mean())
+    moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
     return Compared(
         method=method,
         keep=keep,
@@ -210,10 +171,10 @@ def _row(method: str, network_cut: Cut, keep: float, tested: _TestResult, *, is_
         dead_rows=sum(
             numerics.dead_rows(dense_FK, rows.values_FK) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
         ),
-        error=tested.error,
-        same=tested.same,
-        accuracy=tested.accuracy,
-        moved=tested.moved,
+        error=math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf,
+        same=tested.same_class,
+        accuracy=None if tested.accuracies is None else tested.accuracies[1],
+        moved=tuple(moved_n.tolist()),
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sipp.certificates import Output, PointComparisons, compare_outputs, measure_outputs
-from sipp.inputs import labels
+from sipp.certificates import Output, compare_networks
 from sipp.results import Evaluation, NetworkLike, check, network_of
 
 
@@ -31,33 +30,19 @@ def evaluate(
         >>> measured.accuracies[0], measured.error < 0.2
         (1.0, True)
     """
-    why: set[str] = set()
-    outputs = measure_outputs(
-        dense, network_of(pruned), data, lambda f, g, batch: compare_outputs(f, g, batch, why), output, None,
-        progress=check.flag("progress", progress), title="measuring",
-    )  # fmt: skip
-    comparisons = PointComparisons(*outputs.measured.unbind(1))
-    is_labelled, is_finite_n = bool(comparisons.has_label.all()), comparisons.ratio.isfinite()
-    n_outside, no_accuracy = int(comparisons.label_outside.sum()), ""
-    if n_outside:
-        no_accuracy = f"{n_outside:,} labels are outside the output's classes"
-    elif not is_labelled:
-        no_accuracy = labels.why_not_measured(why, comparisons.has_label)
+    found = compare_networks(dense, network_of(pruned), data, output, progress=check.flag("progress", progress))
+    ratio_n = found.points.ratio
     return Evaluation(
-        n_inputs=len(comparisons.ratio),
-        accuracies=_means(comparisons.dense_right, comparisons.pruned_right) if is_labelled else None,
-        losses=_means(comparisons.dense_loss, comparisons.pruned_loss) if is_labelled else None,
-        same_class=float(comparisons.same_class.mean()) if bool(comparisons.has_classes.all()) else None,
-        error_mean=float(comparisons.ratio.mean()),
-        error_median=float(comparisons.ratio.median()),
-        error_max=float(comparisons.ratio.max()),
-        n_not_finite=int((~is_finite_n).sum()),
-        why_no_accuracy=no_accuracy,
-        data_hash=outputs.evidence.data_hash,
-        dense_hash=outputs.evidence.dense_hash,
-        pruned_hash=outputs.evidence.pruned_hash,
+        n_inputs=len(ratio_n),
+        accuracies=found.accuracies,
+        losses=found.losses,
+        same_class=found.same_class,
+        error_mean=float(ratio_n.mean()),
+        error_median=float(ratio_n.median()),
+        error_max=float(ratio_n.max()),
+        n_not_finite=int((~ratio_n.isfinite()).sum()),
+        why_no_accuracy=found.why_no_accuracy,
+        data_hash=found.evidence.data_hash,
+        dense_hash=found.evidence.dense_hash,
+        pruned_hash=found.evidence.pruned_hash,
     )
-
-
-def _means(dense_n: Tensor, pruned_n: Tensor) -> tuple[float, float]:
-    return float(dense_n.mean()), float(pruned_n.mean())

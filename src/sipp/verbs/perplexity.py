@@ -10,20 +10,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sipp.certificates import (
-    Output,
-    check_model,
-    check_token_logits,
-    model_output,
-    real_positions,
-    token_changes,
-    token_losses,
-    tokens_of,
-)
-from sipp.errors import DataError, ModelError
-from sipp.inputs import AnyData, Batch, data_of, hash_of_points, scoring_mode
+from sipp.certificates import Output, check_model, model_output, token_sums
+from sipp.errors import DataError
+from sipp.inputs import AnyData, data_of, hash_of_points, scoring_mode
 from sipp.progress import progress_bar
 from sipp.results import NetworkLike, TextScores, check, hashing, network_of, numerics
 
@@ -52,7 +43,7 @@ def perplexity(
     for role, net in zip(("given", "dense"), networks):
         check_model(role, net)
     windows = data_of(data, role="text", device=numerics.device_of(network))
-    n_windows, longest, hashes = 0, 0, list[str]()
+    longest, hashes = 0, list[str]()
     sums = torch.zeros(5, dtype=torch.float64, device="cpu")
     with ExitStack() as stack:
         for net in networks:
@@ -62,14 +53,15 @@ def perplexity(
         for batch in windows.batches():
             hashes += batch.hashes()
             for i in range(batch.n_points):
-                sums += _sums(networks, batch.at(slice(i, i + 1)), output)
+                window = batch.at(slice(i, i + 1))
+                of_window, length = token_sums([model_output(net, window, output) for net in networks], window)
+                sums, longest = sums + of_window, max(longest, length)
                 advance(1)
-            n_windows, longest = n_windows + batch.n_points, max(longest, tokens_of(batch).shape[1])
     n, loss, dense_loss, kl, same = sums.tolist()
     if n == 0:
         raise DataError("no token is predicted: windows of one token have no next one", fix="give longer windows")
     return TextScores(
-        n_windows=n_windows,
+        n_windows=len(hashes),
         window=longest,
         n_tokens=int(n),
         loss=loss / n,
@@ -80,28 +72,3 @@ def perplexity(
         dense_hash="" if dense is None else hashing.of_model(dense),
         pruned_hash=hashing.of_model(network),
     )
-
-
-def _sums(networks: list[nn.Module], batch: Batch, output: Output) -> Tensor:
-    """Sums over predicted tokens: their number, the network's loss, the dense loss, KL, and equal predictions."""
-    tokens_nT = tokens_of(batch)
-    logits = [model_output(network, batch, output) for network in networks]
-    for logits_nTV in logits:
-        check_token_logits(logits_nTV, batch)
-    if logits[0].shape[:2] != tokens_nT.shape or logits[-1].shape != logits[0].shape:
-        shapes = " and ".join(str(tuple(logits_nTV.shape)) for logits_nTV in logits)
-        raise ModelError(
-            f"the logits are {shapes} for {tuple(tokens_nT.shape)} tokens",
-            where=batch.where,
-            fix="give a causal language model, whose logits at a position predict the next token",
-        )
-    if bool(((tokens_nT < 0) | (tokens_nT >= logits[0].shape[2])).any()):
-        raise DataError(f"a token lies outside 0 .. {logits[0].shape[2] - 1}", where=batch.where)
-    real_nT = real_positions(batch, tokens_nT.shape, logits[0].device)
-    counted = real_nT[:, 1:] & real_nT[:, :-1]
-    per_token = [counted, *(token_losses(logits_nTV, tokens_nT) for logits_nTV in logits)]
-    if len(logits) == 2:
-        kl, differs = token_changes(*(logits_nTV[:, :-1] for logits_nTV in reversed(logits)))
-        per_token += [kl, ~differs]
-    sums = [torch.where(counted, values.double(), 0.0).sum().cpu() for values in per_token]
-    return torch.stack(sums + [torch.zeros_like(sums[0])] * (5 - len(sums)))

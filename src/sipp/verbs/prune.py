@@ -21,7 +21,7 @@ from sipp.pruning import (
     output_change,
     rank,
 )
-from sipp.repairing import Repaired, apply_repairs, split_data
+from sipp.repairing import DataSplit, Repaired, apply_repairs, split_data
 from sipp.results import (
     Allocation,
     Draws,
@@ -128,16 +128,30 @@ def prune(
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
         split = split_data(ranking.model, task.points)  # without new points
-        repaired = apply_repairs(ranking, network_cut.masks, split, repairs, start=start, progress=progress)
-        network_cut = cut_as_given(
-            ranking, repaired.model, repaired.masks, seed=options.seed, budget=budget, choice=network_cut.choice
-        )
+        network_cut, repaired = repaired_cut(ranking, network_cut, split, repairs, start=start, progress=progress)
     moved = None if repairs else output_change(ranking, network_cut, task)
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
     )
     warn_of_dead_rows(pruned)
     return pruned
+
+
+def repaired_cut(
+    ranking: Ranking,
+    first: Cut,
+    split: DataSplit,
+    repairs: Sequence[RepairMethod],
+    *,
+    start: nn.Module | None,
+    progress: bool = False,
+) -> tuple[Cut, Repaired]:
+    """The cut after these repairs of the first one; `start` has its values, None: they are the dense ones."""
+    repaired = apply_repairs(ranking, first.masks, split, repairs, start=start, progress=progress)
+    found = cut_as_given(
+        ranking, repaired.model, repaired.masks, seed=first.seed, budget=first.budget, choice=first.choice
+    )
+    return found, repaired
 
 
 def _checked_within(within: Mapping[str, Tensor] | None, task: ScoringTask, budget: int) -> Mapping[str, Tensor]:

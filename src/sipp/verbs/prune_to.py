@@ -18,25 +18,25 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sipp.certificates import (
+    AccuracyClaim,
+    DenseOutputs,
     Output,
-    Tolerance,
+    OutputClaim,
     check_model,
+    claim_of,
     holdout_data,
-    measure_outputs,
     refuse_shared,
-    tolerance_of,
 )
 from sipp.errors import DataError, OptionError
 from sipp.inputs import AnyData, Data, copy_of, data_of
 from sipp.progress import progress_bar
-from sipp.pruning import Ranking, cut, cut_as_given, rank
-from sipp.repairing import DataSplit, Repaired, apply_repairs, split_data
+from sipp.pruning import Cut, Ranking, cut, rank
+from sipp.repairing import DataSplit, Repaired, split_data
 from sipp.results import (
     AnyCertificate,
-    BlendChoice,
     Certificate,
     Level,
     Loss,
@@ -52,7 +52,7 @@ from sipp.results import (
     numerics,
 )
 from sipp.scoring import checked_method, refuse_fitted, task_of
-from sipp.verbs.prune import pruned_of, warn_of_dead_rows
+from sipp.verbs.prune import pruned_of, repaired_cut, warn_of_dead_rows
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -109,24 +109,28 @@ def prune_to(
     )  # fmt: skip
     checked_method(options)
     refuse_fitted(options.method, "prune_to would have to fit every level again")
-    tolerance = tolerance_of(epsilon, max_accuracy_drop, share, options.confidence)
+    claim = claim_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
     task = task_of(model, data, include=include, exclude=exclude, seed=seed, norm_stats=norm_stats, loss=loss)
-    if tolerance.n_needed > n_holdout:  # known before anything is scored
-        why = f"refused: needs n >= {tolerance.n_needed}, the holdout has {n_holdout:,} different inputs"
+    if claim.n_needed > n_holdout:  # known before anything is scored
+        why = f"refused: needs n >= {claim.n_needed}, the holdout has {n_holdout:,} different inputs"
         return _dense_result(task.model, grid, 0, (), why)
     calibration = holdout_data(data, "calibration") if data_of(data).can_be_read_again else None
     if options.repair and calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
-    walk = _Levels(rank(task, options, progress=progress), options, tolerance, output, calibration)
+    ranking = rank(task, options, progress=progress)
+    split = split_data(ranking.model, calibration) if options.repair and calibration is not None else None
+    walk = _Levels(ranking, claim, options.seed, output, split)
+    known = ranking.seen if calibration is None else frozenset(calibration.hashes())
+    seen = SeenPoints(known, calibration is not None or ranking.seen_all)
     start = 0 if calibration is None else _first_level(walk, calibration, n_holdout, grid, progress)
     path: list[Level] = []
     certificate: AnyCertificate | None = None
     with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
         for keep in grid[start:]:  # fixed-sequence testing: nothing is tested after the first failure (T15)
-            level, found = walk.test(keep, holdout_data(holdout), walk.seen)
+            level, found = walk.test(keep, holdout_data(holdout), seen)
             path.append(level)
             advance(1)
             if not level.passed:
@@ -134,7 +138,7 @@ def prune_to(
             certificate = found
             walk.forget_denser_than(level.budget)
     if certificate is None:
-        why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {tolerance.words}"
+        why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
         return _dense_result(walk.ranking.model, grid, start, tuple(path), why)
     pruned = walk.record([level for level in path if level.passed][-1].budget)
     assert certificate.pruned_hash == hashing.of_model(pruned.model)
@@ -147,7 +151,7 @@ def prune_to(
         path=tuple(path),
         levels=grid,
         start=start,
-        verdict=f"{outcome} {tolerance.words}",
+        verdict=f"{outcome} {claim.words}",
     )
 
 
@@ -187,40 +191,30 @@ class _Levels:
     """Makes the network of a level, cut into one copy that all levels share or repaired, and tests it."""
 
     def __init__(
-        self, ranking: Ranking, options: PruneOptions, tolerance: Tolerance, output: Output, calibration: Data | None
+        self, ranking: Ranking, claim: OutputClaim | AccuracyClaim, seed: int, output: Output, split: DataSplit | None
     ) -> None:
-        self.ranking, self.options, self.tolerance, self.output = ranking, options, tolerance, output
-        self.split = split_data(ranking.model, calibration) if options.repair and calibration is not None else None
+        self.ranking, self.claim, self.seed, self.output, self.split = ranking, claim, seed, output, split
         self.shared_copy = copy_of(ranking.model)
-        self.repaired: dict[int, tuple[Repaired, BlendChoice | None]] = {}  # by budget, with the blend it started from
-        self.dense_outputs: dict[tuple[str, ...], Tensor] = {}
-        known = ranking.seen if calibration is None else frozenset(calibration.hashes())
-        self.seen = SeenPoints(known, calibration is not None or ranking.seen_all)
+        self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
+        self.dense_outputs: DenseOutputs = {}
 
     def test(self, keep: float, data: Data, seen: SeenPoints | None) -> tuple[Level, AnyCertificate]:
         """Tests one level on the data, none of which may be among the `seen` points."""
         budget = numerics.budget_of(keep, self.ranking.n_weights)
-        dense, tolerance = self.ranking.model, self.tolerance
-        outputs = measure_outputs(
-            dense, self._network(budget), data, tolerance.measure, self.output, seen,
-            drops_padding=tolerance.drops_padding, finest=tolerance.finest, dense_outputs=self.dense_outputs,
-        )  # fmt: skip
-        found = tolerance.certificate(outputs)
+        found = self.claim.test(
+            self.ranking.model, self._network(budget), data, self.output, seen, dense_outputs=self.dense_outputs
+        )
         if isinstance(found, Certificate):
             count, limit = found.violations, found.proved_share
         else:
             count, limit = found.n_lost if found.mode == "labels" else found.n_differ, found.drop_upper
-        return Level(keep, budget, count, limit, tolerance.holds(found)), found
+        return Level(keep, budget, count, limit, self.claim.holds(found)), found
 
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` returns it."""
-        seed = self.options.seed
         if self.split is None:
-            return pruned_of(self.ranking, cut(self.ranking, budget, seed=seed))
-        repaired, choice = self._repaired(self.split, budget)
-        network_cut = cut_as_given(
-            self.ranking, repaired.model, repaired.masks, seed=seed, budget=budget, choice=choice
-        )
+            return pruned_of(self.ranking, cut(self.ranking, budget, seed=self.seed))
+        network_cut, repaired = self._repaired(self.split, budget)
         return pruned_of(self.ranking, network_cut, repaired=repaired)
 
     def forget_denser_than(self, budget: int) -> None:
@@ -231,17 +225,15 @@ class _Levels:
         """The network of a level; without repair, it is valid until the next call."""
         if self.split is not None:
             return self._repaired(self.split, budget)[0].model
-        return cut(self.ranking, budget, seed=self.options.seed, into=self.shared_copy).model
+        return cut(self.ranking, budget, seed=self.seed, into=self.shared_copy).model
 
-    def _repaired(self, split: DataSplit, budget: int) -> tuple[Repaired, BlendChoice | None]:
+    def _repaired(self, split: DataSplit, budget: int) -> tuple[Cut, Repaired]:
         """The repaired network of a level; the first one that is tried chooses the blend of all."""
         if budget not in self.repaired:
-            network_cut = cut(self.ranking, budget, seed=self.options.seed)
-            choice, blend = network_cut.choice, self.ranking.blend
-            if choice is not None and blend is not None:
-                self.ranking = replace(self.ranking, blend=replace(blend, taken=choice.taken))
-            repaired = apply_repairs(self.ranking, network_cut.masks, split, ["joint"], start=network_cut.model)
-            self.repaired[budget] = repaired, choice
+            first = cut(self.ranking, budget, seed=self.seed)
+            if first.choice is not None and self.ranking.blend is not None:
+                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=first.choice.taken))
+            self.repaired[budget] = repaired_cut(self.ranking, first, split, ["joint"], start=first.model)
         return self.repaired[budget]
 
 

@@ -85,4 +85,4 @@ def _seen_by(pruned: Path) -> Any:
         report = None
     if not isinstance(report, Report):
         return SeenPoints(frozenset(), is_all=False)
-    return SeenPoints(report.pruned.seen, report.pruned.seen_all and bool(report.pruned.seen))
+    return SeenPoints(report.pruned.seen, report.pruned.seen_all)
