@@ -68,7 +68,7 @@ def test_every_form_names_the_same_classes(form: str, net: nn.Module, x: Tensor,
     found = truth_of(labels, N, K).classes_n
     assert found is not None and found.dtype == torch.int64 and torch.equal(found, y)
     plain, given = ((evaluate(net, net, [(x, one)])) for one in (y, labels))
-    assert given == plain and given.dense is not None
+    assert given == plain and given.accuracies is not None
     assert float(cross_entropy(net(x), labels)) == float(F.cross_entropy(net(x), y))
 
 
@@ -100,7 +100,7 @@ def test_what_names_no_class_is_said(form: str, net: nn.Module, x: Tensor) -> No
     found = truth_of(labels, N, K)
     assert found.classes_n is None and found.why.startswith("labels are")
     measured = evaluate(net, net, [(x, labels)])
-    assert measured.dense is None and measured.why_no_accuracy == found.why
+    assert measured.accuracies is None and measured.why_no_accuracy == found.why
     assert "not measured: labels are" in str(measured)
     with pytest.raises(DataError, match="labels are") as caught:
         sipp.certify_accuracy(net, net, [(x, labels)])

@@ -171,7 +171,7 @@ def test_certificates_on_points_drawn_again_and_again() -> None:
 def test_certificates_that_count_copies_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = itertools.count()  # a hash of its own for every point, also for a copy
     monkeypatch.setattr(
-        "sipp.certificates.evidence.point_hashes", lambda batch: [str(next(fresh)) for _ in range(batch.n_points)]
+        "sipp.inputs.data.Batch.hashes", lambda batch: [str(next(fresh)) for _ in range(batch.n_points)]
     )
     assert not holds([certified(seed, 70, 300) for seed in range(60)])
     assert not holds([certified(seed, 20, 300) for seed in range(60)])

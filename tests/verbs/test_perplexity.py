@@ -9,6 +9,7 @@ from language_models import language_model, sequences
 from torch import nn
 
 import sipp
+from sipp.certificates import measures
 from sipp.errors import DataError, ModelError
 
 

@@ -200,7 +200,7 @@ def test_dense_outputs_are_computed_again_only_where_they_do_not_fit(monkeypatch
     model, calls, paths = net(), [], []
     model.register_forward_hook(lambda module, args, out: calls.append(len(out)))
     for most in (0, 1 << 20):
-        monkeypatch.setattr("sipp.certificates.evidence.OUTPUT_BYTES", most)
+        monkeypatch.setattr("sipp.inputs.outputs.OUTPUT_BYTES", most)
         calls.clear()
         found = prune_to(model, points(100, 1), points(300, 2), epsilon=0.5, method="magnitude")
         paths.append((found.path, len(calls)))
