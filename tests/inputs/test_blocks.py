@@ -59,23 +59,6 @@ class Net(nn.Module):
         return self.last(x)
 
 
-class Remembering(Block):
-    """Adds to a cache that it is given, and reads it."""
-
-    def forward(self, x: Tensor, mask: Any = None, *, by: float = 1.0) -> Tensor:
-        mask.append(x)
-        return Block.forward(self, x) + mask[0]
-
-
-class WithCache(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        caches: list[list[Tensor]] = [[] for _ in self.blocks]
-        for block, cache in zip(self.blocks, caches):
-            x = block(x, cache)
-        return self.last(x)
-
-
 class Talking(Block):
     """Leaves a value for the next one, past its output."""
 

@@ -135,11 +135,6 @@ def test_small_points_come_many_at_once(points: Tensor, sizes: list[int]) -> Non
     assert [batch.n_points for batch in data_of(points, batch_size=11).batches()][:1] == [11]
 
 
-def test_a_gpu_takes_more_points_at_once() -> None:
-    images = torch.zeros(()).expand(40, 3, 224, 224)
-    assert [points_per_batch(images, torch.device(name)) for name in ("cpu", "cuda")] == [16, 111]
-
-
 def test_a_gpu_takes_as_many_tokens_at_once_as_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, there = torch.zeros((), dtype=torch.int64).expand(300, 2048), torch.device("cuda")
     assert points_per_batch(tokens, torch.device("cpu")) == 1
@@ -148,31 +143,6 @@ def test_a_gpu_takes_as_many_tokens_at_once_as_its_memory_allows(monkeypatch: py
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, there_are=there_are: there_are)
         assert points_per_batch(tokens, there) == n_points
         assert points_per_batch(tokens[:, :64], there) == n_short
-
-
-class Counting(nn.Module):
-    """A layer used once or several times for each point, which notes how many points come at once."""
-
-    def __init__(self, n_uses: int) -> None:
-        super().__init__()
-        self.layer, self.n_uses, self.seen = nn.Linear(3, 3), n_uses, set[int]()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.add(len(x))
-        for _ in range(self.n_uses):
-            x = self.layer(x)
-        return x
-
-
-def test_sums_that_wait_for_a_further_use_are_of_few_points() -> None:
-    once, twice, x = Counting(1), Counting(2), randn(100, 3, dtype=torch.float32)
-    for model in (once, twice):
-        sipp.sensitivity(model, x, reduce="mean")
-    assert max(once.seen) == 100 and max(twice.seen) == 16
-
-
-def test_one_point() -> None:
-    agree(sipp.sensitivity(Net(), IMAGES[:1]), net_oracle(Net(), [IMAGES[:1]], "running"))
 
 
 @pytest.mark.parametrize(
@@ -292,25 +262,6 @@ def test_nothing_left_to_prune() -> None:
         sipp.sensitivity(nn.Sequential(nn.BatchNorm2d(1), nn.ReLU()), IMAGES.float())
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *[
-            ("reduce", "median"),
-            ("reduce", None),
-            ("include", 3),
-            ("norm_stats", "moving"),
-            ("kernel", "abacus"),
-            ("chunk_bytes", 0),
-            ("chunk_bytes", "all"),
-        ],
-    ],
-)
-def test_options_out_of_range(option: str, value: object) -> None:
-    with pytest.raises(OptionError, match=option):
-        sipp.sensitivity(Net(), IMAGES, **{option: value})
-
-
 # --- State -----------------------------------------------------------------------------------------------------------
 
 
@@ -365,14 +316,6 @@ def test_state_is_restored_after_an_exception_in_forward(raised: BaseException, 
         pytest.raises(expected[0], match=expected[1]) if isinstance(raised, Exception) else pytest.raises(type(raised))
     ):
         sipp.sensitivity(model, list(IMAGES.split(2)), norm_stats=norm_stats)
-    assert snapshot(model) == before
-
-
-def test_state_is_restored_after_bad_data() -> None:
-    model = mixed_state(Net())
-    before = snapshot(model)
-    with pytest.raises(DataError):
-        sipp.sensitivity(model, [IMAGES, IMAGES * math.nan])
     assert snapshot(model) == before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import types
 from collections.abc import Callable
 from typing import Any
@@ -61,22 +60,9 @@ def hooked() -> nn.Module:
     return model
 
 
-def pre_hooked() -> nn.Module:
-    model = plain()
-    model[1].register_forward_pre_hook(lambda module, args: (30 * args[0],))
-    return model
-
-
 def patched() -> nn.Module:
     model = plain()
     model[1].forward = types.MethodType(lambda self, x: 30 * torch.sin(x), model[1])
-    return model
-
-
-def patched_whole() -> nn.Module:
-    model = plain()
-    original = model.forward
-    model.forward = lambda x: 30 * original(x)
     return model
 
 
@@ -92,7 +78,7 @@ def parametrised() -> nn.Module:
     return model
 
 
-DISGUISES = [hooked, pre_hooked, patched, patched_whole, subclassed, parametrised]
+DISGUISES = [hooked, patched, subclassed, parametrised]
 
 
 def test_plain_chains_are_accepted() -> None:
@@ -107,7 +93,7 @@ def test_modules_with_a_changed_forward_are_no_chain(make: Callable[[], nn.Modul
     assert obstacle(make()) != ""
 
 
-@pytest.mark.parametrize("make", [hooked, pre_hooked, patched, patched_whole])
+@pytest.mark.parametrize("make", [hooked, patched])
 def test_no_network_bound_is_met_for_modules_with_a_changed_forward(make: Callable[[], nn.Module]) -> None:
     options = {"keep": 0.5, "method": "sipp-det", "delta": 0.1, "c_constant": 1e6}
     pruned = sipp.prune(make(), POINTS, holdout=POINTS + 1, **options)
@@ -127,21 +113,6 @@ def test_unsuitable_functions_in_a_chain_are_named() -> None:
     assert "layer before it alone" in obstacle(Net(lambda x: x + torch.relu(x)))
 
 
-def test_a_class_or_all_modules_that_were_given_another_forward() -> None:
-    original = nn.Tanh.forward
-    nn.Tanh.forward = lambda self, x: 9 * x  # type: ignore[method-assign]
-    try:
-        assert "op mul" in obstacle(plain())
-    finally:
-        nn.Tanh.forward = original  # type: ignore[method-assign]
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: 2 * output)
-    try:
-        assert "op mul" in obstacle(plain())
-    finally:
-        handle.remove()
-    assert obstacle(plain()) == ""
-
-
 def test_one_weight_in_two_places_is_no_chain() -> None:
     tied = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
     tied[2].weight = tied[0].weight
@@ -159,31 +130,6 @@ def test_functions_that_are_not_known_to_be_flat(function: Callable[[Tensor], Te
     assert obstacle(Net(function)) != ""
 
 
-def in_python(h: Tensor) -> Tensor:
-    h.data = torch.tensor(h.tolist(), dtype=h.dtype) * 1e4
-    return h
-
-
-def as_copied(h: Tensor) -> Tensor:
-    h.data = copy.deepcopy(h) * 1e4
-    return h
-
-
-class UnitRows(nn.Linear):
-    """Weights are normalised before each use: those of a pruned network would be others than were pruned."""
-
-    by_copy = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        unit = F.normalize(self.weight.detach(), dim=1)
-        if self.by_copy:
-            with torch.no_grad():
-                self.weight.copy_(unit)
-        else:
-            self.weight.data = unit
-        return super().forward(x)
-
-
 class Borrowed(Net):
     """The bias of the second layer is made of the first one's weight."""
 
@@ -193,15 +139,6 @@ class Borrowed(Net):
 
 def test_bits_read_as_another_type_are_an_obstacle() -> None:
     assert "data type" in obstacle(Net(lambda h: torch.sigmoid(h.view(torch.int32))))
-
-
-@pytest.mark.parametrize("by_copy", [False, True])
-def test_a_forward_that_writes_parameters_is_an_obstacle(by_copy: bool) -> None:
-    layer = UnitRows(6, 8)
-    layer.by_copy = by_copy
-    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 3))
-    model(POINTS)
-    assert "writes to 0.weight" in obstacle(model) or "weight was not scored" in obstacle(model)
 
 
 def test_a_bias_made_of_other_weights_is_an_obstacle() -> None:

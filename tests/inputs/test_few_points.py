@@ -33,11 +33,6 @@ class Calls(nn.Module):
         return self.call(self.m, x)
 
 
-def by_steps(m: nn.Module, x: Tensor) -> Tensor:
-    """Frames folded into the batch step by step."""
-    return m(x.transpose(0, 1).flatten(0, 1)).unflatten(0, (x.shape[1], len(x))).sum(0)
-
-
 def maxima_agree(model: Calls, batches: list[Tensor], points: list[Tensor]) -> bool:
     expected = oracle.sensitivity(oracle.f64(model.m.weight), [oracle.f64(point) for point in points], "max")
     return not oracle.disagreements(sipp.sensitivity(model, batches), {"m.weight": expected})
@@ -63,40 +58,6 @@ def test_features_repeated_step_by_step_are_not_taken_for_blocks(n_points: int, 
     assert not has_a_mean(model, [x])
 
 
-@pytest.mark.parametrize("n_steps", [2, 3, 5, 6])
-def test_several_patches_a_step_in_tensors_with_time_first(n_steps: int) -> None:
-    """T x B x 2 x features; the last batches hold as many points as there are steps, or fewer."""
-
-    def time_first(m: nn.Module, x: Tensor) -> Tensor:
-        return m(x.transpose(0, 1)).transpose(0, 1)
-
-    for n_points in (N, N + 5, N + 6):
-        model, x = Calls(time_first), randn(n_points, n_steps, 2, WIDTH)
-        assert maxima_agree(model, list(x.split(N)), [point.flatten(0, 1) for point in x])
-        assert not has_a_mean(model, list(x.split(N)))
-
-
-def test_blank_points_say_nothing_of_the_others() -> None:
-    ends, start = randn(N, 4, WIDTH), randn(N, 4, WIDTH)
-    ends[0] = ends[-1] = 0
-    start[:4] = 0
-    assert not has_a_mean(Calls(by_steps), [ends])
-    assert not has_a_mean(Calls(by_steps), list(start.split(4)))
-    assert has_a_mean(Calls(lambda m, x: m(x)), list(start.split(4)))
-
-
-def test_tokens_that_fit_a_few_points_by_chance_are_no_blocks() -> None:
-    """The points that are looked at send one token each, and all points together as many as there are points."""
-
-    def routed(m: nn.Module, x: Tensor) -> Tensor:
-        is_sent = x[..., 0] > 0
-        return torch.zeros_like(x).index_put(tuple(is_sent.nonzero().T), m(x[is_sent]))
-
-    x = randn(5, 2, WIDTH)
-    x[..., 0] = torch.tensor([[1, -1], [1, 1], [-1, -1], [1, -1], [1, -1]])
-    assert not has_a_mean(Calls(routed), [x])
-
-
 def test_a_layer_that_some_points_call_for_is_scored_for_all() -> None:
     def asked_for(m: nn.Module, x: Tensor) -> Tensor:
         return m(x) if bool((x[:, 0] > 9).any()) else x.clone()
@@ -104,20 +65,6 @@ def test_a_layer_that_some_points_call_for_is_scored_for_all() -> None:
     x = randn(N, WIDTH)
     x[3, 0] = 10
     assert maxima_agree(Calls(asked_for), [x], [point[None] for point in x])
-
-
-@pytest.mark.parametrize("read", [lambda t: int(t), lambda t: t.tolist()])
-def test_a_loop_that_some_points_make_longer_is_scored_in_full(read: Callable[[Tensor], int]) -> None:
-    def looped(m: nn.Module, x: Tensor) -> Tensor:
-        for _ in range(read((x[:, 0].amax() > 9).long() + 1)):
-            x = m(x)
-        return x
-
-    model, x = Calls(looped), randn(2 * N, WIDTH)
-    x[3, 0] = x[N + 3, 0] = 10
-    again = model.m(x).detach()
-    assert maxima_agree(model, list(x.split(N)), [torch.stack(pair) for pair in zip(x, again)])
-    assert not has_a_mean(model, list(x.split(N)))
 
 
 @pytest.mark.parametrize("by_itself", [False, True])

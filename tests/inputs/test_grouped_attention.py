@@ -63,27 +63,3 @@ def test_other_models_run_as_they_are(is_on_gpu: bool, monkeypatch: pytest.Monke
     with Calls() as calls, scoring_mode(model, "running"):
         model(x)
     assert calls.options[0]["enable_gqa"]
-
-
-@pytest.mark.parametrize("shapes", [((2, 1, 5, 8), (2, 2, 5, 8)), ((2, 5, 3, 4), (2, 2, 3, 4)), ((5, 8), (5, 8))])
-def test_heads_that_do_not_fit_are_left_to_torch(shapes: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restore, "DEVICES", ("cpu",))
-    query, key = (torch.randn(shape) for shape in shapes)
-
-    def answer() -> str:
-        try:
-            return str(F.scaled_dot_product_attention(query, key, key, enable_gqa=True).shape)
-        except (RuntimeError, IndexError) as error:
-            return str(error)
-
-    expected = answer()
-    with restore.RepeatedHeads():
-        assert answer() == expected
-
-
-@pytest.mark.parametrize("value", [None, "three", [2, 3], torch.ones(2)])
-def test_an_attribute_of_that_name_may_hold_anything(value: object) -> None:
-    model = Grouped().eval()
-    model.num_key_value_groups = value
-    with scoring_mode(model, "running"):
-        assert model(torch.randn(1, 5, 12)).isfinite().all()

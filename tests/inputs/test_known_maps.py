@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from draws import randn
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 import sipp
 from sipp.errors import DataError, ModelError
@@ -28,11 +26,6 @@ SLIGHTLY = 1.01
 # --- Forwards that are another map -----------------------------------------------------------------------------------
 
 
-class PadsInside(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.pad(x, (1, 1, 1, 1)))
-
-
 class PadsAsMuchAsItCuts(nn.Conv2d):
     """The output has the known shape; the windows do not."""
 
@@ -44,11 +37,6 @@ class Standardised(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
         return F.conv2d(x, weight / weight.std((1, 2, 3), keepdim=True), self.bias)
-
-
-class Slices(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(torch.cat([x[:, :3], x[:, :3]], 1))
 
 
 class Rescales(nn.Linear):
@@ -78,11 +66,6 @@ class ScaledLSTM(nn.LSTM):
         return super().forward(SLIGHTLY * x)
 
 
-class ScaledGRUCell(nn.GRUCell):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(SLIGHTLY * x)
-
-
 class ScaledAttention(nn.MultiheadAttention):
     def forward(self, x: Tensor, key: Tensor, value: Tensor) -> object:
         return super().forward(x, key, SLIGHTLY * value)
@@ -108,10 +91,8 @@ def with_patched_forward(layer: nn.Linear) -> nn.Module:
 
 
 OTHER_MAPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "pads inside": (lambda: PadsInside(2, 3, 3), (2, 5, 5), "Conv2d"),
     "pads and cuts": (lambda: PadsAsMuchAsItCuts(2, 3, 3), (2, 5, 5), "Conv2d"),
     "standardises its weight": (lambda: Standardised(2, 3, 3), (2, 5, 5), "Conv2d"),
-    "slices": (lambda: Slices(6, 4), (6,), "Linear"),
     "rescales": (lambda: Rescales(6, 4), (6,), "Linear"),
     "rescales in place": (lambda: RescalesInPlace(6, 4), (6,), "Linear"),
     "rescales one point": (lambda: ChangesOnePoint(6, 4), (6,), "Linear"),
@@ -121,7 +102,6 @@ OTHER_MAPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "hook on a convolution": (lambda: with_output_hook(nn.Conv1d(2, 3, 2, groups=1)), (2, 5), "Conv1d"),
     "patched forward": (lambda: with_patched_forward(nn.Linear(6, 4)), (6,), "Linear"),
     "recurrent": (lambda: ScaledLSTM(6, 4, 2, batch_first=True, bidirectional=True), (5, 6), "LSTM"),
-    "cell": (lambda: ScaledGRUCell(6, 4), (6,), "GRUCell"),
     "attention": (lambda: AttendsToItself(ScaledAttention(6, 2, batch_first=True)), (5, 6), "MultiheadAttention"),
 }
 
@@ -135,34 +115,6 @@ def test_a_forward_that_is_not_the_known_map_is_refused_by_name(case: str) -> No
     x = randn(8, *shape).to(next(model.parameters()).dtype)
     with pytest.raises(ModelError, match=rf"2\S* \(\w+\): sipp cannot reproduce .* as a {base} .*exclude='2"):
         sipp.sensitivity(model, x)
-
-
-@pytest.mark.parametrize("model", [nn.Linear(6, 4), nn.LSTM(6, 4, batch_first=True)])
-def test_a_layer_of_torch_that_was_changed_for_all_is_looked_at(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a patch of its class that copies the name of what it replaces, or by a hook on all modules."""
-    kind, x = type(model), randn(8, 5, 6)
-    own = kind.forward
-    assert sipp.sensitivity(model, x)
-
-    def refused() -> bool:
-        with pytest.raises(ModelError, match=f"cannot reproduce .* as a {kind.__name__}"):
-            sipp.sensitivity(model, x)
-        return True
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "forward", wraps(own)(lambda self, x: own(self, SLIGHTLY * x)))
-        assert refused()
-    handle = register_module_forward_hook(lambda m, args, out: _scaled(out) if m is model else None)
-    try:
-        assert refused()
-    finally:
-        handle.remove()
-
-
-def _scaled(output: Any) -> Any:
-    return (SLIGHTLY * output[0], output[1]) if isinstance(output, tuple) else SLIGHTLY * output
 
 
 class SameMap(nn.Linear):
@@ -342,24 +294,6 @@ def test_products_that_vanish_in_the_dtype_of_the_layer_are_no_other_map() -> No
     assert sipp.sensitivity(layer, [points])["weight"].sum(1).gt(0).all()
 
 
-class OtherWayRound(nn.Linear):
-    """The same sums, their terms in another order."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.functional.linear(input.flip(-1), self.weight.flip(-1), self.bias)
-
-
-def test_sums_whose_terms_cancel_are_compared_by_the_size_of_their_terms() -> None:
-    """Only rounding is left of them, and it depends on the order of the terms."""
-    torch.manual_seed(0)
-    model, points = OtherWayRound(4096, 8, bias=False), torch.arange(1.0, 5.0)[:, None].expand(4, 4096) / 3
-    with torch.no_grad():
-        model.weight -= model.weight.mean(1, keepdim=True)
-    exact = nn.functional.linear(points, model.weight)
-    assert (model(points) - exact).norm() > 0.01 * exact.norm()
-    assert set(sipp.sensitivity(model, [points.contiguous()])) == {"weight"}
-
-
 def test_what_overflows_inside_a_network_is_told_as_that() -> None:
     """The error names the overflow; it does not claim that a layer computes something else."""
     torch.manual_seed(0)
@@ -370,18 +304,3 @@ def test_what_overflows_inside_a_network_is_told_as_that() -> None:
     assert bool(x.isfinite().all()) and not bool(net[0](x).isfinite().all())
     with pytest.raises(DataError, match="use a wider dtype"):
         sipp.sensitivity(net, x, progress=False)
-
-
-class Negates(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return -super().forward(x)
-
-
-def test_a_distance_beyond_float32_is_a_distance() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(Negates(8, 3, bias=False))
-    with torch.no_grad():
-        net[0].weight.fill_(2.5e18)
-    points = torch.full((6, 8), 1e19) + torch.rand(6, 8) * 1e18  # outputs of 2e38, which are 4e38 apart
-    with pytest.raises(ModelError, match="off by"):
-        sipp.sensitivity(net, points)

@@ -1,7 +1,6 @@
 """Logits are a language model's largest tensors: computed only where needed, and compared in parts."""
 
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs import outputs as comparing
 from sipp.inputs.data import data_of
-from sipp.inputs.outputs import dense_outputs, error_of, output_error
+from sipp.inputs.outputs import output_error
 from sipp.scoring.input_scores import wanda
 from sipp.scoring.task import task_of
 
@@ -67,33 +66,6 @@ def test_padding_is_left_out_in_parts_too(monkeypatch: pytest.MonkeyPatch) -> No
     assert batches[0].real_BT is not None
     full = list(data_of([{"input_ids": ids}]).batches())
     assert output_error(model, other, full) != pytest.approx(whole, rel=1e-3)
-
-
-def test_dense_outputs_that_are_not_kept_are_made_once_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    dense, other, ids = pair()
-    batches, n_runs = list(data_of(ids).batches()), list[int]()
-    dense.register_forward_hook(lambda *args: n_runs.append(1))
-    monkeypatch.setattr(comparing, "OUTPUT_BYTES", 0)
-    error_of(other, batches, dense_outputs(dense, batches))
-    assert len(n_runs) == len(batches)
-
-
-@pytest.mark.parametrize("chunk", [1 << 22, 9])
-def test_norms_and_points_alone_are_looked_at_in_parts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "AT_ONCE", chunk)
-    whole = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(0))
-    norms: Any = comparing.output_norms((whole, whole[:, 0]), 6)
-    by_hand = (whole.double().square().sum((1, 2)) + whole[:, 0].double().square().sum(1)).sqrt()
-    assert torch.allclose(norms, by_hand, rtol=1e-14, atol=0)
-    index = torch.tensor([5, 0])
-    part = whole[index].clone()
-    assert comparing._close(whole, part, index, 1e-6)
-    for place in ((0, 0, 0), (1, 3, 4)):
-        other = part.clone()
-        other[place] += 1e-3
-        assert not comparing._close(whole, other, index, 1e-6)
-    part[0, 0, 0] = torch.nan
-    assert not comparing._close(whole, part, index, 1e-6)
 
 
 def test_two_networks_are_compared_with_one_dense_output_at_a_time() -> None:

@@ -84,12 +84,6 @@ def test_linear_on_unbatched_vectors() -> None:
     agree(sipp.sensitivity(model, [x]), {"m.weight": oracle.linear_sensitivity(model.m.weight, x, "max")})
 
 
-@BOTH
-def test_linear_of_one_input_and_one_output(reduce: str) -> None:
-    model = seeded(lambda: nn.Linear(1, 1))
-    agree(sipp.sensitivity(model, [randn(4, 1)], reduce=reduce), {"weight": np.ones((1, 1))})
-
-
 def test_integer_inputs_and_embeddings() -> None:
     """Tokens are inputs too; embeddings and norms are never among the scores."""
     model = seeded(lambda: nn.Sequential(nn.Embedding(10, 4), nn.LayerNorm(4), nn.Linear(4, 3)), dtype=torch.float64)

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from draws import randn
 from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.inputs.outputs import output_norms
 
 
 def in_place() -> nn.Module:
@@ -78,41 +76,6 @@ def test_threads_that_share_a_model(call: Callable[[nn.Module, Tensor], dict[str
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-class Reads(nn.Module):
-    """A layer that is called, and whose weight is read elsewhere too."""
-
-    def __init__(self, read: Callable[[nn.Linear, Tensor], Tensor], weight: nn.Parameter | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.fc, self.read = nn.Linear(4, 4, bias=False), read
-        if weight is not None:
-            self.fc.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x) + self.read(self.fc, x)
-
-
-class Marked(nn.Parameter):
-    """A parameter of a class of its own."""
-
-
-READS: dict[str, Callable[[], Reads]] = {
-    "parameter class": lambda: Reads(lambda fc, x: F.linear(x, fc.weight), Marked(randn(4, 4))),
-    "item": lambda: Reads(lambda fc, x: x * fc.weight[0, 0].item()),
-}
-
-
-@pytest.mark.parametrize("kind", READS)
-def test_a_weight_read_outside_its_layer_is_refused(kind: str) -> None:
-    with pytest.raises(ModelError, match=r"fc\.weight is read by"):
-        sipp.sensitivity(READS[kind](), randn(8, 4))
-
-
-def test_a_parameter_class_of_its_own_is_fine() -> None:
-    model = Reads(lambda fc, x: torch.zeros(len(x), fc.weight.shape[0]), Marked(randn(4, 4)))
-    assert set(sipp.sensitivity(model, randn(8, 4))) == {"fc.weight"}
-
-
 class LastToken(nn.Linear):
     """Not the known map: what comes last is changed."""
 
@@ -144,59 +107,6 @@ def test_another_map_is_seen_wherever_it_differs(layer: Callable[[], nn.Module],
         sipp.sensitivity(nn.Sequential(layer()), [randn(*shape)])
 
 
-class OwnLinear(nn.Linear):
-    """The known map, in a class of its own, so that its output is compared."""
-
-
-class OwnConv(nn.Conv2d):
-    """The same for a convolution."""
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (lambda: OwnLinear(256, 4), (20, 600, 256)),
-        (lambda: OwnLinear(6, 100), (5, 6)),
-        (lambda: OwnConv(3, 4, 3, stride=2), (9, 3, 90, 90)),
-        (lambda: OwnConv(4, 4, 3, groups=2, padding=1), (40, 4, 30, 31)),
-        (lambda: OwnConv(6, 12, 3, groups=6, bias=False), (4, 6, 7, 5)),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_known_map_is_taken_for_what_it_is(
-    layer: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    assert sipp.sensitivity(nn.Sequential(layer()).to(dtype), [randn(*shape).to(dtype)])
-
-
-class Steps(nn.Module):
-    """A cell that takes two steps; of a class of its own, so that its output is compared."""
-
-    def __init__(self, kind: type[nn.RNNCellBase], **options: Any) -> None:
-        super().__init__()
-        self.cell = type("Own", (kind,), {})(4, 3, **options)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = self.cell(x[:, 1], self.cell(x[:, 0]))
-        return state[0] if isinstance(state, tuple) else state
-
-
-CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {}), (nn.RNNCell, {"nonlinearity": "relu", "bias": False})]
-
-
-@pytest.mark.parametrize(("kind", "options"), CELLS)
-def test_the_steps_of_a_cell_are_taken_for_what_they_are(kind: type[nn.RNNCellBase], options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    assert len(sipp.sensitivity(Steps(kind, **options), randn(6, 2, 4))) == 2
-
-
-class Scaled(nn.MultiheadAttention):
-    """Takes one more argument than attention does."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> Any:  # type: ignore[override]
-        return super().forward(query * scale, key, value)
-
-
 OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "one number a point": lambda out: out[:, 0],
     "sparse": lambda out: out.to_sparse(),
@@ -215,23 +125,6 @@ def test_outputs_may_have_any_structure(kind: str) -> None:
             return OUTPUTS[kind](self.fc(x))
 
     assert set(sipp.sensitivity(Gives(), randn(8, 4))) == {"fc.weight"}
-
-
-def test_the_norm_of_one_number_is_its_magnitude() -> None:
-    norms = output_norms(torch.tensor([3.0, -4.0]), 2)
-    assert norms is not None and norms.tolist() == [3.0, 4.0]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_snip_under_inference_mode_gives_the_same() -> None:
-    model, x = in_place(), randn(8, 6)
-    expected = sipp.prune(model, [(x, LABELS)], keep=0.5, method="snip").model.state_dict()
-    with torch.inference_mode():
-        found = sipp.prune(model, [(x.clone(), LABELS.clone())], keep=0.5, method="snip").model.state_dict()
-        made_here = in_place()
-        with pytest.raises(ModelError, match="inference_mode"):
-            sipp.prune(made_here, [(x, LABELS)], keep=0.5, method="snip")
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_data_that_cannot_be_begun_is_an_error_of_the_data() -> None:

@@ -117,34 +117,6 @@ def test_an_error_of_the_model_names_the_batch_and_its_inputs() -> None:
         sipp.prune(model, [(torch.rand(3, 4), labels)], keep=0.5, method="snip")
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError("full"), torch.OutOfMemoryError("full"), RuntimeError("can't allocate memory")]
-)
-def test_a_lack_of_memory_passes_as_it_is(error: Exception) -> None:
-    def call(m: nn.Module, x: Tensor) -> object:
-        m(x)
-        raise error
-
-    with pytest.raises(type(error)) as caught:
-        sipp.sensitivity(Calls(nn.Linear(4, 3), call), torch.rand(3, 4))
-    assert caught.value is error
-
-
-def test_the_numbers_of_one_vector_are_not_taken_for_points() -> None:
-    """Beside an input of eight points: alone it would be refused as data."""
-
-    class First(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 4)
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return self.layer(x)
-
-    with pytest.raises(DataError, match=r"layer \(Linear\) reads the 8 inputs of the batch as the 8 features of one"):
-        sipp.sensitivity(First(), [((torch.rand(8), torch.rand(8, 3)), None)])
-
-
 # --- The one place where uses are checked, for adapters that check nothing --------------------------------------------
 
 GOOD = WeightUse("weight", torch.rand(3, 2, 5, 4), n_position_dims=1)

@@ -79,11 +79,6 @@ def test_time_in_the_place_of_points_is_refused(shape: tuple[int, ...]) -> None:
         certify(model, model, [points(*shape)])
 
 
-def test_sequences_along_dimension_0_are_counted() -> None:
-    model = Sequences(batch_first=True)
-    assert certify(model, model, [points(60, 4, 8)]).n == 60
-
-
 # ---- whether an output is a function of its point
 
 
@@ -210,28 +205,6 @@ def fails_on_part(batch: Batch, n: int) -> Tensor:
     return batch.args[0]
 
 
-class SomeNoise(nn.Module):
-    """Noise on inputs that begin with a negative number only: a batch without them looks fine."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x[:, :1] > 0, x, x * torch.rand_like(x))
-
-
-def test_a_first_batch_of_one_input_is_not_the_only_one_tried() -> None:
-    """So little shows on one input that the first batch of several is tried too."""
-    x = points(51, 8)
-    x[:1, 0], x[1:, 0] = 1.0, -1.0
-    for call in (certify, certify_accuracy):
-        with pytest.raises(ModelError, match=r"holdout batch 1: two runs"):
-            call(SomeNoise(), SomeNoise(), list(x.split([1, 25, 25])))
-
-
-def test_prune_to_refuses_a_network_of_chance() -> None:
-    noisy = nn.Sequential(mlp(), Noise())
-    with pytest.raises(ModelError, match=r"dense, calibration batch 0: two runs"):
-        sipp.prune_to(noisy, points(50, 8), points(99, 8, seed=1), epsilon=9.0, method="magnitude")
-
-
 # ---- labels in a dict
 
 
@@ -327,32 +300,6 @@ def test_as_many_classes_as_positions_are_no_positions() -> None:
     ratios = ((f - g).norm(dim=1) / f.norm(dim=1)).sort(descending=True).values
     cert = certify(model, halved(model), [data])
     assert cert.epsilon == pytest.approx(float(ratios[cert.k_allowed]), rel=1e-4)
-
-
-def test_a_class_that_is_a_position_is_chosen_among_all_outputs() -> None:
-    """Where an answer starts: n x positions, a class each; an output at padding may be the largest one."""
-    model, data = Tokens(1), padded(LENGTHS, 32)
-    with torch.no_grad():
-        classes = [net.eval()(**data).argmax(1) for net in (model, halved(model))]
-    cert = certify_accuracy(model, halved(model), [data])
-    assert cert.n_differ == int((classes[0] != classes[1]).sum()) > 5
-
-
-def test_prune_to_takes_a_loader_that_shuffles_and_pads_each_batch_to_its_longest() -> None:
-    model, generator = Tokens(3), torch.Generator().manual_seed(0)
-    sentences = padded(LENGTHS * 3, 32, seed=1)
-
-    class Loader:
-        def __iter__(self) -> Iterator[dict[str, Tensor]]:
-            for part in torch.randperm(210, generator=generator).split(30):
-                batch = {name: value[part] for name, value in sentences.items()}
-                longest = int(batch["attention_mask"].sum(1).max())
-                yield {name: value[:, :longest] for name, value in batch.items()}
-
-    fixed = sipp.prune_to(model, [padded(LENGTHS, 40)], [sentences], epsilon=0.5, method="magnitude")
-    moving = sipp.prune_to(model, [padded(LENGTHS, 40)], Loader(), epsilon=0.5, method="magnitude")
-    assert fixed.path == moving.path and 0 < fixed.keep < 1
-    assert fixed.certificate.data_hash == moving.certificate.data_hash
 
 
 def test_padding_is_read_from_masks() -> None:

@@ -167,12 +167,6 @@ def test_sequences_of_other_batches_inside_the_model_are_fine(call: Callable[[nn
     assert sipp.sensitivity(model, [randn(4, 6, 8)])
 
 
-def test_one_vector_is_not_as_many_points_as_it_has_features() -> None:
-    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
-    with pytest.raises(DataError):
-        sipp.prune(model, [randn(8), randn(8)], keep=0.5)
-
-
 def test_a_call_without_patches_adds_nothing() -> None:
     """An expert that gets no token in one batch is scored by the others."""
 
@@ -217,50 +211,6 @@ def test_one_image_is_not_as_many_points_as_it_has_channels() -> None:
     with pytest.raises(DataError, match=r"one image without a batch dimension.*torch\.stack"):
         sipp.prune(model, [torch.rand(3, 8, 8) for _ in range(5)], keep=0.5)
     assert sipp.prune(model, [torch.rand(5, 3, 8, 8)], keep=0.5, method="magnitude").guarantee.n == 5
-
-
-class AlongTime(nn.Module):
-    """Adds up along dimension 0, as a recurrent network does that is given time first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(5, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x.cumsum(0))
-
-
-class Centred(AlongTime):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x - x.mean(0))
-
-
-class Noisy(AlongTime):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(F.dropout(x))  # training=True by default
-
-
-def test_a_dimension_0_that_is_time_is_refused_for_scoring() -> None:
-    with pytest.raises(DataError, match="time, not the batch"):
-        sipp.prune(AlongTime(), torch.rand(60, 5), keep=0.5)
-
-
-@pytest.mark.parametrize(("model", "words"), [(Centred(), "others in its batch"), (Noisy(), "two runs")])
-def test_nothing_is_promised_where_an_output_is_no_function_of_its_point(model: nn.Module, words: str) -> None:
-    torch.manual_seed(0)
-    for bound in ("paper", "sound"):
-        pruned = sipp.prune(
-            model,
-            torch.rand(300, 5),
-            keep=0.5,
-            method="sipp-det",
-            c_constant=1e4,
-            bound=bound,
-            holdout=torch.rand(60, 5),
-        )
-        assert words in pruned.guarantee.reason
-        assert pruned.measured is None if bound == "sound" else words in pruned.measured.reason
-        assert not pruned.bound.met and words in pruned.bound.reason
 
 
 # --- From the data to the certificate ---------------------------------------------------------------------------------

@@ -310,13 +310,6 @@ def has_patches(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
         return False
     if len(windows) != (batch.n_points if use.attributed else 1):
         raise ModelError(f"has an adapter that reports {len(windows)} inputs, but the batch has {batch.n_points}")
-    is_one = not use.attributed and use.n_positions == 1 and batch.n_points == weight.fan_in
-    if is_one and any(tensor.ndim == 1 for tensor in batch.tensors.values()):
-        raise DataError(
-            f"reads the {batch.n_points} inputs of the batch as the {weight.fan_in} features of one "
-            "vector; inputs run along dimension 0",
-            fix="give a batch of one input as x[None]",
-        )
     return True
 
 
