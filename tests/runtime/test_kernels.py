@@ -15,7 +15,7 @@ from sipp.runtime.activations import BY_TORCH, activate
 from sipp.runtime.buffers import Arena, Work, token_buffer
 from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Op, Ref
 from sipp.runtime.images import AVERAGE, CAT, MAX, PAD
-from sipp.runtime.kernel import PreparedKernel
+from sipp.runtime.kernel import PreparedKernel, Vectors
 from sipp.runtime.plan import MAKERS
 
 EACH = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -246,7 +246,7 @@ def by_code(name, lanes, values):
         with vector.each(b, *args.share(args.number("n"))) as i:
             place = b.mul(i, i.type(lanes))
             value = vector.load(b, vector.address_of(b, args.number("x"), place), vector.of(lanes))
-            vector.store(b, activate(b, name, value, lanes), vector.address_of(b, args.number("out"), place))
+            vector.store(b, activate(Vectors(b, lanes), name, value), vector.address_of(b, args.number("out"), place))
 
     x = np.array(values, np.float32)
     out = np.empty_like(x)

@@ -7,7 +7,7 @@ infinity like float32, and is 0 below LOWEST, so sigmoid reaches 0 where torch's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sipp.native import vector
+from sipp.runtime.kernel import Vectors
 
 ATEN = torch.ops.aten
 NONE = "none"
@@ -52,96 +53,90 @@ def activation_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _PLAIN.get(target) if not kwargs else None
 
 
-def activate(b: Any, act: str, value: Any, lanes: int) -> Any:
+def activate(v: Vectors, act: str, value: Any) -> Any:
     """Applies an activation to a vector; NaN stays NaN."""
-    zero = vector.constant(0.0, lanes)
+    b, zero = v.b, v.constant(0.0)
     if act in ("relu", "relu6"):
         value = b.select(b.fcmp_ordered("<", value, zero), zero, value)
-        six = vector.constant(6.0, lanes)
+        six = v.constant(6.0)
         return value if act == "relu" else b.select(b.fcmp_ordered(">", value, six), six, value)
     if act == "sigmoid":
-        return sigmoid(b, value, lanes)
+        return sigmoid(v, value)
     if act == "tanh":
-        return tanh(b, value, lanes)
+        return tanh(v, value)
     if act == "silu":
-        return b.fmul(value, sigmoid(b, value, lanes))
+        return b.fmul(value, sigmoid(v, value))
     if act == "gelu":
-        return _gelu(b, value, lanes)
+        return _gelu(v, value)
     if act == "gelu_tanh":
         cube = b.fmul(b.fmul(value, value), value)
-        inner = b.fmul(
-            vector.fused(b, cube, vector.constant(0.044715, lanes), value),
-            vector.constant(math.sqrt(2 / math.pi), lanes),
-        )
-        half = b.fmul(value, vector.constant(0.5, lanes))
-        return vector.fused(b, half, tanh(b, inner, lanes), half)
+        inner = b.fmul(vector.fused(b, cube, v.constant(0.044715), value), v.constant(math.sqrt(2 / math.pi)))
+        half = b.fmul(value, v.constant(0.5))
+        return vector.fused(b, half, tanh(v, inner), half)
     return value
 
 
-def _gelu(b: Any, x: Any, lanes: int) -> Any:
+def _gelu(v: Vectors, x: Any) -> Any:
     """x Phi(x), Phi(x) = 1 - q for x > 0 and q below, where q = polynomial exp(-x^2 / 2) / 2."""
-    zero, one = vector.constant(0.0, lanes), vector.constant(1.0, lanes)
+    b, zero, one = v.b, v.constant(0.0), v.constant(1.0)
     is_negative = b.fcmp_ordered("<", x, zero)
     size = b.select(is_negative, b.fsub(zero, x), x)
-    t = b.fdiv(one, vector.fused(b, size, vector.constant(ERF_P / math.sqrt(2), lanes), one))
-    total = vector.constant(ERF_TERMS[0], lanes)
-    for term in ERF_TERMS[1:]:
-        total = vector.fused(b, total, t, vector.constant(term, lanes))
-    power = exp(b, b.fmul(b.fmul(x, x), vector.constant(-0.5, lanes)), lanes)
-    q = b.fmul(b.fmul(b.fmul(total, t), power), vector.constant(0.5, lanes))
+    t = b.fdiv(one, vector.fused(b, size, v.constant(ERF_P / math.sqrt(2)), one))
+    total = _polynomial(v, t, ERF_TERMS)
+    power = exp(v, b.fmul(b.fmul(x, x), v.constant(-0.5)))
+    q = b.fmul(b.fmul(b.fmul(total, t), power), v.constant(0.5))
     return b.fmul(x, b.select(is_negative, q, b.fsub(one, q)))
 
 
-def exp(b: Any, x: Any, lanes: int) -> Any:
+def exp(v: Vectors, x: Any) -> Any:
     """e ** x. Uses half the power of two and doubles the result, because the largest results need 2 ** 128."""
-    is_low = b.fcmp_ordered("<", x, vector.constant(LOWEST, lanes))
-    rest, shifted = _reduce_range(b, _clamp(b, x, LOWEST, HIGHEST, lanes), lanes)
-    half = b.fmul(_polynomial(b, rest, TERMS, lanes), _power_of_two(b, shifted, BIAS - 1, lanes))
-    return b.select(is_low, vector.constant(0.0, lanes), b.fadd(half, half))
+    b = v.b
+    is_low = b.fcmp_ordered("<", x, v.constant(LOWEST))
+    rest, shifted = _reduce_range(v, _clamp(v, x, LOWEST, HIGHEST))
+    half = b.fmul(_polynomial(v, rest, TERMS), _power_of_two(v, shifted, BIAS - 1))
+    return b.select(is_low, v.constant(0.0), b.fadd(half, half))
 
 
-def sigmoid(b: Any, x: Any, lanes: int) -> Any:
-    one = vector.constant(1.0, lanes)
-    return b.fdiv(one, b.fadd(one, exp(b, b.fsub(vector.constant(0.0, lanes), x), lanes)))
+def sigmoid(v: Vectors, x: Any) -> Any:
+    b, one = v.b, v.constant(1.0)
+    return b.fdiv(one, b.fadd(one, exp(v, b.fsub(v.constant(0.0), x))))
 
 
-def tanh(b: Any, x: Any, lanes: int) -> Any:
+def tanh(v: Vectors, x: Any) -> Any:
     """m / (m + 2) with m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, so nothing cancels."""
-    rest, shifted = _reduce_range(b, _clamp(b, b.fadd(x, x), -SATURATED, SATURATED, lanes), lanes)
-    power = _power_of_two(b, shifted, BIAS, lanes)
-    part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1], lanes))
-    m = vector.fused(b, power, part, b.fsub(power, vector.constant(1.0, lanes)))
-    return b.fdiv(m, b.fadd(m, vector.constant(2.0, lanes)))
+    b = v.b
+    rest, shifted = _reduce_range(v, _clamp(v, b.fadd(x, x), -SATURATED, SATURATED))
+    power = _power_of_two(v, shifted, BIAS)
+    part = b.fmul(rest, _polynomial(v, rest, TERMS[:-1]))
+    m = vector.fused(b, power, part, b.fsub(power, v.constant(1.0)))
+    return b.fdiv(m, b.fadd(m, v.constant(2.0)))
 
 
-def _clamp(b: Any, x: Any, low: float, high: float, lanes: int) -> Any:
+def _clamp(v: Vectors, x: Any, low: float, high: float) -> Any:
     """x clamped to low .. high; NaN stays NaN."""
-    for sign, limit in ((">", vector.constant(high, lanes)), ("<", vector.constant(low, lanes))):
-        x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)
+    for sign, limit in ((">", v.constant(high)), ("<", v.constant(low))):
+        x = v.b.select(v.b.fcmp_ordered(sign, x, limit), limit, x)
     return x
 
 
-def _reduce_range(b: Any, x: Any, lanes: int) -> tuple[Any, Any]:
+def _reduce_range(v: Vectors, x: Any) -> tuple[Any, Any]:
     """Splits x = n ln 2 + r; returns r, and n in the last bits of a shifted number."""
-    shifter = vector.constant(SHIFTER, lanes)
-    shifted = b.fadd(b.fmul(x, vector.constant(1 / math.log(2), lanes)), shifter)
+    b, shifter = v.b, v.constant(SHIFTER)
+    shifted = b.fadd(b.fmul(x, v.constant(1 / math.log(2))), shifter)
     whole = b.fsub(shifted, shifter)
-    rest = vector.fused(b, whole, vector.constant(-LN2_HIGH, lanes), x)
-    return vector.fused(b, whole, vector.constant(-LN2_LOW, lanes), rest), shifted
+    rest = vector.fused(b, whole, v.constant(-LN2_HIGH), x)
+    return vector.fused(b, whole, v.constant(-LN2_LOW), rest), shifted
 
 
-def _polynomial(b: Any, x: Any, terms: list[float], lanes: int) -> Any:
-    total = vector.constant(terms[0], lanes)
+def _polynomial(v: Vectors, x: Any, terms: Sequence[float]) -> Any:
+    total = v.constant(terms[0])
     for term in terms[1:]:
-        total = vector.fused(b, total, x, vector.constant(term, lanes))
+        total = vector.fused(v.b, total, x, v.constant(term))
     return total
 
 
-def _power_of_two(b: Any, shifted: Any, bias: int, lanes: int) -> Any:
+def _power_of_two(v: Vectors, shifted: Any, bias: int) -> Any:
     """2 ** (n + bias - BIAS) for the integer n in the last bits."""
-    kind = vector.of(lanes, vector.I32)
-    exponent = b.shl(
-        b.add(b.bitcast(shifted, kind), vector.constant(bias, lanes, vector.I32)),
-        vector.constant(MANTISSA, lanes, vector.I32),
-    )
-    return b.bitcast(exponent, vector.of(lanes))
+    b, whole = v.b, [vector.constant(number, v.lanes, vector.I32) for number in (bias, MANTISSA)]
+    exponent = b.shl(b.add(b.bitcast(shifted, vector.of(v.lanes, vector.I32)), whole[0]), whole[1])
+    return b.bitcast(exponent, vector.of(v.lanes))

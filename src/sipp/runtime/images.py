@@ -14,7 +14,7 @@ from torch import Tensor
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Buffer, Work, filled_run, image_buffer
 from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.kernel import Argument, PreparedKernel
+from sipp.runtime.kernel import Argument, PreparedKernel, Vectors
 from sipp.runtime.products import pair
 from sipp.runtime.steps import Step, Values
 
@@ -146,32 +146,28 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
     }
     lanes = 16 if n % 16 == 0 and processor.WIDE else 8 if n % 8 == 0 else 1
     key = ("pooling", is_max, lanes)
-    return PreparedKernel(key, arguments, channels, lambda b, args: _emit(b, args, is_max, lanes))
+    return PreparedKernel(key, arguments, channels, lambda b, args: _emit(Vectors(b, lanes), args, is_max))
 
 
-def _emit(b: Any, args: machine_code.Arguments, is_max: bool, lanes: int) -> None:
-    first, last = args.share(args.number("n_channels"))
-    with vector.each(b, first, last) as channel:
+def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool) -> None:
+    b = v.b
+    with vector.each(b, *args.share(args.number("n_channels"))) as channel:
         x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
         out = b.add(args.number("out"), b.mul(channel, args.number("out_pitch")))
         with vector.each(b, 0, args.number("n_positions")) as position:
             entry = vector.address_of(b, args.number("table"), position, 8 * TABLE_NUMBERS)
-            to = b.add(out, vector.load(b, entry, vector.I64))
-            start, stop = vector.load(b, entry, vector.I64, 8), vector.load(b, entry, vector.I64, 16)
-            factor = vector.splat(
-                b, b.bitcast(b.trunc(vector.load(b, entry, vector.I64, 24), vector.I32), vector.F32), lanes
-            )
-            with vector.each(b, 0, args.number("n_points"), lanes) as point:
-                value = _over_taps(b, args, is_max, lanes, vector.address_of(b, x, point), start, stop)
+            to, start, stop, bits = (vector.load(b, entry, vector.I64, 8 * i) for i in range(TABLE_NUMBERS))
+            to, factor = b.add(out, to), v.splat(b.bitcast(b.trunc(bits, vector.I32), vector.F32))
+            with vector.each(b, 0, args.number("n_points"), v.lanes) as point:
+                value = _over_taps(v, args, is_max, vector.address_of(b, x, point), start, stop)
                 vector.store(b, value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
 
 
-def _over_taps(b: Any, args: machine_code.Arguments, is_max: bool, lanes: int, x: Any, start: Any, stop: Any) -> Any:
-    taps = args.number("taps")
-    cell = vector.variables(b, [vector.constant(float("-inf") if is_max else 0.0, lanes)])[0]
+def _over_taps(v: Vectors, args: machine_code.Arguments, is_max: bool, x: Any, start: Any, stop: Any) -> Any:
+    b, taps, (cell,) = v.b, args.number("taps"), v.variables(1, float("-inf") if is_max else 0.0)
     with vector.each(b, start, stop) as tap:
         place = b.sext(vector.load(b, vector.address_of(b, taps, tap, 4), vector.I32), vector.I64)
-        value, have = vector.load(b, b.add(x, place), vector.of(lanes)), b.load(cell)
+        value, have = v.load(b.add(x, place)), b.load(cell)
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
             b.store(b.select(is_new, value, have), cell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,14 +66,43 @@ class PreparedKernel:
         machine_code.run(self._code, self._numbers, 1, 1)
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """Writes code on vectors of `lanes` float32 numbers, with LLVM's builder `b`. Offsets are in bytes."""
+
+    b: Any
+    lanes: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.lanes * vector.FLOAT_BYTES
+
+    def constant(self, value: float) -> Any:
+        return vector.constant(value, self.lanes)
+
+    def variables(self, n: int, value: float = 0.0) -> list[Any]:
+        """As many variables, which start with this value."""
+        return vector.variables(self.b, [self.constant(value)] * n)
+
+    def load(self, address: Any, offset: int = 0) -> Any:
+        return vector.load(self.b, address, vector.of(self.lanes), offset)
+
+    def splat(self, scalar: Any) -> Any:
+        """A number in all lanes."""
+        return vector.splat(self.b, scalar, self.lanes)
+
+    def splat_item(self, address: Any, i: Any, offset: int = 0) -> Any:
+        """Number i of an array in all lanes."""
+        return self.splat(vector.load(self.b, vector.address_of(self.b, address, i), offset=offset))
+
+
 @contextmanager
-def tasks(b: Any, args: machine_code.Arguments, n: Any, lanes: int) -> Iterator[tuple[Any, Watch]]:
+def tasks(v: Vectors, args: machine_code.Arguments, n: Any) -> Iterator[tuple[Any, Watch]]:
     """A loop over the thread's share of n tasks; yields the task and a function that watches vectors of values.
 
     The first watched value that is not finite makes a sum NaN, which raises the flag in the end: one multiply-add each.
     """
-    zero = vector.constant(0.0, lanes)
-    bad = vector.variables(b, [zero])[0]
+    b, zero, (bad,) = v.b, v.constant(0.0), v.variables(1)
 
     def watch(value: Any) -> None:
         b.store(vector.fused(b, value, zero, b.load(bad)), bad)
@@ -80,9 +110,9 @@ def tasks(b: Any, args: machine_code.Arguments, n: Any, lanes: int) -> Iterator[
     with vector.each(b, *args.share(n)) as task:
         yield task, watch
     total = each_lane = b.load(bad)
-    if lanes > 1:
+    if v.lanes > 1:
         total = b.extract_element(each_lane, vector.I64(0))
-        for lane in range(1, lanes):
+        for lane in range(1, v.lanes):
             total = b.fadd(total, b.extract_element(each_lane, vector.I64(lane)))
     with b.if_then(b.fcmp_unordered("uno", total, total)):
         raise_flag(b, args)

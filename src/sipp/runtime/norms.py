@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Work, filled_run, fills_of, token_buffer, token_input
 from sipp.runtime.graph import Op
-from sipp.runtime.kernel import Argument, PreparedKernel, tasks
+from sipp.runtime.kernel import Argument, PreparedKernel, Vectors, tasks
 from sipp.runtime.steps import Step
 
 MARGIN = 2.0**8  # torch handles squares this close to overflow: it sums them in another order
@@ -50,51 +51,47 @@ def norm_step(op: Op, work: Work) -> Step | None:
         "epsilon": float(epsilon),
         "flag": arena.flag.cell,
     }
-    kernel = PreparedKernel(
-        ("norm", lanes, n_vectors), arguments, n_strips, lambda b, args: _emit(b, args, lanes, n_vectors)
-    )
+    key = ("norm", lanes, n_vectors)
+    kernel = PreparedKernel(key, arguments, n_strips, lambda b, args: _emit(Vectors(b, lanes), args, n_vectors))
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     return Step(op.name, "norm of tokens", run_step, op.out)
 
 
-def _emit(b: Any, args: machine_code.Arguments, lanes: int, n_vectors: int) -> None:
-    width = lanes * n_vectors * vector.FLOAT_BYTES
-    share, epsilon = (vector.splat(b, args.real(n), lanes) for n in ("share", "epsilon"))
-    one = vector.constant(1.0, lanes)
-    with tasks(b, args, args.number("n_strips"), lanes) as (strip, watch):
-        x, out = (b.add(args.number(n), b.mul(strip, vector.I64(width))) for n in ("x", "out"))
-        zeros = [vector.constant(0.0, lanes)] * n_vectors
+def _emit(v: Vectors, args: machine_code.Arguments, n_vectors: int) -> None:
+    b = v.b
+    share, epsilon = (v.splat(args.real(name)) for name in ("share", "epsilon"))
+    one = v.constant(1.0)
+    with tasks(v, args, args.number("n_strips")) as (strip, watch):
+        x, out = (b.add(args.number(n), b.mul(strip, vector.I64(n_vectors * v.n_bytes))) for n in ("x", "out"))
         # about the first feature: where all are nearly equal and large, a rounded sum would show after the division
-        first = [vector.load(b, x, vector.of(lanes), v * lanes * vector.FLOAT_BYTES) for v in range(n_vectors)]
-        totals = _over(b, args, lanes, x, zeros, lambda v, value: b.fsub(value, first[v]))
+        first = [v.load(x, i * v.n_bytes) for i in range(n_vectors)]
+        totals = _over(v, args, x, n_vectors, lambda i, value: b.fsub(value, first[i]))
         mean = [vector.fused(b, total, share, start) for total, start in zip(totals, first)]
-        squares = _over(b, args, lanes, x, zeros, lambda v, value: _square(b, b.fsub(value, mean[v])))
+        squares = _over(v, args, x, n_vectors, lambda i, value: _square(b, b.fsub(value, mean[i])))
         for total, middle in zip(squares, mean):
             for square in (total, _square(b, middle)):  # torch squares partial means too
-                watch(b.fmul(square, vector.constant(MARGIN, lanes)))
+                watch(b.fmul(square, v.constant(MARGIN)))
         variances = [vector.fused(b, total, share, epsilon) for total in squares]
-        scale = [b.fdiv(one, vector.call(b, f"llvm.sqrt.v{lanes}f32", vector.of(lanes), [x])) for x in variances]
+        scale = [b.fdiv(one, vector.call(b, f"llvm.sqrt.v{v.lanes}f32", vector.of(v.lanes), [x])) for x in variances]
         with vector.each(b, 0, args.number("n_features")) as feature:
             moved = b.mul(feature, args.number("pitch"))
-            gain, shift = (
-                vector.splat(b, vector.load(b, vector.address_of(b, args.number(n), feature)), lanes)
-                for n in ("gain", "shift")
-            )
-            for v in range(n_vectors):
-                value = vector.load(b, b.add(x, moved), vector.of(lanes), v * lanes * vector.FLOAT_BYTES)
-                value = vector.fused(b, b.fmul(b.fsub(value, mean[v]), scale[v]), gain, shift)
-                vector.store(b, value, b.add(out, moved), v * lanes * vector.FLOAT_BYTES)
+            gain, shift = (v.splat_item(args.number(name), feature) for name in ("gain", "shift"))
+            for i in range(n_vectors):
+                value = v.load(b.add(x, moved), i * v.n_bytes)
+                value = vector.fused(b, b.fmul(b.fsub(value, mean[i]), scale[i]), gain, shift)
+                vector.store(b, value, b.add(out, moved), i * v.n_bytes)
                 watch(value)
 
 
-def _over(b: Any, args: machine_code.Arguments, lanes: int, x: Any, start: list[Any], term: Any) -> list[Any]:
+def _over(
+    v: Vectors, args: machine_code.Arguments, x: Any, n_vectors: int, term: Callable[[int, Any], Any]
+) -> list[Any]:
     """Emits sums over the features, one for each vector of a strip."""
-    cells = vector.variables(b, start)
+    b, cells = v.b, v.variables(n_vectors)
     with vector.each(b, 0, args.number("n_features")) as feature:
         line = b.add(x, b.mul(feature, args.number("pitch")))
-        for v, cell in enumerate(cells):
-            value = vector.load(b, line, vector.of(lanes), v * lanes * vector.FLOAT_BYTES)
-            b.store(b.fadd(b.load(cell), term(v, value)), cell)
+        for i, cell in enumerate(cells):
+            b.store(b.fadd(b.load(cell), term(i, v.load(line, i * v.n_bytes))), cell)
     return [b.load(cell) for cell in cells]
 
 

@@ -17,7 +17,7 @@ from sipp.runtime import timing
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena, Work
 from sipp.runtime.graph import LSTM, Op
-from sipp.runtime.kernel import PreparedKernel, tasks
+from sipp.runtime.kernel import PreparedKernel, Vectors, tasks
 from sipp.runtime.products import padded
 from sipp.runtime.steps import Step, Values, arguments_of
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows
@@ -114,7 +114,7 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     }
     lanes = next(n for n in (processor.LANES, 8, 1) if hidden % n == 0)
     kernel = PreparedKernel(
-        ("recurrent", lanes), arguments, n_points, lambda b, args: _emit(b, args, lanes), also=(source, out)
+        ("recurrent", lanes), arguments, n_points, lambda b, args: _emit(Vectors(b, lanes), args), also=(source, out)
     )
     return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
@@ -124,9 +124,9 @@ def _round_up(n: int) -> int:
     return -(-n // processor.LANES) * processor.LANES
 
 
-def _emit(b: Any, args: machine_code.Arguments, lanes: int) -> None:
-    n_inputs, hidden = args.number("n_inputs"), args.number("n_hidden")
-    with tasks(b, args, args.number("n_points"), lanes) as (point, watch):
+def _emit(v: Vectors, args: machine_code.Arguments) -> None:
+    b, n_inputs, hidden = v.b, args.number("n_inputs"), args.number("n_hidden")
+    with tasks(v, args, args.number("n_points")) as (point, watch):
         line = b.add(args.number("vectors"), b.mul(point, args.number("vector_per_point")))
         cell = vector.address_of(b, args.number("cell"), b.mul(point, hidden))
         gates = b.add(args.number("gates"), b.mul(point, args.number("gates_per_point")))
@@ -136,30 +136,22 @@ def _emit(b: Any, args: machine_code.Arguments, lanes: int) -> None:
             x = b.add(source, b.mul(time, args.number("source_per_step")))
             with vector.each(b, 0, n_inputs) as i:
                 vector.store(b, vector.load(b, vector.address_of(b, x, i)), vector.address_of(b, line, i))
-            _emit_gates(b, args, line, gates)
+            with vector.each(b, 0, args.number("n_groups")) as group:  # gates = bias + W (x, h)
+                sums = group_sums(b, args, group, line)
+                vector.store(b, sums, vector.address_of(b, gates, b.mul(group, vector.I64(processor.LANES))))
             to = b.add(out, b.mul(time, args.number("out_per_step")))
-            with vector.each(b, 0, hidden, lanes) as i:
-                state = _emit_cell(b, lanes, vector.address_of(b, gates, i), hidden, vector.address_of(b, cell, i))
+            with vector.each(b, 0, hidden, v.lanes) as i:
+                state = _emit_cell(v, vector.address_of(b, gates, i), hidden, vector.address_of(b, cell, i))
                 vector.store(b, state, vector.address_of(b, to, i))
                 vector.store(b, state, vector.address_of(b, line, b.add(n_inputs, i)))
                 watch(state)
 
 
-def _emit_gates(b: Any, args: machine_code.Arguments, line: Any, gates: Any) -> None:
-    """gates = bias + W (x, h)."""
-    with vector.each(b, 0, args.number("n_groups")) as group:
-        vector.store(
-            b, group_sums(b, args, group, line), vector.address_of(b, gates, b.mul(group, vector.I64(processor.LANES)))
-        )
-
-
-def _emit_cell(b: Any, lanes: int, gates: Any, hidden: Any, cell: Any) -> Any:
+def _emit_cell(v: Vectors, gates: Any, hidden: Any, cell: Any) -> Any:
     """Emits the update of the cell of some units; returns their new state."""
-    i, f, g, o = (
-        vector.load(b, vector.address_of(b, gates, b.mul(hidden, vector.I64(k))), vector.of(lanes))
-        for k in range(N_GATES)
-    )
-    old = b.fmul(sigmoid(b, f, lanes), vector.load(b, cell, vector.of(lanes)))
-    new = vector.fused(b, sigmoid(b, i, lanes), tanh(b, g, lanes), old)
+    b = v.b
+    i, f, g, o = (v.load(vector.address_of(b, gates, b.mul(hidden, vector.I64(k)))) for k in range(N_GATES))
+    old = b.fmul(sigmoid(v, f), v.load(cell))
+    new = vector.fused(b, sigmoid(v, i), tanh(v, g), old)
     vector.store(b, new, cell)
-    return b.fmul(sigmoid(b, o, lanes), tanh(b, new, lanes))
+    return b.fmul(sigmoid(v, o), tanh(v, new))

@@ -21,7 +21,7 @@ from torch import Tensor
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Operand
-from sipp.runtime.kernel import Watch, tasks
+from sipp.runtime.kernel import Vectors, Watch, tasks
 
 LONGEST = 2**16 - 1  # largest step between two weights
 MOST_VECTORS = 16 if processor.WIDE else 10  # per tile: their sums must fit in registers
@@ -173,8 +173,8 @@ ROW_NUMBERS = 2  # position in x of a row's first weight (bytes), and the row's 
 
 def emit_strips(b: Any, args: machine_code.Arguments, tile: Tile) -> None:
     """Emits the loop for strips of this shape."""
-    n_blocks, n_rows = args.number("n_blocks"), args.number("n_rows")
-    with tasks(b, args, b.mul(args.number("n_strips"), n_blocks), tile.lanes) as (task, watch):
+    v, n_blocks, n_rows = Vectors(b, tile.lanes), args.number("n_blocks"), args.number("n_rows")
+    with tasks(v, args, b.mul(args.number("n_strips"), n_blocks)) as (task, watch):
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
         place = vector.address_of(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
         names = ("x", "out", "addend")
@@ -184,52 +184,47 @@ def emit_strips(b: Any, args: machine_code.Arguments, tile: Tile) -> None:
         n_rounds = args.number("n_rounds") if tile.has_rounds else vector.I64(1)
         with vector.each(b, 0, n_rounds) as nth_round, vector.each(b, start, stop) as row:
             out_row = b.add(out, b.mul(row, args.number("out_pitch")))
-            sums = _sums(b, args, tile, x, row, nth_round, out_row)
+            sums = _sums(v, args, tile, x, row, nth_round, out_row)
             addend_row = b.add(addend, b.mul(row, args.number("addend_pitch")))
             with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, vector.I64(1)))) as (then, otherwise):
                 with then:
-                    _finish(b, args, tile, sums, out_row, addend_row, watch)
+                    _finish(v, args, tile, sums, out_row, addend_row, watch)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
                         vector.store(b, value, out_row, distance)
 
 
 def _sums(
-    b: Any, args: machine_code.Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out_row: Any
+    v: Vectors, args: machine_code.Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out: Any
 ) -> list[Any]:
     """Emits the sums of a row after this round."""
-    row_at = vector.address_of(
-        b, args.number("rows"), b.add(row, b.mul(nth_round, args.number("n_rows"))), 8 * ROW_NUMBERS
-    )
-    place = vector.variables(b, [b.add(x, vector.load(b, row_at, vector.I64))])[0]
+    b, nth_row = v.b, v.b.add(row, v.b.mul(nth_round, args.number("n_rows")))
+    row_at = vector.address_of(b, args.number("rows"), nth_row, 8 * ROW_NUMBERS)
+    (place,) = vector.variables(b, [b.add(x, vector.load(b, row_at, vector.I64))])
     first, last = vector.load(b, row_at, vector.I64, -8), vector.load(b, row_at, vector.I64, 8)
-    cells = vector.variables(
-        b,
-        [vector.splat(b, vector.load(b, vector.address_of(b, args.number("bias"), row)), tile.lanes)] * len(tile.in_x),
-    )
+    cells = vector.variables(b, [v.splat_item(args.number("bias"), row)] * len(tile.in_x))
     if tile.has_rounds:
         with b.if_then(b.icmp_signed(">", nth_round, vector.I64(0))):
             for cell, distance in zip(cells, tile.in_out):
-                b.store(vector.load(b, out_row, vector.of(tile.lanes), distance), cell)
+                b.store(v.load(out, distance), cell)
     values, steps = args.number("values"), args.number("steps")
     with vector.each(b, first, last) as j:
-        value = vector.splat(b, vector.load(b, vector.address_of(b, values, j)), tile.lanes)
-        here = b.load(place)
+        value, here = v.splat_item(values, j), b.load(place)
         for cell, distance in zip(cells, tile.in_x):
-            b.store(vector.fused(b, value, vector.load(b, here, vector.of(tile.lanes), distance), b.load(cell)), cell)
+            b.store(vector.fused(b, value, v.load(here, distance), b.load(cell)), cell)
         step = b.zext(vector.load(b, vector.address_of(b, steps, j, 2), vector.I16), vector.I64)
         b.store(b.add(here, b.mul(step, vector.I64(tile.unit))), place)
     return [b.load(cell) for cell in cells]
 
 
 def _finish(
-    b: Any, args: machine_code.Arguments, tile: Tile, sums: list[Any], out: Any, addend: Any, watch: Watch
+    v: Vectors, args: machine_code.Arguments, tile: Tile, sums: list[Any], out: Any, addend: Any, watch: Watch
 ) -> None:
     """Emits the end of a row: sum, activation, and the checks for values that are not finite."""
     for i, value in enumerate(sums):
         if tile.is_shrunk:
-            watch(b.fmul(value, vector.splat(b, args.real("shrunk"), tile.lanes)))
+            watch(v.b.fmul(value, v.splat(args.real("shrunk"))))
         if tile.in_addend is not None:
-            value = b.fadd(value, vector.load(b, addend, vector.of(tile.lanes), tile.in_addend[i]))
+            value = v.b.fadd(value, v.load(addend, tile.in_addend[i]))
         watch(value)
-        vector.store(b, activate(b, tile.act, value, tile.lanes), out, tile.in_out[i])
+        vector.store(v.b, activate(v, tile.act, value), out, tile.in_out[i])

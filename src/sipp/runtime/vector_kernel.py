@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
-from sipp.runtime.kernel import tasks
+from sipp.runtime.kernel import Vectors, tasks
 
 MOST_COLUMNS = processor.LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if processor.WIDE else "llvm.x86.avx2.permps" if processor.HAS_AVX2 else None
@@ -67,58 +67,44 @@ def pack_windows(weight: np.ndarray) -> Windows:
 
 
 def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
-    with tasks(b, args, args.number("n_groups"), processor.LANES) as (group, watch):
+    v = Vectors(b, processor.LANES)
+    with tasks(v, args, args.number("n_groups")) as (group, watch):
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, vector.I64(processor.LANES))
         if is_shrunk:
-            watch(b.fmul(value, vector.splat(b, args.real("shrunk"), processor.LANES)))
+            watch(b.fmul(value, v.splat(args.real("shrunk"))))
         if has_addend:
-            value = b.fadd(
-                value, vector.load(b, vector.address_of(b, args.number("addend"), row), vector.of(processor.LANES))
-            )
+            value = b.fadd(value, v.load(vector.address_of(b, args.number("addend"), row)))
         watch(value)
-        vector.store(b, activate(b, act, value, processor.LANES), vector.address_of(b, args.number("out"), row))
+        vector.store(b, activate(v, act, value), vector.address_of(b, args.number("out"), row))
 
 
 def group_sums(b: Any, args: machine_code.Arguments, group: Any, x: Any) -> Any:
     """Emits bias + W x for one group of rows, with two alternating sums per row; W is the `Windows` in `args`."""
+    v, lanes = Vectors(b, processor.LANES), processor.LANES
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
     end_at = vector.address_of(b, ends, group, 8)
-    sums = vector.variables(
-        b,
-        [
-            vector.load(
-                b, vector.address_of(b, bias, b.mul(group, vector.I64(processor.LANES))), vector.of(processor.LANES)
-            ),
-            vector.constant(0.0, processor.LANES),
-        ],
-    )
-    with vector.each(b, vector.load(b, end_at, vector.I64), vector.load(b, end_at, vector.I64, 8), len(sums)) as start:
+    start = v.load(vector.address_of(b, bias, b.mul(group, vector.I64(lanes))))
+    sums = vector.variables(b, [start, v.constant(0.0)])
+    with vector.each(b, vector.load(b, end_at, vector.I64), vector.load(b, end_at, vector.I64, 8), len(sums)) as first:
         for i, cell in enumerate(sums):
-            step = b.add(start, vector.I64(i))
+            step = b.add(first, vector.I64(i))
             window = b.zext(vector.load(b, vector.address_of(b, windows, step, 2), vector.I16), vector.I64)
-            place = b.zext(
-                vector.load(
-                    b, vector.address_of(b, places, step, processor.LANES), vector.of(processor.LANES, vector.I8)
-                ),
-                vector.of(processor.LANES, vector.I32),
-            )
-            term = _look_up(b, vector.address_of(b, x, window, processor.LANES * vector.FLOAT_BYTES), place)
-            value = vector.load(
-                b, vector.address_of(b, values, step, processor.LANES * vector.FLOAT_BYTES), vector.of(processor.LANES)
-            )
+            place = vector.load(b, vector.address_of(b, places, step, lanes), vector.of(lanes, vector.I8))
+            place = b.zext(place, vector.of(lanes, vector.I32))
+            term = _look_up(v, vector.address_of(b, x, window, v.n_bytes), place)
+            value = v.load(vector.address_of(b, values, step, v.n_bytes))
             b.store(vector.fused(b, value, term, b.load(cell)), cell)
     return b.fadd(*(b.load(cell) for cell in sums))
 
 
-def _look_up(b: Any, window: Any, place: Any) -> Any:
+def _look_up(v: Vectors, window: Any, place: Any) -> Any:
     """The elements of a window at these positions: one instruction if the processor has it."""
-    if LOOKUP is None:
-        elements = vector.constant(0.0, processor.LANES)
-        for lane in range(processor.LANES):
-            i = b.zext(b.extract_element(place, vector.I32(lane)), vector.I64)
-            elements = b.insert_element(elements, vector.load(b, vector.address_of(b, window, i)), vector.I32(lane))
-        return elements
-    return vector.call(
-        b, LOOKUP, vector.of(processor.LANES), [vector.load(b, window, vector.of(processor.LANES)), place]
-    )
+    b = v.b
+    if LOOKUP is not None:
+        return vector.call(b, LOOKUP, vector.of(v.lanes), [v.load(window), place])
+    elements = v.constant(0.0)
+    for lane in range(v.lanes):
+        i = b.zext(b.extract_element(place, vector.I32(lane)), vector.I64)
+        elements = b.insert_element(elements, vector.load(b, vector.address_of(b, window, i)), vector.I32(lane))
+    return elements
