@@ -9,14 +9,11 @@ if TYPE_CHECKING:
         plain_copy as plain_copy,
     )
     from sipp.runtime.counting import (
-        multiply_adds as multiply_adds,
+        count_both as count_both,
     )
     from sipp.runtime.examples import (
-        Call as Call,
         call_of as call_of,
-        guess_call as guess_call,
         output_difference as output_difference,
-        without_aliases as without_aliases,
     )
     from sipp.runtime.shrinking.choosing import (
         ChannelOptions as ChannelOptions,
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
     )
     from sipp.runtime.shrinking.removing import (
         without_dead_channels as without_dead_channels,
-    )
-    from sipp.runtime.shrinking.running import (
-        parameters_and_buffers as parameters_and_buffers,
     )
     from sipp.runtime.sparse_network import (
         Sparse as Sparse,

@@ -1,4 +1,4 @@
-"""Counts the multiply-adds of each layer in a traced forward pass.
+"""Counts the multiply-adds of each layer in a traced forward pass, also of a network with fewer channels.
 
 Linear, convolutional and recurrent layers, matrix products and attention count. Elementwise work (norms, activations,
 sums, pooling) does not, as usual.
@@ -11,9 +11,12 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Node
 
+from sipp.results import ShrunkLayer
 from sipp.runtime.graph import shape_of
+from sipp.runtime.shrinking.running import parameters_and_buffers
 
 Shape = tuple[int, ...]
 
@@ -56,3 +59,19 @@ def _positions(node: Node, kind: str) -> int:
     if "transpose" in kind:
         return prod(shape_of(x)) // shape_of(weight)[0]
     return prod(shape_of(node)) // max(1, shape_of(weight)[0])
+
+
+def count_both(
+    program: torch.export.ExportedProgram, whole: nn.Module, small: nn.Module
+) -> tuple[tuple[ShrunkLayer, ...], int, int]:
+    """Each weight in a network and in a smaller one, and the multiply-adds of both; `program` is that of the first."""
+    shapes, smaller = (
+        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (whole, small)
+    )
+    before, after = (multiply_adds(program, each) for each in (shapes, smaller))
+    layers = (
+        ShrunkLayer(name, shapes[name], smaller[name], count, after[name])
+        for name, count in before.items()
+        if name in shapes  # others are products without a weight
+    )
+    return tuple(layers), sum(before.values()), sum(after.values())

@@ -23,18 +23,23 @@ UNITS = 64  # times the epsilon of a dtype: what its rounding may cause
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
-def call_of(example: Any) -> Call:
-    """The positional and keyword arguments of a call with this example."""
+def call_of(example: Any, model: nn.Module | None = None) -> Call:
+    """The positional and keyword arguments of a call with this example, ready to be traced.
+
+    If there is none, of a call with noise that fits the model.
+    """
+    if example is None and model is not None:
+        return _guess(model)
     _check_dense(example, "the example")
     if isinstance(example, Tensor):
-        return (example,), {}
+        return without_aliases((example,), {})
     if isinstance(example, Mapping):
         odd = next((name for name in example if not isinstance(name, str)), None)
         if odd is not None:
             raise DataError(f"the example has the key {odd!r:.60}", fix="its keys are the names of the model's inputs")
-        return (), dict(example)
+        return without_aliases((), dict(example))
     if isinstance(example, tuple):
-        return example, {}
+        return without_aliases(example, {})
     raise DataError(
         f"the example is a {type(example).__name__}", fix="give a tensor, a tuple of arguments or a dict of named ones"
     )
@@ -111,7 +116,7 @@ def try_example(
         run_batch(model, Batch(index=0, where=where, args=own_args, kwargs=own_kwargs, labels=None, n_points=1))
 
 
-def guess_call(model: nn.Module) -> Call:
+def _guess(model: nn.Module) -> Call:
     """A call with noise in a shape that fits the model's first layer, with the first size that the model accepts."""
     for first in [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)][:1]:
         if isinstance(first, nn.Linear):

@@ -41,7 +41,7 @@ from sipp.results import (
     shown,
 )
 from sipp.runtime.copying import plain_copy
-from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example, without_aliases
+from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example
 from sipp.runtime.hugging_face_folder import model_card, save_folder
 
 Values = Literal["same", "bf16", "fp16"]
@@ -143,7 +143,7 @@ def export(
         n_bytes, beside = save_folder(own, target, SHARD if shard is None else shard, tokenizer, card)
         return Exported(target, "hf", n_bytes, beside=beside)
     turn_off_caches(own.modules())
-    call = without_aliases(*call_of(example))
+    call = call_of(example)
     try_example(own, *call)
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
         return _write_onnx(own, call, target, sparse)

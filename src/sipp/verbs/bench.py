@@ -23,7 +23,7 @@ from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
 from sipp.results import Bench, BenchRun, BenchStep, NetworkLike, Speed, hashing, network_of
-from sipp.runtime import Call, Sparse, call_of, output_difference, plain_copy, sparse
+from sipp.runtime import Sparse, call_of, output_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
 REPEATS = 15  # pairs of calls, of which the median counts
@@ -53,7 +53,7 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
     n_inputs = next((len(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()), 1)
     runs = []
     for n in sorted({1, n_inputs}):
-        call: Call = pytree.tree_map(partial(_first, n), (args, kwargs))
+        call = pytree.tree_map(partial(_first, n), (args, kwargs))
         fast = sparse(model, call[0] if call[0] else call[1])
         runs.append(_time_calls(model, fast, call, n))
     contents = content_of(pruned, Path("network"))[1]
@@ -83,7 +83,7 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
     )  # fmt: skip
 
 
-def _time_calls(model: nn.Module, fast: Sparse, call: Call, n_inputs: int) -> BenchRun:
+def _time_calls(model: nn.Module, fast: Sparse, call: tuple[Any, Any], n_inputs: int) -> BenchRun:
     """Times a call, dense and sparse; ModelError if the outputs differ."""
     args, kwargs = call
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]

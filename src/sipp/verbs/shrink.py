@@ -16,26 +16,23 @@ from sipp.results import (
     PrunedTo,
     Selector,
     Shrunk,
-    ShrunkLayer,
     hashing,
     network_of,
     numerics,
     points_seen,
 )
 from sipp.runtime import (
-    Call,
     ChannelOptions,
     call_of,
     choose_channels,
-    guess_call,
+    count_both,
     match_configuration,
-    multiply_adds as count_multiply_adds,
-    parameters_and_buffers,
     plain_copy,
-    without_aliases,
     without_dead_channels,
 )
 from sipp.verbs.assess import assess
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 N_BOUND_POINTS = 256  # inputs that the bounds of layers are computed on: the theory asks for fewer
 ROUNDING = 1e-9  # of the share that is asked for
@@ -95,7 +92,7 @@ def shrink(
     caches = _turn_off_cache(own)  # torch.export knows no cache among the outputs
     chosen, used = None, frozenset[str]()
     if not options.has_budget:
-        call = guess_call(own) if data is None else _on_device(own, without_aliases(*call_of(data)))
+        call = _on_device(own, call_of(data, own))
     else:
         smaller = choose_channels(own, data, options)
         n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
@@ -113,22 +110,14 @@ def shrink(
     before = hashing.of_tensors(network)
     chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
-    shapes, smaller_shapes = (
-        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (own, small)
-    )
-    counts, smaller_counts = (count_multiply_adds(found.program, one) for one in (shapes, smaller_shapes))
-    layers = [
-        ShrunkLayer(name, shapes[name], smaller_shapes[name], count, smaller_counts[name])
-        for name, count in counts.items()
-        if name in shapes  # others are products without a weight
-    ]
+    layers, n_before, n_after = count_both(found.program, own, small)
     result = Shrunk(
         model=small,
-        layers=tuple(layers),
+        layers=layers,
         n_parameters_before=sum(parameter.numel() for parameter in own.parameters()),
         n_parameters=sum(parameter.numel() for parameter in small.parameters()),
-        multiply_adds_before=sum(counts.values()),
-        multiply_adds=sum(smaller_counts.values()),
+        multiply_adds_before=n_before,
+        multiply_adds=n_after,
         example=_described(call),
         off_by=found.off_by,
         left_alone=found.left_alone,
@@ -170,15 +159,15 @@ def _set_cache(model: nn.Module, uses_cache: bool) -> None:
         model.config.use_cache = uses_cache  # type: ignore[union-attr]
 
 
-def _on_device(model: nn.Module, call: Call) -> Call:
+def _on_device(model: nn.Module, call: Arguments) -> Arguments:
     device = numerics.device_of(model) if any(True for _ in model.parameters()) else torch.device("cpu")
     for value in pytree.tree_leaves(call):
         if isinstance(value, Tensor) and value.is_meta:
             raise DataError("the example holds a tensor without values", fix="give one that is not on meta")
-    moved: Call = pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, call)
+    moved: Arguments = pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, call)
     return moved
 
 
-def _described(call: Call) -> str:
+def _described(call: Arguments) -> str:
     tensors = [value for value in pytree.tree_leaves(call) if isinstance(value, Tensor)]
     return "an input of " + " and ".join(" x ".join(map(str, tensor.shape)) for tensor in tensors)
