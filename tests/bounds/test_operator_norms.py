@@ -101,17 +101,11 @@ def _cover_without_gcd(kernel: int, stride: int, dilation: int, n_out: int) -> i
     return -(-kernel // stride)
 
 
-@pytest.mark.parametrize(
-    ("name", "broken"),
-    [
-        ("_cover", lambda kernel, stride, dilation, n_out: 1),
-        ("_cover", _cover_without_gcd),
-    ],
-)
+@pytest.mark.parametrize("broken", [lambda kernel, stride, dilation, n_out: 1, _cover_without_gcd])
 def test_the_same_check_catches_a_wrong_count_of_windows(
-    name: str, broken: Callable[..., int], cases: list[Case], monkeypatch: pytest.MonkeyPatch
+    broken: Callable[..., int], cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(norms, name, broken)
+    monkeypatch.setattr(norms, "_cover", broken)
     assert _exceeded(lambda case: _bound(case.conv, case.input_size), cases)
 
 
@@ -143,31 +137,20 @@ def test_a_bound_is_within_one_percent_on_larger_images(stride: int) -> None:
     assert true <= bound <= 1.01 * true
 
 
-def test_all_ones_kernel_is_not_bounded_by_its_frobenius_norm() -> None:
-    ones = torch.ones(1, 1, 3, 3)
-    true = dense_norm(lambda x: F.conv2d(x, ones.double(), padding=1), (1, 8, 8))
-    assert float(torch.linalg.vector_norm(ones)) == 3.0
-    assert true == pytest.approx(8.29, abs=0.005)
-    bound = plain_norm(ones, padding=1, input_size=(8, 8))
-    assert true <= bound <= 9.0 * (1 + 1e-8)  # the circular map
-
-
-def test_the_blocks_of_frequencies_do_not_change_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
-    whole = plain_norm(weight, stride=2, padding=1, input_size=(9, 8))
-    monkeypatch.setattr(norms, "BLOCK_ENTRIES", 1)
-    assert plain_norm(weight, stride=2, padding=1, input_size=(9, 8)) == pytest.approx(whole, rel=1e-12)
-
-
-def test_too_many_frequencies_leave_the_count_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_change_nothing_and_too_many_frequencies_leave_the_count_of_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weight = torch.randn(4, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = plain_norm(weight, padding=1, input_size=(8, 9))
+    monkeypatch.setattr(norms, "BLOCK_ENTRIES", 1)
+    assert plain_norm(weight, padding=1, input_size=(8, 9)) == pytest.approx(whole, rel=1e-12)
     counted = 3 * float(torch.linalg.matrix_norm(weight.flatten(1), ord=2))
-    assert plain_norm(weight, padding=1, input_size=(8, 8)) < 0.9 * counted
     monkeypatch.setattr(norms, "MAX_TRANSFER_WORK", 1.0)
-    assert plain_norm(weight, padding=1, input_size=(8, 8)) == pytest.approx(counted, rel=1e-8)
+    assert whole < 0.9 * counted
+    assert plain_norm(weight, padding=1, input_size=(8, 9)) == pytest.approx(counted, rel=1e-8)
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-9, 1e9, 1e200])
+@pytest.mark.parametrize("scale", [1e-300, 1e200])
 def test_norms_scale_with_the_weights(scale: float) -> None:
     weight = torch.randn(3, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     plain = plain_norm(weight, padding=1, input_size=(5, 5))
@@ -181,42 +164,31 @@ def test_weights_that_are_no_numbers_have_no_finite_norm() -> None:
         assert plain_norm(torch.full((1, 1, 3, 3), value), input_size=(5, 5)) == math.inf
 
 
-AVERAGE_POOLS = [
-    ((6, 7), {"kernel": (2, 3), "stride": (2, 1), "padding": (0, 1), "ceil_mode": False, "count_include_pad": True}),
-    ((6, 7), {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "ceil_mode": True, "count_include_pad": False}),
-    ((5, 5), {"kernel": (2, 3), "stride": (3, 2), "padding": (0, 1), "ceil_mode": True, "count_include_pad": True}),
-    ((4, 4), {"kernel": (4, 4), "stride": (4, 4), "padding": (0, 0), "ceil_mode": False, "count_include_pad": True}),
-]
-
-
-@pytest.mark.parametrize(("size", "options"), AVERAGE_POOLS)
-def test_average_pool_norm_is_that_of_its_matrix(size: tuple[int, int], options: dict) -> None:
-    arguments = (options["kernel"], options["stride"], options["padding"])
-    flags = (options["ceil_mode"], options["count_include_pad"])
-    true = dense_norm(lambda x: F.avg_pool2d(x, *arguments, *flags), (1, *size))
-    assert true <= average_pool_norm(size, **options) <= true * (1 + 1e-8)
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("count_include_pad", [False, True])
+def test_average_pool_norm_is_that_of_its_matrix(ceil_mode: bool, count_include_pad: bool) -> None:
+    kernel, stride, padding = (2, 3), (3, 2), (0, 1)
+    flags = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
+    true = dense_norm(lambda x: F.avg_pool2d(x, kernel, stride, padding, **flags), (1, 6, 7))
+    found = average_pool_norm((6, 7), kernel=kernel, stride=stride, padding=padding, **flags)
+    assert true <= found <= true * (1 + 1e-8)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "dilation", "windows"), [(2, 2, 1, 1), (3, 2, 1, 2), (3, 1, 1, 3), (3, 2, 2, 3), (3, 4, 1, 1)]
+    ("kernel", "stride", "dilation", "windows"), [(2, 2, 1, 1), (3, 2, 1, 2), (3, 2, 2, 3), (3, 4, 1, 1)]
 )
 def test_max_pool_gain_is_reached_by_the_busiest_pixel(kernel: int, stride: int, dilation: int, windows: int) -> None:
-    def pool(x: Tensor) -> Tensor:
-        return F.max_pool1d(x, kernel, stride, 0, dilation)
-
     pixels = torch.eye(24, dtype=torch.float64).unsqueeze(1)
-    reached = float(torch.linalg.vector_norm(pool(pixels).flatten(1), dim=1).max())
-    n_out = pool(pixels).shape[2:]
-    gain = max_pool_gain(kernel=(kernel,), stride=(stride,), dilation=(dilation,), n_out=n_out)
-    assert gain == pytest.approx(math.sqrt(windows))
-    assert reached == pytest.approx(gain)
+    pooled = F.max_pool1d(pixels, kernel, stride, 0, dilation)
+    reached = float(torch.linalg.vector_norm(pooled.flatten(1), dim=1).max())
+    gain = max_pool_gain(kernel=(kernel,), stride=(stride,), dilation=(dilation,), n_out=pooled.shape[2:])
+    assert gain == pytest.approx(math.sqrt(windows)) and reached == pytest.approx(gain)
 
 
 @pytest.mark.parametrize("name", sorted(SLOPES))
 def test_activation_slopes_bound_the_steepest_secant_and_are_not_loose(name: str) -> None:
     x = torch.linspace(-12, 12, 1_000_001, dtype=torch.float64)
     limits = {"clamp": (-1, 1), "clamp_min": (-1,)}.get(name, ())
-    result = getattr(torch.ops.aten, name)(x, *limits)
-    y = result[0] if isinstance(result, tuple) else result
+    y = getattr(torch.ops.aten, name)(x, *limits)
     steepest = float((y.diff() / x.diff()).abs().max())
     assert SLOPES[name] * (1 - 2e-4) <= steepest <= SLOPES[name] * (1 + 1e-9)

@@ -77,21 +77,12 @@ def test_every_name_of_a_tied_weight_is_compared() -> None:
         sipp.assess(Tied(ties=True), given, X)
 
 
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.LazyLinear(7), nn.ReLU(), nn.Linear(7, 3))
-
-
-def quantised() -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(net(), {nn.Linear})
-
-
-@pytest.mark.parametrize("make", [lazy, lambda: net().to("meta"), quantised])
-@pytest.mark.filterwarnings("ignore")
-def test_networks_without_plain_numbers_are_refused_by_name(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(
-        ModelError, match=r"not initialised|on the meta device|in the pruned network only|in the dense network only"
-    ):
-        sipp.assess(net(), make(), X)
+@pytest.mark.parametrize(
+    "given", [nn.Sequential(nn.LazyLinear(7), nn.ReLU(), nn.Linear(7, 3)), net().to("meta")], ids=["lazy", "meta"]
+)
+def test_networks_without_plain_numbers_are_refused_by_name(given: nn.Module) -> None:
+    with pytest.raises(ModelError, match="not initialised, or on the meta device"):
+        sipp.assess(net(), given, X)
 
 
 def test_a_copy_in_another_precision_and_random_layers_are_the_same_network() -> None:

@@ -117,10 +117,9 @@ def _batch_norm(call: Call) -> float:
 
 def _sum(call: Call) -> Tensor:
     """The errors of a sum or a difference add up."""
-    scaled = "self" if call.name == "rsub" else "other"
     error_B = torch.zeros_like(call.values[0].error_B)
     for name in ("self", "other"):
-        term, factor = call.options[name], abs(float(call.options["alpha"])) if name == scaled else 1.0
+        term, factor = call.options[name], abs(float(call.options["alpha"])) if name == "other" else 1.0
         if isinstance(term, Value):
             error_B = error_B + factor * _spread(term.tensor, call.out) * term.error_B
     return error_B
@@ -188,63 +187,43 @@ def _pool(call: Call) -> float:
     return average_pool_norm(size, **windows, **rest)
 
 
-def _reduced(call: Call) -> int:
-    """The number of values of one sample that a mean, a sum or a softmax joins."""
+def _mean(call: Call) -> float:
+    """1 / sqrt of the number of values of one sample that the mean joins."""
     shape, dim = call.only().tensor.shape, call.options.get("dim")
     dims = [d % len(shape) for d in (dim if isinstance(dim, Sequence) else [dim])] if dim not in (None, [], ()) else [0]
     if 0 in dims:
         raise NoBound("it acts along the batch axis or without naming its axis")
-    if call.options.get("dtype") is not None or call.options.get("half_to_float"):
+    if call.options.get("dtype") is not None:
         raise NoBound("it changes the data type")
-    return math.prod(shape[d] for d in dims)
-
-
-def _elu(call: Call) -> float:
-    """scale * max(x, alpha (exp(x input_scale) - 1)): its slope above zero, and just below."""
-    alpha = float(call.options["alpha"])
-    scale, input_scale = (float(call.options.get(name, 1.0)) for name in ("scale", "input_scale"))
-    if input_scale <= 0:
-        raise NoBound("its input_scale is not positive")
-    return abs(scale) * max(1.0, abs(alpha * input_scale)) * ROUND_UP
+    return 1.0 / math.sqrt(math.prod(shape[d] for d in dims))
 
 
 # Operations that only move, copy or leave out values, or fill in constants
 MOVEMENTS = frozenset(
     (
         *("view", "_unsafe_view", "permute", "transpose", "t", "squeeze", "unsqueeze", "clone", "alias", "detach"),
-        *("select", "slice", "split", "split_with_sizes", "unsafe_split", "unbind", "expand", "repeat", "flip", "roll"),
-        *("index", "index_select", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "constant_pad_nd"),
+        *("select", "slice", "split", "split_with_sizes", "unbind", "expand", "index", "constant_pad_nd"),
         *(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for rank in (1, 2, 3)),
     )
 )
 SLOPES = {  # the largest of each activation, rounded up
-    **dict.fromkeys(("relu", "tanh", "hardtanh", "clamp", "clamp_min", "abs", "neg", "log_sigmoid_forward"), 1.0),
+    **dict.fromkeys(("relu", "tanh", "hardtanh", "clamp", "clamp_min"), 1.0),
     "sigmoid": 0.25,  # p (1 - p) at zero
     "gelu": 1.1290,  # exact form 1.128904.. at sqrt(2); tanh form 1.128993..
     "silu": 1.0999,  # 1.099839..
-    "mish": 1.0885,  # 1.088498..
-    "hardsigmoid": 0.1666667,  # 1/6, as PyTorch stores it in float32 (0.16666667163..)
-    "hardswish": 1.5000001,  # (2x + 3) / 6 at x = 3, with the same 1/6
 }
 RULES: dict[str, Rule] = {
     **dict.fromkeys(MOVEMENTS, times(_movement)),
     **{name: times(slope) for name, slope in SLOPES.items()},
+    "leaky_relu": times(lambda call: max(1.0, abs(float(call.options["negative_slope"])))),
     "addmm": times(_linear, "mat1"),
     "mm": times(_linear),
     "convolution": times(_convolution, "input"),
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), times(_batch_norm, "input")),
-    **dict.fromkeys(("_native_batch_norm_legit_no_training", "_batch_norm_no_update"), times(_batch_norm, "input")),
-    **dict.fromkeys(("add", "sub", "rsub"), _sum),
+    **dict.fromkeys(("add", "sub"), _sum),
     **dict.fromkeys(("mul", "div"), _product),
     "cat": _joined,
     **{f"max_pool{rank}d_with_indices": times(_pool) for rank in (2, 3)},
     **{f"avg_pool{rank}d": times(_pool) for rank in (2, 3)},
-    "mean": times(lambda call: 1.0 / math.sqrt(_reduced(call))),
-    "sum": times(lambda call: math.sqrt(_reduced(call))),
-    # diag(p) - p p' has row sums of magnitude 2 p (1 - p) <= 1/2 (Gershgorin)
-    "_softmax": times(lambda call: 0.5 * min(1, _reduced(call))),
-    # I - 1 p' is a projection, as long as 1 p' is: ||1|| ||p|| <= sqrt(n)
-    "_log_softmax": times(lambda call: math.sqrt(_reduced(call))),
-    "leaky_relu": times(lambda call: max(1.0, abs(float(call.options["negative_slope"])))),
-    "elu": times(_elu),
+    "mean": times(_mean),
 }
