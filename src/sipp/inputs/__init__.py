@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         meeting_sums as meeting_sums,
     )
     from sipp.inputs.data import (
-        FEWEST_POINTS as FEWEST_POINTS,
         AnyData as AnyData,
         Batch as Batch,
         Data as Data,
@@ -28,20 +27,15 @@ if TYPE_CHECKING:
         find_prunable_layers as find_prunable_layers,
         lora_layers as lora_layers,
         unwrap as unwrap,
-        warn_of_frozen as warn_of_frozen,
     )
     from sipp.inputs.patches import (
         ValueRange as ValueRange,
         Weight as Weight,
         WeightUse as WeightUse,
         copy_windows as copy_windows,
-        from_rows as from_rows,
         patches_of as patches_of,
         split_windows as split_windows,
         start_value_range as start_value_range,
-        to_device as to_device,
-        to_rows as to_rows,
-        to_score_dtype as to_score_dtype,
         with_padding_zeroed as with_padding_zeroed,
     )
     from sipp.inputs.recording import (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.data import Batch
 from sipp.inputs.layers import PrunableLayer, vectors
-from sipp.inputs.patches import Weight, WeightUse, has_patches, to_rows
+from sipp.inputs.patches import Weight, WeightUse, has_patches
 from sipp.inputs.recording import Recorder, Watch, every_tensor
 from sipp.inputs.running import run_batch, scoring_mode
 from sipp.inputs.structure import ADDS, Sum
@@ -242,7 +242,7 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
     if not bool(patches_GPK.isfinite().all()):
         return None
-    rows_GRK = to_rows(weight, layer.parameter(use.parameter).detach())[rows].double().unflatten(0, (n_groups, -1))
+    rows_GRK = weight.rows(layer.parameter(use.parameter).detach())[rows].double().unflatten(0, (n_groups, -1))
     values_PF = torch.bmm(patches_GPK, rows_GRK.mT).transpose(0, 1).flatten(1)
     squares = torch.einsum("gpk,grk->", patches_GPK.square(), rows_GRK.square())
     bias = getattr(layer.module, "bias", None)

@@ -43,15 +43,13 @@ class Weight:
     def n_weights(self) -> int:
         return self.n_rows * self.fan_in
 
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The parameter-shaped tensor as an F x K matrix (a view wherever the layout allows one)."""
+        return tensor.t() if self.rows_last else tensor.reshape(self.n_rows, self.fan_in)
 
-def to_rows(weight: Weight, tensor: Tensor) -> Tensor:
-    """The parameter-shaped tensor as an F x K matrix (a view wherever the layout allows one)."""
-    return tensor.t() if weight.rows_last else tensor.reshape(weight.n_rows, weight.fan_in)
-
-
-def from_rows(weight: Weight, matrix_FK: Tensor, like: Tensor) -> Tensor:
-    """The F x K matrix in the shape of the parameter `like`."""
-    return matrix_FK.t().contiguous() if weight.rows_last else matrix_FK.reshape(like.shape)
+    def shaped(self, matrix_FK: Tensor, like: Tensor) -> Tensor:
+        """The F x K matrix in the shape of the parameter `like`."""
+        return matrix_FK.t().contiguous() if self.rows_last else matrix_FK.reshape(like.shape)
 
 
 @dataclass(frozen=True)
@@ -127,23 +125,26 @@ class ValueRange:
     @cached_property
     def scale_on_device_B(self) -> Tensor:
         """The same on the device of the windows."""
-        return to_device(self.scale_B, self.device)
+        return numerics.on_device(self.scale_B, self.device)
 
     @cached_property
     def factors_TB(self) -> np.ndarray:
         """The scales times the sign t of activations; 0 where a point has no activation of that sign."""
         return self.signs_TB * self.scale_B
 
+    def scaled(self, windows: Tensor, points: slice) -> Tensor:
+        """Windows of these points in float32, each point by its scale; values in several windows are copied once."""
+        is_double = windows.dtype == numerics.BOUND_DTYPE
+        scale_B = self.scale_on_device_B[points].to(numerics.BOUND_DTYPE if is_double else numerics.SCORE_DTYPE)
+        if _overlaps(windows):
+            copy_BN = (distinct_values(windows) * scale_B[:, None]).to(numerics.SCORE_DTYPE)
+            return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
+        return (windows * scale_B.view(-1, *[1] * (windows.ndim - 1))).to(numerics.SCORE_DTYPE)
+
     def occurs(self, points: slice) -> tuple[bool, bool]:
         """Whether any of these points has positive, and negative, activations."""
         positive_B, negative_B = self.signs_TB[:, points]
         return bool(positive_B.any()), bool(negative_B.any())
-
-
-def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """The numbers on a device. A GPU copies them out of pinned memory in its own time; otherwise it is waited for."""
-    tensor = torch.from_numpy(numbers)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def together(use: WeightUse) -> WeightUse:
@@ -197,18 +198,6 @@ def copy_windows(windows: Tensor) -> Tensor:
         return windows.clone()
     copy_BN = distinct_values(windows).clone()
     return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
-
-
-def to_score_dtype(windows: Tensor, scale_B: Tensor) -> Tensor:
-    """The windows in float32, each point multiplied by its scale; values in several windows are copied once."""
-    scale_B = scale_B.to(
-        windows.device, numerics.BOUND_DTYPE if windows.dtype == numerics.BOUND_DTYPE else numerics.SCORE_DTYPE
-    )
-    if _overlaps(windows):
-        copy_BN = (distinct_values(windows) * scale_B[:, None]).to(numerics.SCORE_DTYPE)
-        return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
-    shaped = scale_B.view(-1, *[1] * (windows.ndim - 1))
-    return (windows * shaped).to(numerics.SCORE_DTYPE)
 
 
 def split_windows(use: WeightUse, *, bytes_per_window: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import Data, Weight, copy_of, from_rows, outputs, to_rows
+from sipp.inputs import Data, Weight, copy_of, outputs
 from sipp.results import BlendChoice, BlendTrial, NormStats, Reduce, numerics
 from sipp.scoring import ScoringTask, Sensitivities, method_of, score_of, shares_of
 
@@ -70,7 +70,7 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_ba
     wanda_scores: tuple[Tensor, ...] | None = None
     if task.norm_stats != "batch":
         by_name = score_of(method_of("wanda"))(task)
-        wanda_scores = tuple(to_rows(weight, by_name[weight.name]).cpu() for weight in task.weights)
+        wanda_scores = tuple(weight.rows(by_name[weight.name]).cpu() for weight in task.weights)
         if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
             wanda_scores = tuple(score_FK.to(numerics.SCORE_DTYPE) for score_FK in wanda_scores)
         if not all(bool(torch.isfinite(score_FK).all()) for score_FK in wanda_scores):
@@ -128,7 +128,7 @@ def _output_error_of_masks(
             for weight, dense_FK, mask_FK in zip(weights, dense, masks):
                 parameter = sparse.get_parameter(weight.name)
                 kept_FK = torch.where(mask_FK, dense_FK, 0.0)
-                parameter.copy_(from_rows(weight, kept_FK.to(parameter.dtype), parameter))
+                parameter.copy_(weight.shaped(kept_FK.to(parameter.dtype), parameter))
         return outputs.error_of(sparse, batches, wanted, blend.norm_stats)
 
     return output_error, sum(batch.n_points for batch in batches)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError
-from sipp.inputs import Weight, copy_of, from_rows, outputs, to_rows
+from sipp.inputs import Weight, copy_of, outputs
 from sipp.progress import Advance, progress_bar
 from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE, Ranking
@@ -87,8 +87,8 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, into: nn.Module | None 
     with torch.no_grad():
         for weight, row in zip(ranking.weights, rows):
             parameter = model.get_parameter(weight.name)
-            parameter.copy_(from_rows(weight, row.values_FK.to(parameter.dtype), parameter))
-            by_name[weight.name] = from_rows(weight, row.mask_FK, parameter).to(parameter.device)
+            parameter.copy_(weight.shaped(row.values_FK.to(parameter.dtype), parameter))
+            by_name[weight.name] = weight.shaped(row.mask_FK, parameter).to(parameter.device)
     return Cut(model, by_name, tuple(rows), tuple(dense), budget, seed, choice)
 
 
@@ -110,9 +110,9 @@ def cut_as_given(
         parameter = given.get_parameter(weight.name).detach()
         mask = masks[weight.name].bool() if weight.name in masks else parameter != 0
         if ranking.alive:
-            mask = mask & from_rows(weight, ranking.alive[i], mask).to(mask.device)
+            mask = mask & weight.shaped(ranking.alive[i], mask).to(mask.device)
         all_masks[weight.name] = mask
-        values_FK, mask_FK = (to_rows(weight, tensor).cpu() for tensor in (parameter, mask))
+        values_FK, mask_FK = (weight.rows(tensor).cpu() for tensor in (parameter, mask))
         rows.append(given_rows(dense_FK, values_FK, mask_FK, ranking.sensitivity(i), c_constant=c_constant))
     if budget is None:
         budget = sum(int(row.mask_FK.sum()) for row in rows)

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import OptionError
-from sipp.inputs import Batch, Data, Weight, to_rows, warn_of_frozen
+from sipp.errors import OptionError, warn_caller
+from sipp.inputs import Batch, Data, Weight
 from sipp.progress import progress_bar
 from sipp.pruning.blending import BlendInputs, blend_inputs
 from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
@@ -82,7 +82,7 @@ class Ranking:
     @cached_property
     def dense(self) -> list[Tensor]:
         """F x K per weight, on the CPU: the weights before pruning."""
-        return [to_rows(weight, self.model.get_parameter(weight.name).detach()).cpu() for weight in self.weights]
+        return [weight.rows(self.model.get_parameter(weight.name).detach()).cpu() for weight in self.weights]
 
     def sensitivity(self, i: int) -> Tensor | None:
         """F x K of weight i, on the CPU; None if there are none."""
@@ -116,7 +116,7 @@ def rank(
     """
     check.flag("progress", progress)
     info, data = checked_method(options), task.data
-    warn_of_frozen(task.model, task.weights)
+    _warn_of_frozen(task.model, task.weights)
     if data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
@@ -133,7 +133,7 @@ def rank(
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
             found = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
-        scores = [to_rows(weight, found[weight.name]).cpu() for weight in task.weights]
+        scores = [weight.rows(found[weight.name]).cpu() for weight in task.weights]
     sensitivities, sample = None, None
     if not why_not:
         with_means = info.is_blend and not is_start
@@ -149,8 +149,8 @@ def rank(
         if scores is None:
             scores = blend.wanda_scores
     if scores is None:
-        scores = [to_rows(w, task.parameters()[w.name].detach()).abs().cpu() for w in task.weights]
-    kept = [to_rows(weight, alive[weight.name]).cpu() for weight in task.weights] if alive else []
+        scores = [w.rows(task.parameters()[w.name].detach()).abs().cpu() for w in task.weights]
+    kept = [weight.rows(alive[weight.name]).cpu() for weight in task.weights] if alive else []
     if kept:
         scores = [_alive_first(*layer, is_sampled=info.is_sampled) for layer in zip(scores, kept)]
     return Ranking(
@@ -223,3 +223,14 @@ def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool,
     if info.needs_data and not data.can_be_read_again:
         return f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
     return ""
+
+
+def _warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
+    """Warns of weights with requires_grad=False beside others that train: they would be pruned all the same."""
+    frozen = [weight.name for weight in weights if not model.get_parameter(weight.name).requires_grad]
+    if frozen and len(frozen) < len(weights):
+        some = ", ".join(frozen[:8]) + (", ..." if len(frozen) > 8 else "")
+        warn_caller(
+            f"{len(frozen)} of {len(weights)} prunable weights are frozen (requires_grad=False) and are pruned like "
+            f"the others: {some}; leave them as they are with exclude={frozen[0]!r}"
+        )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs import Place, Weight, from_rows, to_rows
+from sipp.inputs import Place, Weight
 from sipp.repairing.search import ALPS_GROWTHS, DAMPING, GROWTHS, WIDE, LeastSquares, MaskRule, search
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
@@ -83,12 +83,12 @@ def fit_layer(
     is_peer = task.method in PEERS
     place = replace(place, kind="none") if is_peer else place
     parameter = model.get_parameter(weight.name)
-    before_FK, first_FK = to_rows(weight, parameter.detach()).to(numerics.BOUND_DTYPE), to_rows(weight, first_mask)
+    before_FK, first_FK = weight.rows(parameter.detach()).to(numerics.BOUND_DTYPE), weight.rows(first_mask)
     blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]
 
     def rounded(origin: MaskOrigin, mask_FK: Tensor, new_FK: Tensor, shift_F: Tensor) -> _Fit:
-        new = from_rows(weight, new_FK.to(parameter.dtype), parameter)
-        return _Fit(origin, mask_FK, new, shift_F, _error(blocks, to_rows(weight, new) - before_FK, shift_F))
+        new = weight.shaped(new_FK.to(parameter.dtype), parameter)
+        return _Fit(origin, mask_FK, new, shift_F, _error(blocks, weight.rows(new) - before_FK, shift_F))
 
     bare_FK = torch.where(first_FK, before_FK, 0.0)
     before = rounded("unfitted", first_FK, bare_FK, torch.zeros_like(before_FK[:, 0]))
@@ -102,7 +102,7 @@ def fit_layer(
         if place.kind != "none":
             target = _target(model, place, len(best.shift_F))
             target.copy_(target.to(best.shift_F) + place.sign * best.shift_F)
-    mask = from_rows(weight, best.mask_FK, first_mask)
+    mask = weight.shaped(best.mask_FK, first_mask)
     why = "it is exact already" if before.error == 0 else "no refit was better on validation inputs"
     return mask, FittedLayer(
         name=weight.name,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sipp.inputs import Weight, WeightUse, split_windows, to_rows
+from sipp.inputs import Weight, WeightUse, split_windows
 from sipp.results import numerics
 
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
@@ -150,7 +150,7 @@ class WeightSums:
             else numerics.SCORE_DTYPE
         )
         dense_GRK, rows_GRK = (
-            to_rows(weight, values)[use.rows_of(weight)].unflatten(0, (use.windows.shape[1], -1)).to(dtype)
+            weight.rows(values)[use.rows_of(weight)].unflatten(0, (use.windows.shape[1], -1)).to(dtype)
             for values in (dense, pruned)
         )
         n_groups, n_rows, fan_in = rows_GRK.shape

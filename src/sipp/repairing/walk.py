@@ -36,11 +36,9 @@ from sipp.inputs import (
     WeightUse,
     copy_of,
     find_prunable_layers,
-    from_rows,
     meeting_sums,
     outputs,
     read_uses,
-    to_rows,
     trace_layers,
 )
 from sipp.native import memory
@@ -395,7 +393,7 @@ def masks_between(dense: nn.Module, weights: Iterable[Weight], masks: Masks, *, 
     network that is sparse already, a layer's share refers to the weights it has left.
     """
     weights = list(weights)
-    rows = [to_rows(weight, dense.get_parameter(weight.name).detach()) for weight in weights]
+    rows = [weight.rows(dense.get_parameter(weight.name).detach()) for weight in weights]
     counts, left = [int(masks[weight.name].sum()) for weight in weights], [int(w.count_nonzero()) for w in rows]
     shapes = [(weight.n_rows, weight.fan_in) for weight in weights]
     if sum(left) >= sum(counts):  # a weight with zeros counts as one row of the others
@@ -409,7 +407,7 @@ def masks_between(dense: nn.Module, weights: Iterable[Weight], masks: Masks, *, 
         size_FK = weight_FK.cpu().abs().to(numerics.SCORE_DTYPE)
         (mask_FK,) = best_within([size_FK], [size_FK], n_kept, floor=0.0 if keeps_rows else None)
         given = masks[weight.name]
-        found[weight.name] = from_rows(weight, mask_FK, given).to(given.device)
+        found[weight.name] = weight.shaped(mask_FK, given).to(given.device)
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,12 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
 def for_device(table: Mapping[str, int], device: torch.device) -> int:
     """The entry of a table by type of device; that of "cpu" for types that have none."""
     return table.get(device.type, table["cpu"])
+
+
+def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """The numbers on a device. A GPU copies them out of pinned memory in its own time; otherwise it is waited for."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def ratio_rounding(fan_in: int) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.inputs import Batch, Weight, WeightUse, from_rows, patches_of, split_windows, to_rows
+from sipp.inputs import Batch, Weight, WeightUse, patches_of, split_windows
 from sipp.results import numerics
 from sipp.scoring.task import ScoringTask, each_use
 
@@ -28,8 +28,8 @@ def wanda(task: ScoringTask) -> dict[str, Tensor]:
         score_FK = torch.zeros(weight.n_rows, weight.fan_in, dtype=numerics.BOUND_DTYPE, device=parameter.device)
         for rows, lengths_K in squares.pop(weight.name).items():
             score_FK[slice(*rows)] += lengths_K
-        score_FK.sqrt_().mul_(to_rows(weight, parameter.detach()).abs())
-        scores[weight.name] = from_rows(weight, score_FK, parameter)
+        score_FK.sqrt_().mul_(weight.rows(parameter.detach()).abs())
+        scores[weight.name] = weight.shaped(score_FK, parameter)
     return scores
 
 
@@ -46,11 +46,11 @@ def obs(task: ScoringTask) -> dict[str, Tensor]:
     """
     grams, scores = _summed(task, _gram), {}
     for weight, parameter in zip(task.weights, task.parameters().values()):
-        weight_FK = to_rows(weight, parameter.detach()).to(numerics.BOUND_DTYPE)
+        weight_FK = weight.rows(parameter.detach()).to(numerics.BOUND_DTYPE)
         saliency_FK = weight_FK.square() * _stiffness(grams.pop(weight.name), weight_FK, weight.name) / 2
         if not bool(torch.isfinite(saliency_FK).all()):
             raise ModelError("squared inputs overflow", where=weight.name)
-        scores[weight.name] = from_rows(weight, saliency_FK, parameter)
+        scores[weight.name] = weight.shaped(saliency_FK, parameter)
     return scores
 
 

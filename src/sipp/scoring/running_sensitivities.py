@@ -26,9 +26,6 @@ from sipp.inputs import (
     patches_of,
     split_windows,
     start_value_range,
-    to_device,
-    to_rows,
-    to_score_dtype,
 )
 from sipp.results import Reduce, numerics
 from sipp.scoring.found import LayerSensitivities
@@ -84,7 +81,7 @@ class RunningSensitivities:
     ) -> None:
         self.weight, self.kernel, self.reduce = weight, kernel, reduce
         self.chunk_bytes = self.given_bytes = chunk_bytes  # halved where memory runs out; as it was given
-        self.rows_FK = to_rows(weight, parameter.detach())
+        self.rows_FK = weight.rows(parameter.detach())
         self.range_of_rows = start_value_range(self.rows_FK, kernel.extremes)  # of a row, as of a point
         self.best_FK: Tensor | None = None  # the largest sensitivities; None: all are 0
         # by first and last row and groups: ratios, a tensor or what a fused kernel keeps, not yet times their weights
@@ -100,7 +97,7 @@ class RunningSensitivities:
         """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
         values = self.range_of_rows()
         self.scale_F = values.scale_on_device_B
-        self.factors_F = to_device(1 / values.scale_B, values.device)  # undo the scale
+        self.factors_F = numerics.on_device(1 / values.scale_B, values.device)  # undo the scale
         self.smallest_weight = float((values.smallest_B * values.scale_B).min())
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
@@ -240,7 +237,7 @@ class RunningSensitivities:
         assert fused is not None
         windows, factors = part.own_use.windows, values.factors_TB
         if windows.dtype != numerics.SCORE_DTYPE:
-            windows, factors = to_score_dtype(windows, values.scale_on_device_B[part.points]), values.signs_TB
+            windows, factors = values.scaled(windows, part.points), values.signs_TB
         factors_TB = torch.from_numpy(factors[:, part.points].astype(np.float32))
         if key not in self.ratios:
             self.ratios[key] = fused.new_ratios(*self._operands(part))
@@ -291,7 +288,9 @@ class RunningSensitivities:
             of_all = slice(part.points.start + points.start, part.points.start + points.stop)
             is_double = numerics.BOUND_DTYPE in (windows.dtype, dtype)
             scale_B = part.values.scale_B[of_all].astype(np.float64 if is_double else np.float32)
-            patches_GKP = patches_of(windows, part.use.n_position_dims, to_device(scale_B, windows.device), dtype)
+            patches_GKP = patches_of(
+                windows, part.use.n_position_dims, numerics.on_device(scale_B, windows.device), dtype
+            )
             yield points, patches_GKP, part.values.occurs(of_all)
 
     def _raise_to_means(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
@@ -409,7 +408,7 @@ def _rows_at(tensor: Tensor, rows: slice) -> Tensor:
 def _times_powers_of_two(rows_FK: Tensor, values: ValueRange) -> Tensor:
     """The rows times their scales in float32, rounded once."""
     if rows_FK.dtype == numerics.SCORE_DTYPE and not _are_extreme(rows_FK, values.scale_B).any():
-        return rows_FK * to_device(values.scale_B.astype(np.float32)[:, None], values.device)
+        return rows_FK * numerics.on_device(values.scale_B.astype(np.float32)[:, None], values.device)
     return (rows_FK.to(numerics.BOUND_DTYPE) * values.scale_on_device_B[:, None]).to(numerics.SCORE_DTYPE)
 
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError
 from sipp.inputs import (
-    FEWEST_POINTS,
     AnyData,
     Batch,
     ModelMap,
@@ -28,7 +27,6 @@ from sipp.inputs import (
     WeightUse,
     copy_windows,
     depends_on_batch,
-    from_rows,
     hash_of_points,
     map_for,
     outputs,
@@ -46,6 +44,7 @@ from sipp.scoring.running_norms import finish_norms
 from sipp.scoring.running_sensitivities import RunningSensitivities
 from sipp.scoring.task import ChunkBytes, ScoringTask, task_of
 
+FEW_POINTS = 16  # in a batch, where sums for all of its points are held in memory
 MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
 # A CPU works in cache-sized tiles whatever the chunk; a GPU needs large chunks (docs/performance.md).
 AUTO_CHUNK_BYTES, FEWEST_GPU_CHUNK_BYTES = 32 << 20, 1 << 30
@@ -86,7 +85,7 @@ def sensitivity(
         scores = measure_sensitivities(task, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
     return {
-        layer.weight.name: from_rows(layer.weight, layer.sensitivity_FK, parameters[layer.weight.name])
+        layer.weight.name: layer.weight.shaped(layer.sensitivity_FK, parameters[layer.weight.name])
         for layer in scores.layers
     }
 
@@ -249,11 +248,11 @@ def _batches(task: ScoringTask, *, waits: bool) -> Iterator[tuple[Batch, ModelMa
     for batch in task.batches():
         found = map_for(task.model, task.layers, batch, found, task.norm_stats)
         is_ours = task.points.is_in_tensors
-        if not (waits and is_ours and max(found.n_uses.values(), default=0) > 1 and batch.n_points > FEWEST_POINTS):
+        if not (waits and is_ours and max(found.n_uses.values(), default=0) > 1 and batch.n_points > FEW_POINTS):
             yield batch, found
             continue
-        for start in range(0, batch.n_points, FEWEST_POINTS):
-            yield batch.at(slice(start, start + FEWEST_POINTS)), found
+        for start in range(0, batch.n_points, FEW_POINTS):
+            yield batch.at(slice(start, start + FEW_POINTS)), found
 
 
 def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: Any) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import AnyData, find_prunable_layers, to_rows, unwrap
+from sipp.inputs import AnyData, find_prunable_layers, unwrap
 from sipp.repairing import LEARNING_RATE, MOST_STEPS, polish, repair_network, split_data
 from sipp.results import (
     Pattern,
@@ -109,7 +109,7 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
     recounted = []
     for layer in layers:
         mask_FK, dense_FK = (
-            to_rows(weights[layer.name], tensor.detach()).cpu()
+            weights[layer.name].rows(tensor.detach()).cpu()
             for tensor in (masks[layer.name], dense.get_parameter(layer.name))
         )
         recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=numerics.dead_rows(dense_FK, mask_FK)))

@@ -20,7 +20,6 @@ from sipp.inputs.layers.registry import (
     find_prunable_layers,
     register,
     unwrap,
-    warn_of_frozen,
 )
 from sipp.inputs.patches import WeightUse
 
@@ -32,5 +31,4 @@ __all__ = [
     "register",
     "unwrap",
     "vectors",
-    "warn_of_frozen",
 ]

@@ -194,17 +194,6 @@ def _chosen_weights(model: nn.Module, layers: Sequence[PrunableLayer], chosen: s
     return found
 
 
-def warn_of_frozen(model: nn.Module, weights: Sequence[Weight]) -> None:
-    """Warns of weights with requires_grad=False beside others that train: they would be pruned all the same."""
-    frozen = [weight.name for weight in weights if not model.get_parameter(weight.name).requires_grad]
-    if frozen and len(frozen) < len(weights):
-        some = ", ".join(frozen[:8]) + (", ..." if len(frozen) > 8 else "")
-        warn_caller(
-            f"{len(frozen)} of {len(weights)} prunable weights are frozen (requires_grad=False) and are pruned like "
-            f"the others: {some}; leave them as they are with exclude={frozen[0]!r}"
-        )
-
-
 def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The modules that LoRA (peft) wraps, with their names: they add B A to the weight of a `base_layer`."""
     for name, module in model.named_modules():
