@@ -17,8 +17,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sipp.report import Curve, Point
 from sipp.report.palette import style_of
+from sipp.report.plots import Curve, Point
 from sipp_lab.page import read_results, series
 from sipp_lab.page.compare_runs import panels_of
 from sipp_lab.runs.folder import Run

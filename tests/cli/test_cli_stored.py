@@ -156,8 +156,8 @@ def test_what_lies_beside_a_network_is_on_its_page_until_the_network_changes(fol
     assert "Size and speed" in text and "4 inputs per call" in text and "Certificate (c.json)" in text
     prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100)  # another network now
     said = run("report", net, "--out", page, "--force").stdout
-    for what in ("bench.json is a benchmark", "eval.json is an evaluation", "c.json is a certificate"):
-        assert f"marked: net: {what} for other networks and is not shown." in said
+    for name in ("bench.json", "eval.json", "c.json"):
+        assert f"marked: net: {name} is about other networks and is not shown." in said
     assert "Size and speed" not in page.read_text()
 
 

@@ -57,9 +57,9 @@ def test_tokens_are_not_compared_with_errors_of_the_output(tmp_path: Path) -> No
         for measure, epsilon in made
     ]
     assert [model.certified_error for model in models] == [None, 0.2, None]
-    (drawn,) = [one for one in comparisons_of(models) if one.key == "certified"]
+    (drawn,) = [one for one in comparisons_of(models, {}) if one.key == "certified"]
     assert [point.mean for curve in drawn.curves for point in curve.points] == [0.2]
-    table = networks_table(models)
+    table = networks_table(models, {})
     column = table.head.index("certified within") - 1
     assert {cells[column].text for _, cells in table.rows} == {"0.5 nats", "20 %", "10 % of positions"}
     assert not any(cells[column].tone for _, cells in table.rows)
@@ -77,5 +77,5 @@ def test_page_and_record_agree_on_what_is_useless(tmp_path: Path, epsilon: float
     text, tiles, card = page(tmp_path / "net", certificate=cert)
     assert card["useless"] == (tiles["guarantee"] == "useless") == ("certificate is useless" in text) == cert.is_useless
     assert ("True but useless" in card["text"]) == card["useless"]
-    cell = networks_table([read_pruned_result(tmp_path / "net")]).rows[0][1][4]
+    cell = networks_table([read_pruned_result(tmp_path / "net")], {}).rows[0][1][4]
     assert ("useless" in cell.text) == bool(cell.tone) == cert.is_useless

@@ -57,7 +57,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     pruned = read_pruned_result(pruned_folder(tmp_path / "net"))
     assert [one.dead_rows for one in pruned.pruned.layers] == [2, 0]
     assert [one.n_weights for one in pruned.pruned.layers] == [36, 100]
-    assert not pruned.pruned.bound.holds and pruned.identity.certificate is None and pruned.pruned.seed == 3
+    assert not pruned.pruned.bound.holds and pruned.report.identity.certificate is None and pruned.pruned.seed == 3
 
 
 def change(record: dict[str, Any], key: str, value: Any) -> str:

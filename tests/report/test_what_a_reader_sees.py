@@ -141,14 +141,14 @@ def test_a_certificate_of_the_whole_output_is_marked(seen: dict[tuple[str, int],
 def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
     found = seen["nets", WIDTHS[-1]].seen
     assert (
-        found["series"]["networks0-moved"] == found["series"]["networks0-certified"] == 3
+        found["series"]["networks-moved"] == found["series"]["networks-certified"] == 3
     )  # magnitude, blend, magnitude repaired
     assert "At keep 21.3 %, magnitude repaired is most accurate" in pages["nets"]
     assert [found["sections"].count(name) for name in ("Comparison", "In short", "Repair")] == [1, 4, 1]
 
 
 def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
-    found = ["In short", "Accuracy", "Outputs", "Layers", "Repair", "Statements", "Origin"]
+    found = ["In short", "Accuracy", "Layers", "Repair", "Statements", "Origin"]
     assert seen["one", WIDTHS[0]].seen["sections"] == found
     text = html.unescape(pages["one"])
     assert "0.8 before repair, 0.1 after" in text and "1 of 2 layers refitted" in text
@@ -174,8 +174,8 @@ def test_layers_that_differ_have_different_names_at_every_width(pages: dict[str,
 
 def test_a_repaired_network_is_hollow_and_nothing_is_hatched(seen: dict[tuple[str, int], Visit]) -> None:
     found = seen["nets", WIDTHS[-1]].seen
-    assert found["hollow"]["networks0-moved"] == {"magnitude": 0, "sipp-blend": 0, "magnitude repaired": 1}
-    dashes = found["dashes"]["networks0-moved"]
+    assert found["hollow"]["networks-moved"] == {"magnitude": 0, "sipp-blend": 0, "magnitude repaired": 1}
+    dashes = found["dashes"]["networks-moved"]
     assert len(set(dashes.values())) == 3
     assert "hatch" not in CSS
 

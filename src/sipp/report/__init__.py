@@ -16,23 +16,16 @@ if TYPE_CHECKING:
         Article as Article,  # what the page says about one thing: sections, tiles, tables
         Cell as Cell,
         Finding as Finding,
-        Plot as Plot,
         Section as Section,
         Table as Table,
         flatten as flatten,  # nested values by dotted keys
     )
     from sipp.report.networks import (
         PrunedModel as PrunedModel,  # a pruned network and what was measured and certified
-        is_pruned_result as is_pruned_result,
         read_pruned_result as read_pruned_result,
-    )
-    from sipp.report.plots import (
-        Curve as Curve,
-        Point as Point,  # one keep of one method
     )
     from sipp.report.rendering import (
         render as render,
-        write_page as write_page,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sipp.report import plots
-from sipp.report.contents import Article, Cell, Finding, Plot, Section, Table
+from sipp.report.contents import Article, Cell, Finding, Section, Table
 from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.one_network import pruned_article
@@ -33,36 +33,49 @@ def network_articles(models: Models) -> list[Article]:
 
 
 def networks_article(models: Models) -> Article:
-    """The article that shows the networks side by side; those of one dense network share their plots."""
-    groups: dict[str, list[PrunedModel]] = {}
-    for model in models:  # if the dense network is not recorded, those with the same layers
-        layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
-        groups.setdefault(model.identity.dense_hash or repr(layers), []).append(model)
-    compared = [(group, comparisons_of(group)) for group in groups.values() if len(group) > 1]
-    rows = []
-    for index, (group, found) in enumerate(compared):
-        of = f", {_dense_name(group[0])}" if len(compared) > 1 else ""
-        drawn = [_drawn(f"networks{index}-{one.key}", f"{one.title}{of}", one) for one in found]
-        rows += [drawn] if drawn else []
-    has_accuracy = common_points(models) is not None
-    note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if has_accuracy else NOTE
-    finding = _finding([one for _, found in compared for one in found])
+    """The article that shows the networks side by side, with curves if they were pruned from one dense network."""
+    measured = common_evaluations(models)
+    of_one = len({_parent(model) for model in models}) == 1
+    found = comparisons_of(models, measured) if of_one else []
+    rows = [
+        [
+            plots.lines(
+                f"networks-{one.key}",
+                one.title,
+                plots.curve_view(one.curves, one.label, "share", are_errors=one.key != "accuracy", dense=one.dense),
+                of="network",
+            )
+        ]
+        for one in found
+    ]
+    note = f"Accuracy: measured by sipp eval, and not a claim about other inputs. {NOTE}" if measured else NOTE
     return Article(
         ident="networks",
         topic="pruned models",
         title="Networks side by side",
-        notes=[] if len(groups) == 1 else ["Not all networks were pruned from the same dense network."],
-        sections=[Section("Comparison", finding, rows, networks_table(models), note=note)],
+        notes=[] if of_one else ["Not all networks were pruned from the same dense network."],
+        sections=[Section("Comparison", _finding(found), rows, networks_table(models, measured), note=note)],
     )
 
 
-def _dense_name(model: PrunedModel) -> str:
-    """The name of the dense network, as given on the command line."""
-    known = model.identity.dense_hash
-    return model.identity.model if "asked" in model.rest else "a network" if known is None else known[:8]
+def _parent(model: PrunedModel) -> str:
+    """What identifies the dense network: its hash, or its layers if that is not recorded."""
+    layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
+    return model.report.identity.dense_hash or repr(layers)
 
 
-# --- values to compare ------------------------------------------------------------------------------------------------
+def common_evaluations(models: Models) -> dict[int, Evaluation]:
+    """{id of a network: its evaluation} on the inputs on which most of these networks were measured.
+
+    Accuracies on other inputs are not comparable.
+    """
+    known = [(id(model), one) for model in models for one in model.known(Evaluation) if one.accuracies is not None]
+    counts = Counter(one.data_hash for _, one in known)
+    common = max((one for _, one in known), key=lambda one: (counts[one.data_hash], one.n_inputs), default=None)
+    return {ident: one for ident, one in known if common is not None and one.data_hash == common.data_hash}
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,23 +89,18 @@ class Comparison:
     dense: float | None = None
 
 
-def comparisons_of(group: Models) -> list[Comparison]:
+def comparisons_of(models: Models, measured: Mapping[int, Evaluation]) -> list[Comparison]:
     """The comparisons these networks have values for: accuracy, output change, certified error."""
-    measured = accuracies_of(group)
-    dense = next((accuracies[0] for accuracies in measured.values()), None)
-    accuracy = _curves(group, lambda model: measured[id(model)][1] if id(model) in measured else None)
-    moved, certified = _curves(group, lambda m: m.output_change), _curves(group, lambda m: m.certified_error)
+    accuracies = {ident: one.accuracies for ident, one in measured.items() if one.accuracies is not None}
+    dense = next((before for before, _ in accuracies.values()), None)
+    accuracy = _curves(models, lambda model: accuracies[id(model)][1] if id(model) in accuracies else None)
+    moved, certified = _curves(models, lambda m: m.output_change), _curves(models, lambda m: m.certified_error)
     found = [
         Comparison("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
         Comparison("moved", "Output moved", "output moved on calibration inputs", moved),
         Comparison("certified", "Certified", "certified error of the output", certified),
     ]
     return [one for one in found if one.curves]
-
-
-def _drawn(ident: str, title: str, one: Comparison) -> Plot:
-    view = plots.curve_view(one.curves, one.label, "share", are_errors=one.key != "accuracy", dense=one.dense)
-    return plots.lines(ident, title, view, of="network")
 
 
 def _curves(models: Models, value: Value) -> tuple[Curve, ...]:
@@ -104,28 +112,6 @@ def _curves(models: Models, value: Value) -> tuple[Curve, ...]:
             keep = next((k for k in points if abs(k - model.pruned.keep) <= SAME_KEEP * k), model.pruned.keep)
             points.setdefault(keep, []).append(known)
     return tuple(Curve(arm, tuple(Point.of(*one) for one in points.items())) for arm, points in arms.items())
-
-
-def common_points(models: Models) -> Evaluation | None:
-    """An evaluation on the points that most of these networks share; accuracies on other points are not comparable."""
-    evaluations = [one for model in models for one in _with_accuracy(model)]
-    counts = Counter(one.data_hash for one in evaluations)
-    return max(evaluations, key=lambda one: (counts[one.data_hash], one.n_inputs), default=None)
-
-
-def accuracies_of(models: Models) -> dict[int, tuple[float, float]]:
-    """{id of a network: accuracy of the dense and of the pruned one}, where they are known on the common points."""
-    points, found = common_points(models), {}
-    for model in models:
-        for one in _with_accuracy(model):
-            if points is not None and one.data_hash == points.data_hash and one.accuracies is not None:
-                found[id(model)] = one.accuracies
-    return found
-
-
-def _with_accuracy(model: PrunedModel) -> list[Evaluation]:
-    known = (measured for measured in model.evaluations.values() if isinstance(measured, Evaluation))
-    return [measured for measured in known if measured.accuracies is not None]
 
 
 def _finding(comparisons: Sequence[Comparison]) -> Finding:
@@ -157,41 +143,42 @@ def _smallest_common_keep(curves: Sequence[Curve]) -> tuple[float, dict[str, flo
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def networks_table(models: Models) -> Table:
+def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> Table:
     """A table of the networks: what each keeps, and what that costs."""
-    points, measured = common_points(models), accuracies_of(models)
     has_drops = any(model.certified_drop is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda network: -network.pruned.keep):
+        moved, claim = model.output_change, model.certified_drop
         cells = {"method": Cell(model.arm), "keep": Cell(number(model.pruned.keep, "share"))}
-        if points is not None and id(model) not in measured:
-            cells["accuracy"] = Cell("not measured", "", "on these inputs")
-            cells["accuracy, dense"] = Cell("not measured")
-        elif points is not None:
-            dense, pruned = measured[id(model)]
-            title = f"{number(pruned - dense, 'points')} against the dense network"
-            cells["accuracy"] = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
-            cells["accuracy, dense"] = Cell(number(dense, "share"))
+        if measured:
+            cells |= _accuracy_cells(measured.get(id(model)))
         cells["dead rows"] = Cell(f"{model.pruned.dead_rows:,}")
-        cells["output moved"] = Cell("unknown" if model.output_change is None else number(model.output_change, "share"))
+        cells["output moved"] = Cell("unknown" if moved is None else number(moved, "share"))
         cells["certified within"] = _certified_cell(model)
         if has_drops:
-            claim = model.certified_drop
-            drop = "" if claim is None else words.percent_up(claim.drop_upper).removesuffix(" %")
-            cells["certified drop"] = Cell(f"{drop} points" if drop else "none")
+            drop = "none" if claim is None else words.percent_up(claim.drop_upper).replace(" %", " points")
+            cells["certified drop"] = Cell(drop)
         rows.append((model.name, cells))
     caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
-    caption += f" Accuracy: on {points.inputs}." if points is not None else ""
+    caption += f" Accuracy: on {next(iter(measured.values())).inputs}." if measured else ""
     caption += " Certified drop: the accuracy falls by at most this much; below 0, it rises." if has_drops else ""
     return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
+
+
+def _accuracy_cells(measured: Evaluation | None) -> dict[str, Cell]:
+    if measured is None or measured.accuracies is None:
+        return {"accuracy": Cell("not measured", "", "on these inputs"), "accuracy, dense": Cell("not measured")}
+    dense, pruned = measured.accuracies
+    title = f"{number(pruned - dense, 'points')} against the dense network"
+    after = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
+    return {"accuracy": after, "accuracy, dense": Cell(number(dense, "share"))}
 
 
 def _certified_cell(model: PrunedModel) -> Cell:
     """The certified output error, marked if it is useless; without one, what is certified about tokens."""
     limit = model.certified_error
     if limit is None:
-        claims = [claim for claim in model.all_certificates if isinstance(claim, Certificate)]
-        limits = [claim.limit_words for claim in claims if claim.limit is not None]
+        limits = [claim.limit_words for claim in model.known(Certificate) if claim.limit is not None]
         return Cell(", ".join(limits) or "none")
     if limit >= Certificate.USELESS:
         return Cell(f"{words.percent_up(limit)}: useless", WORST, "an error about as large as the output itself")

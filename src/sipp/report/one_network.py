@@ -16,8 +16,8 @@ from sipp.results import (
     AccuracyCertificate,
     AnyCertificate,
     Certificate,
+    Evaluation,
     TextScores,
-    to_json,
     words,
 )
 
@@ -34,15 +34,13 @@ def pruned_article(model: PrunedModel, ident: str) -> Article:
     facts = model.pruned
     sections = [
         _measured_section(model, ident),
-        _outputs_section(model, ident),
         _layers_section(model, ident),
         None if model.bench is None else sheet_section("Size and speed", model.bench.sheet, f"{ident}-speed"),
         None if facts.repair is None else sheet_section("Repair", facts.repair.sheet, f"{ident}-repair"),
         None if facts.choice is None else sheet_section("Method", facts.choice.sheet, f"{ident}-blend"),
         _statements_section(model, ident),
     ]
-    values = {**to_json(model.identity), **to_json(facts), **model.rest}
-    rest = {key: value for key, value in values.items() if key not in SECTIONS}
+    rest = {key: value for key, value in model.report.values.items() if key not in SECTIONS}
     return Article(
         ident=ident,
         topic=f"pruned model, {model.arm}",
@@ -64,7 +62,7 @@ def lead(model: PrunedModel) -> Finding:
     facts, scores = model.pruned, model.text_scores
     heading = f"{number(facts.keep, 'share')} of the weights are left"
     if model.accuracies is not None:
-        before, after = (number(share, "share") for share in model.accuracies)
+        before, after = (number(share, "share") for share in model.accuracies[:2])
         heading += f", and the accuracy is {after} (before: {before})"
     elif scores is not None and scores.dense_perplexity is not None:
         heading += f", and the perplexity is {scores.perplexity:.2f} (before: {scores.dense_perplexity:.2f})"
@@ -79,7 +77,7 @@ def lead(model: PrunedModel) -> Finding:
 
 
 def output_change(model: PrunedModel) -> tuple[float, str] | None:
-    """How far outputs move, and on which points; on new points if that was measured."""
+    """How far outputs move, and on which inputs; on new ones if that was measured."""
     measured = model.evaluation
     if measured is not None and measured.error is not None:
         return measured.error, f"on average, on {measured.inputs}"
@@ -91,8 +89,8 @@ def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
     bench, scores, change = model.bench, model.text_scores, output_change(model)
     accuracy = ("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if model.accuracies is not None:
-        before, after = (number(share, "share") for share in model.accuracies)
-        accuracy = ("accuracy", f"{before}{ARROW}{after}", f"before and after, on {model.measured_on}")
+        before, after = (number(share, "share") for share in model.accuracies[:2])
+        accuracy = ("accuracy", f"{before}{ARROW}{after}", f"before and after, on {model.accuracies[2]}")
     elif scores is not None and scores.dense_perplexity is None:
         accuracy = ("perplexity", f"{scores.perplexity:.2f}", f"on {scores.inputs}")
     elif scores is not None:
@@ -125,8 +123,8 @@ def _guarantee(model: PrunedModel) -> tuple[str, str]:
         return f"drop at most {points}" if drop >= 0 else f"rises by at least {points}", text
     if about_outputs is not None:
         return "useless" if about_outputs.is_useless else f"within {about_outputs.limit_words}", text
-    if isinstance(model.identity.certificate, Certificate):
-        return "none", f"Certificate: {model.identity.certificate.verdict}"
+    if isinstance(model.report.identity.certificate, Certificate):
+        return "none", f"Certificate: {model.report.identity.certificate.verdict}"
     if model.pruned.bound.holds:
         return "in theory", "The theory's bound holds, for the share of inputs given below"
     return "none", "sipp certify makes one from inputs that are new to both networks"
@@ -134,7 +132,7 @@ def _guarantee(model: PrunedModel) -> tuple[str, str]:
 
 def _with_claims(model: PrunedModel) -> list[AnyCertificate]:
     """The certificates that claim something."""
-    return [certificate for certificate in model.all_certificates if claim_of(certificate)]
+    return [certificate for certificate in model.certificates if claim_of(certificate)]
 
 
 def claim_of(certificate: AnyCertificate) -> str:
@@ -155,13 +153,13 @@ def claim_of(certificate: AnyCertificate) -> str:
 
 def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     """Why, and a command that runs as it is (but for NEW): what is unknown first, then what is bad, then its use."""
-    asked = model.rest.get("asked")
+    asked = model.report.rest.get("asked")
     in_shell = isinstance(asked, dict) and model.folder is not None  # else it is from Python
     known: dict[str, Any] = asked if isinstance(asked, dict) else {}
-    name, folder = shlex.quote(model.identity.model), shlex.quote(str(model.folder))
-    dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.identity.weights or 'WEIGHTS')}"
+    name, folder = shlex.quote(model.report.identity.model), shlex.quote(str(model.folder))
+    dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.report.identity.weights or 'WEIGHTS')}"
     both, stored = f"--model {name}{dense} --pruned {folder}", f"{folder} --model {name}"
-    is_data_set = (model.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
+    is_data_set = (model.report.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
     new = shlex.quote(str(known.get("holdout") or (known.get("data") if is_data_set else None) or "NEW"))
     for option, value in ((known.get("reading") or {}) | {"part": known.get("part")}).items():
         new += "" if value is None else f" --{option} {value}"
@@ -189,7 +187,7 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
         command = f"sipp export {stored} --out small.safetensors"
         steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
         fast = "fast = sipp.sparse(pruned, example)"
-        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.identity.model), fast))
+        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.report.identity.model), fast))
     return [(why, command if in_shell else python) for why, command, python in steps[:3]]
 
 
@@ -213,33 +211,13 @@ def _measured_section(model: PrunedModel, ident: str) -> Section | None:
     if model.certified_drop is not None:
         claim = claim_of(model.certified_drop)
     finding = Finding(plots.sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
-    ordered = sorted(model.evaluations.items(), key=lambda item: item[1] is not first)
-    shown = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in ordered]
+    known = [(name, one) for name, one in model.measured.items() if isinstance(one, Evaluation | TextScores)]
+    known.sort(key=lambda item: item[1] is not first)
+    shown = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in known]
     topic, title = "Accuracy", "Accuracy, loss and output"
     if isinstance(first, TextScores):
         topic, title = "Perplexity", "Perplexity and distance from the dense network"
     return Section(topic, finding, [[cards(f"{ident}-evaluations", title, shown)]])
-
-
-def _outputs_section(model: PrunedModel, ident: str) -> Section | None:
-    """All numbers on how far outputs move, explained."""
-    rows, of, change = list[list[str]](), model.evaluation, output_change(model)
-    if of is not None and of.error is not None:
-        mean, median, largest = (number(error, "share") for error in (of.error_mean, of.error_median, of.error_max))
-        rows.append(["on average", f"{mean}: the mean over {of.inputs}; the number at the top of the page"])
-        rows += [["half of the inputs", f"at most {median}"], ["the worst input", largest]]
-    if model.output_change is not None:
-        moved = f"{number(model.output_change, 'share')}: over all inputs together, so large outputs count more"
-        at_top = "" if rows else "; the number at the top of the page"
-        rows.append(["on calibration inputs", f"{moved}{at_top}"])
-    rows += [["guaranteed", claim_of(certificate)] for certificate in _with_claims(model)]
-    if not rows:
-        return None
-    text = "Distance from the dense network's output, divided by its norm."
-    card = {"title": "How far outputs move", "text": text, "rows": rows}
-    heading = "How far outputs move" if change is None else f"Outputs move by {number(change[0], 'share')}, {change[1]}"
-    finding = Finding(heading, "The other numbers on this page answer different questions:")
-    return Section("Outputs", finding, [[cards(f"{ident}-outputs", "How far outputs move", [card])]])
 
 
 def _layers_section(model: PrunedModel, ident: str) -> Section:
@@ -257,10 +235,13 @@ def _layers_section(model: PrunedModel, ident: str) -> Section:
 
 
 def _statements_section(model: PrunedModel, ident: str) -> Section:
-    shown = plots.statement_cards(model.pruned, model.identity.certificate)
-    shown[1:1] = [plots.certificate_card(certificate, name) for name, certificate in model.certificates.items()]
-    if model.identity.certificate is None and model.certificates:
-        shown = shown[1:]
+    own, later = model.report.identity.certificate, model.measured.items()
+    cards_of_later = [
+        plots.certificate_card(one, name) for name, one in later if isinstance(one, Certificate | AccuracyCertificate)
+    ]
+    shown = plots.statement_cards(model.pruned, own)
+    first = [] if own is None and cards_of_later else shown[:1]  # otherwise it says that there is none
     detail = "All statements compare the pruned network as it was saved with the one it was pruned from. "
     finding = Finding("What is guaranteed, and with what confidence", detail + shared_holdout([model]))
-    return Section("Statements", finding, [[cards(f"{ident}-statements", "What is guaranteed", shown)]])
+    whole = [*first, *cards_of_later, *shown[1:]]
+    return Section("Statements", finding, [[cards(f"{ident}-statements", "What is guaranteed", whole)]])

@@ -7,10 +7,10 @@ from os import PathLike
 from pathlib import Path
 
 from sipp.errors import OptionError
-from sipp.files import check_file
+from sipp.files import check_file, write_atomic
 from sipp.report.compare_networks import network_articles
 from sipp.report.networks import PrunedModel
-from sipp.report.rendering import render, write_page
+from sipp.report.rendering import render
 from sipp.results import (
     AnyCertificate,
     Pruned,
@@ -54,12 +54,12 @@ def page(
     held = (certificate_of(network, None) for network in networks.values())
     claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))
     results = [_as_result(name, record_of(network), claims) for name, network in networks.items()]
-    known = {model.identity.pruned_hash for model in results}
+    known = {model.report.identity.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
     heading = f"{len(results)} pruning results" if len(results) > 1 else ""
     text = render(network_articles(results), (model.arm for model in results), heading=heading)
-    write_page(target, text, force=force)
+    write_atomic(target, text.encode())
     return target
 
 
@@ -91,4 +91,4 @@ def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> Prune
     ours = [claim for claim in claims if claim.pruned_hash == report.identity.pruned_hash]
     report = Report.of(pruned, ours[0]) if ours else report
     others = {f"certificate {number}": claim for number, claim in enumerate(ours[1:], start=2)}
-    return PrunedModel(name, report.pruned, report.identity, certificates=others)
+    return PrunedModel(name, report, others)

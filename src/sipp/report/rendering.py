@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from sipp import __version__
+import sipp
 from sipp.extras import needed_for
-from sipp.files import check_file, make_folder, write_atomic
 from sipp.report import palette
 from sipp.report.contents import Article, flatten
-from sipp.scoring import METHODS
 
 TEMPLATE = "template.html.j2"
 HOW_TO_READ = "Point at a plot, or focus it and use the arrow keys, to see exact values; every plot also has a table."
@@ -32,23 +27,17 @@ WORDS = {  # explained where they occur, and at the end
     "certified within": "guaranteed for new inputs from the source of the holdout, with the certificate's confidence",
     "prunable weights": "weights of linear, convolutional, recurrent and attention layers; biases and norms stay",
 }
-_ABOUT = {row.name: row.about for row in METHODS}
+OWN_SCORE = "a score from the user's own code"
 
 
 def about_method(arm: str) -> str:
     """What a method does, in a line; one that the package does not know is the user's own."""
     name, _, form = arm.partition(palette.SEPARATOR)
-    about = _ABOUT.get(name, "a score from the user's own code")
+    known = sipp.methods()
+    about = known[name].about if name in known else OWN_SCORE
     if form == palette.REPAIRED:
         return f"{about}; then mask and weights were fitted to the dense network without labels"
     return f"{about}; with the {form} over patches" if form else about
-
-
-def write_page(path: Path, text: str, *, force: bool) -> None:
-    """Writes a rendered page; an existing file is replaced only with `force`."""
-    make_folder(path.parent)
-    check_file(path, force=force)
-    write_atomic(path, text.encode(errors="replace"))  # a folder name may not be valid text
 
 
 def render(
@@ -90,8 +79,7 @@ def render(
         flatten=flatten,
         as_text=_as_text,
         broken=broken,
-        version=f"sipp {__version__}",
-        policy=_policy(css, script),
+        version=f"sipp {sipp.__version__}",
         # Only text from this package is inserted unescaped; everything from files is escaped.
         css=Markup(css),
         script=Markup(script),
@@ -122,18 +110,6 @@ def _as_text(value: Any) -> str:
 
 def _asset(name: str) -> str:
     return resources.files("sipp.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _policy(css: str, script: str) -> str:
-    """A content security policy that allows only this style and this script."""
-
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-    return (
-        f"default-src 'none'; style-src 'sha256-{digest(css)}'; script-src 'sha256-{digest(script)}'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _colours(methods: dict[str, palette.Style]) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from math import fsum
 from typing import Any
 
-from sipp.report import Plot, numbers, plots
+from sipp.report import numbers, plots
 from sipp_lab.page import series
 from sipp_lab.page.series import METRICS
 from sipp_lab.runs.folder import Run
 from sipp_lab.runs.records import NetworkRecord
+
+Plot = dict[str, Any]  # plain values for the page's script
 
 
 def metric_view(run: Run, key: str) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sipp.errors import DataError
+from sipp.files import RECORD_NAME, check_file, make_folder, write_atomic
 from sipp.report import (
     Article,
     PrunedModel,
-    is_pruned_result,
     network_articles,
     read_pruned_result,
     render as render_page,
-    write_page,
 )
 from sipp_lab.page import series
 from sipp_lab.page.compare_runs import StudySummary, runs_article
@@ -76,7 +75,7 @@ def read_intact_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broke
 def _is_result(folder: Path) -> bool:
     """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
     try:
-        return (folder / MANIFEST).exists() or is_pruned_result(folder)
+        return (folder / MANIFEST).exists() or (folder / RECORD_NAME).exists()
     except OSError:
         return True
 
@@ -112,7 +111,10 @@ def write_results(
     title: str = "",
 ) -> None:
     """Writes the page of these results; an existing file is replaced only with `force`."""
-    write_page(path, render(results, broken=broken, study=study, title=title), force=force)
+    check_file(path, force=force, makes_folder=True)
+    make_folder(path.parent)
+    text = render(results, broken=broken, study=study, title=title)
+    write_atomic(path, text.encode(errors="replace"))  # a folder name may not be valid text
 
 
 def render(

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sipp.report import Article, Cell, Curve, Finding, Plot, Section, Table, numbers
+from sipp.report import Article, Cell, Finding, Section, Table, numbers, plots
 from sipp.results import Certificate, to_json, words
 from sipp_lab.page import series
-from sipp_lab.page.plots import accuracy_plot, epsilon_plots, layers_plot, side_by_side, statements_plot, times_plot
+from sipp_lab.page.plots import (
+    Plot,
+    accuracy_plot,
+    epsilon_plots,
+    layers_plot,
+    side_by_side,
+    statements_plot,
+    times_plot,
+)
 from sipp_lab.runs.folder import Run
 
 FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
@@ -123,7 +131,7 @@ def _origins(run: Run) -> dict[str, Any]:
 # --- which method to use --------------------------------------------------------------------------------------------
 
 
-def sparsest_within_tolerance(curve: Curve) -> float | None:
+def sparsest_within_tolerance(curve: plots.Curve) -> float | None:
     """The smallest keep before the first level that loses more than `numbers.TOLERANCE` accuracy, or None."""
     kept = None
     for point in curve.points:

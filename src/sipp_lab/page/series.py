@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import fsum
 from statistics import fmean
 
-from sipp.report import Curve, Point, numbers
+from sipp.report import numbers, plots
 from sipp.results import Certificate, PrunedLayer
 from sipp_lab.pipelines import PIPELINES, Pipeline
 from sipp_lab.runs.folder import Run
@@ -106,12 +106,12 @@ def records_at(run: Run, method: str, level: int) -> list[NetworkRecord]:
     return sorted(records, key=lambda record: record.seed)
 
 
-def metric_curves(run: Run, metric: str) -> tuple[Curve, ...]:
+def metric_curves(run: Run, metric: str) -> tuple[plots.Curve, ...]:
     """The metric against keep, one curve per method; differences are taken per seed, then averaged."""
     return _curves(by_level(run, metric))
 
 
-def by_level(run: Run, metric: str) -> dict[tuple[str, int], Point]:
+def by_level(run: Run, metric: str) -> dict[tuple[str, int], plots.Point]:
     """{(method, level): the metric over seeds}, if every seed has it."""
     dense, value = dense_of(run), METRICS[metric].value
     return _points(run, lambda record: value(record, dense.get(record.seed)))
@@ -123,12 +123,12 @@ def dense_mean(run: Run, metric: str) -> float | None:
     return None if point is None or metric == "before_top1" else point.mean
 
 
-def certified_curves(run: Run) -> tuple[Curve, ...]:
+def certified_curves(run: Run) -> tuple[plots.Curve, ...]:
     """Certified epsilon against keep; no point for a level where some seed has no finite one."""
     return _curves(_points(run, _certified))
 
 
-def theory_curves(run: Run) -> tuple[Curve, ...]:
+def theory_curves(run: Run) -> tuple[plots.Curve, ...]:
     """Epsilon of the theoretical bound against keep, whether or not its conditions hold."""
     return _curves(_points(run, lambda record: None if record.pruned is None else record.pruned.bound.finite))
 
@@ -138,7 +138,7 @@ def _certified(record: NetworkRecord) -> float | None:
     return claim.limit if isinstance(claim, Certificate) and claim.measure == "output" else None
 
 
-def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tuple[str, int], Point]:
+def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tuple[str, int], plots.Point]:
     points = {}
     for method in methods_of(run):
         for level in levels_of(run):
@@ -149,17 +149,17 @@ def _points(run: Run, value: Callable[[NetworkRecord], float | None]) -> dict[tu
     return points
 
 
-def _curves(points: Mapping[tuple[str, int], Point]) -> tuple[Curve, ...]:
-    by_method: dict[str, list[Point]] = {}
+def _curves(points: Mapping[tuple[str, int], plots.Point]) -> tuple[plots.Curve, ...]:
+    by_method: dict[str, list[plots.Point]] = {}
     for (method, _), point in points.items():
         by_method.setdefault(method, []).append(point)
-    return tuple(Curve(method, tuple(of_method)) for method, of_method in by_method.items())
+    return tuple(plots.Curve(method, tuple(of_method)) for method, of_method in by_method.items())
 
 
-def _point(keeps: list[float], values: list[float | None]) -> Point | None:
+def _point(keeps: list[float], values: list[float | None]) -> plots.Point | None:
     """The point of these values; None if one is missing, since a mean must not leave out bad values."""
     known = [value for value in values if value is not None]
-    return Point.of(fmean(keeps), known) if known and len(known) == len(values) else None
+    return plots.Point.of(fmean(keeps), known) if known and len(known) == len(values) else None
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from report.synthetic import certificate, config, dense, layer, level_record, write_run
 
-from sipp.report import Curve, Point, numbers, plots
+from sipp.report import numbers, plots
+from sipp.report.plots import Curve, Point
 from sipp.results import words
 from sipp.results.jsonio import to_json
 from sipp_lab.page import run_article, series
