@@ -120,7 +120,6 @@ if TYPE_CHECKING:
         ShrunkLayer as ShrunkLayer,
     )
     from sipp.results.stored import (
-        Identity as Identity,
         Report as Report,
     )
 else:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         companion_files as companion_files,
     )
     from sipp.storage.pruned_folder import (
-        is_pruned_folder as is_pruned_folder,
         read_pruned as read_pruned,
         write_pruned as write_pruned,
     )

@@ -21,7 +21,6 @@ from sipp.files import (
     WEIGHTS_NAME,
     check_folder,
     make_folder,
-    metadata_of,
     read_json,
     seal,
     write_atomic,
@@ -39,11 +38,6 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any]) 
     report = json.dumps(seal(to_json(record)), indent=1, allow_nan=False)
     write_atomic(folder / WEIGHTS_NAME, tensors_to_bytes(tensors, {"format": "pt", RECORD_KEY: report}))
     write_atomic(folder / RECORD_NAME, report.encode())
-
-
-def is_pruned_folder(folder: Path) -> bool:
-    """Whether the folder holds the record of a pruned network, valid or not."""
-    return (folder / RECORD_NAME).exists() or RECORD_KEY in metadata_of(folder / WEIGHTS_NAME)
 
 
 def read_pruned(folder: Path) -> Report:
