@@ -9,7 +9,6 @@ if TYPE_CHECKING:
         Sensitivities as Sensitivities,
     )
     from sipp.scoring.methods import (
-        METHODS as METHODS,
         CutRule as CutRule,
         MethodInfo as MethodInfo,
         checked_method as checked_method,
