@@ -25,7 +25,7 @@ from repair_split import splitting
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.repairing import Repaired, repair_network, split_batches
+from sipp.repairing import Repaired, repair_network, split_data
 from sipp.repairing.fit import PEERS
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     images, net = images_of(options.data, options.seed), resnet(options.weights).to(options.device)
     data = list(images.points(0, options.points).split(options.batch))
     read = data_of(data, device=torch.device(options.device), n_points=None)
-    parts = split_batches(read.batches())
+    parts = split_data(read)
     lines = []
     for keep in options.keep:
         masks = sipp.prune(net, None, keep=keep, method="magnitude", progress=False).masks

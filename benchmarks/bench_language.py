@@ -33,8 +33,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs.data import data_of
 from sipp.inputs.running import copy_of
-from sipp.repairing import repair_network
-from sipp.repairing.data_split import split_batches
+from sipp.repairing import repair_network, split_data
 from sipp.results.numerics import device_of
 from sipp.results.options import Pattern, RepairMethod
 
@@ -67,9 +66,9 @@ def magnitude(model: nn.Module, data: Tensor, keep: str) -> tuple[nn.Module, dic
 def by_peer(method: RepairMethod, model: nn.Module, data: Tensor, keep: str) -> nn.Module:
     """SparseGPT or ALPS as the package has them, every layer with its even share."""
     masks = magnitude(model, data, keep)[1]
-    parts = split_batches(data_of(data, device=device_of(model)).batches())
+    parts = split_data(data_of(data, device=device_of(model)))
     pattern = Pattern.of(keep) if ":" in keep else None
-    return repair_network(model, masks, parts, method, pattern=pattern, chunk_bytes=1 << 30).model
+    return repair_network(model, masks, parts, method, pattern=pattern).model
 
 
 def by_sipp(method: str, repair: bool, model: nn.Module, data: Tensor, keep: str) -> nn.Module:

@@ -22,7 +22,7 @@ OTHER = "the rest"
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
     "cut": [(prune, "cut"), (prune, "output_change"), (prune, "cut_as_given"), (prune, "pruned_of")],
-    "passes": [(parts, "run_part")],
+    "passes": [(parts.Part, "run")],
     "sums": [(sums.WeightSums, "add")],
     "search": [(fit, "search")],
     "fit": [(walk, "fit_layer")],

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sipp.inputs.data import Batch, data_of
 from sipp.inputs.structure import Blocks, find_blocks
 from sipp.inputs.trace import trace_layers
-from sipp.repairing.parts import Part, run_part
+from sipp.repairing import Part
 
 
 def recorded(model: Any, batch: Any) -> Any:
@@ -92,7 +92,7 @@ def test_blocks_are_found_and_walked(way: str, kind: type[Block], at: int | str,
     for i, end in enumerate((*NAMES, "")):  # each part by itself, from what the block before it gave
         outputs: list[Any] = []
         part = Part(i, NAMES[:i], end, ())
-        made = run_part(net, part, kept, lambda outputs=outputs: outputs.append(net(*points.args)))
+        made = part.run(net, kept, lambda outputs=outputs: outputs.append(net(*points.args)))
         assert len(outputs) == (not end)
         kept = made if made is None else blocks.as_output(blocks.state_of(made))
     assert torch.equal(outputs[0], net(points.args[0]))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sipp.inputs.data import data_of
 from sipp.inputs.layers import find_prunable_layers
-from sipp.repairing import DataSplit, split_batches
+from sipp.repairing import DataSplit, split_data
 
 
 def alike(*shape: int, seed: int = 0) -> Tensor:
@@ -23,7 +23,7 @@ def f64(tensor: Tensor) -> Array:
 
 
 def split_of(data: Any) -> DataSplit:
-    return split_batches(data_of(data, device=torch.device("cpu"), n_points=None).batches())
+    return split_data(data_of(data, device=torch.device("cpu")))
 
 
 def split_positions(n: int) -> tuple[list[int], list[int], list[int]]:

@@ -69,7 +69,7 @@ def test_linear_layers_one_after_another() -> None:
 def test_convolutions(conv: Any, size: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     conv.reset_parameters()
-    points = alike(60, conv.in_channels, *size)
+    points = alike(120, conv.in_channels, *size)
     pruned, fixed = repaired(conv, points)
     per_group = conv.in_channels // conv.groups
     geometry = conv.kernel_size, conv.stride, conv.padding, conv.dilation

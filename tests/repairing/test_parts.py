@@ -8,7 +8,6 @@ import torch
 from repairing.fit_points import even_masks, split_of
 from torch import Tensor, nn
 
-import sipp
 from sipp.inputs.trace import trace
 from sipp.repairing import repair_network, walk
 from sipp.repairing.parts import parts_in
@@ -66,33 +65,11 @@ def test_block_by_block_has_the_bits_of_the_whole(kind: str, way: Any, monkeypat
             return parts
 
         monkeypatch.setattr(walk, "parts_in", noted)
-        done = sipp.prune(
-            net, data(kind), keep=0.5, method="magnitude", floor=0.001, statements=False, repair=way, progress=False
-        )
+        done = repair_network(net, even_masks(net), split_of(data(kind)), way)
         return list(done.model.state_dict().values())
 
     assert all(map(torch.equal, weights(True), weights(False)))
     assert n_parts == [3, 1]
-
-
-def test_each_block_is_run_as_often_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def n_calls(n_blocks: int) -> float:
-        """How often a block is called in a refit, in the mean."""
-        net, count = Model(n_blocks).eval(), 0
-        pruned = sipp.prune(net, None, keep=0.5, method="magnitude", floor=0.001, progress=False)
-        forward = nn.TransformerEncoderLayer.forward
-
-        def counted(*args: Any, **kwargs: Any) -> Tensor:
-            nonlocal count
-            count += 1
-            return forward(*args, **kwargs)
-
-        monkeypatch.setattr(nn.TransformerEncoderLayer, "forward", counted)
-        sipp.repair(net, pruned, data("sequences"), progress=False)
-        monkeypatch.setattr(nn.TransformerEncoderLayer, "forward", forward)
-        return count / n_blocks
-
-    assert n_calls(8) < 1.2 * n_calls(4)
 
 
 class Step(nn.Module):

@@ -43,18 +43,6 @@ def test_the_search_is_the_definition(
         assert bool(mask_FK.any(1).all()) and int(mask_FK.sum()) == 20
 
 
-def test_the_search_finds_what_magnitude_cannot_see() -> None:
-    """Two inputs that are nearly one: magnitude keeps both of their weights, the search one of them and another."""
-    random = np.random.default_rng(0)
-    x_PK = random.normal(size=(300, 4))
-    x_PK[:, 1] = x_PK[:, 0] + 0.01 * random.normal(size=300)
-    w_FK = np.array([[1.0, 1.1, 0.9, 0.1]])
-    start_FK = np.array([[True, True, False, False]])
-    rule = MaskRule(2, torch.ones(1, 4, dtype=torch.bool), torch.tensor([False]))
-    mask_FK, _ = search([system(x_PK, x_PK @ w_FK.T, w_FK)], torch.from_numpy(start_FK), rule)
-    assert mask_FK[0, 2] and int(mask_FK[0, :2].sum()) == 1
-
-
 def test_the_first_mask_stays_where_a_system_has_no_factor() -> None:
     """As rounding may leave the covariances of features that hardly vary."""
     n_rows = 5

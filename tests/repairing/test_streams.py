@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sipp.inputs.capture import meeting_sums
 from sipp.inputs.trace import trace
 from sipp.repairing import repair_network
-from sipp.repairing.streams import streams_in
+from sipp.repairing.sums import streams_in
 
 
 class Net(nn.Module):
@@ -176,7 +176,7 @@ def test_padding_does_not_count() -> None:
     made = []
     for fill in (0, 5):
         data = [{"input_ids": torch.where(real > 0, ids, fill), "attention_mask": real}]
-        made.append(repair_network(net, even_masks(net), split_of(data), chunk_bytes=1 << 12))
+        made.append(repair_network(net, even_masks(net), split_of(data)))
     assert [layer.name for layer in made[0].record.layers if layer.corrects] == ["down.weight"]
     for one, two in zip(made[0].model.parameters(), made[1].model.parameters()):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6)

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.inputs.outputs import output_error
 from sipp.pruning.rows import even_layers
-from sipp.repairing import Repaired, data_split, fit, repair_network
-from sipp.repairing.parts import Side, StatesInMemory
-from sipp.repairing.search import MaskRule
+from sipp.repairing import Repaired, data_split, repair_network
 from sipp.results import numerics
 from sipp.results.options import Pattern
 
@@ -154,24 +152,6 @@ def test_weights_that_were_zero_stay_zero() -> None:
     assert next(layer for layer in made.record.layers if layer.name == "conv1.weight").n_moved > 0
 
 
-@pytest.mark.parametrize("is_worse", [True, False])
-def test_of_two_masks_the_better_on_validation_points_is_taken(is_worse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, points = block()
-
-    def worst(rows: Any, mask_FK: Tensor, rule: MaskRule, growths: Any) -> tuple[Tensor, int]:
-        dense_FK = torch.cat([one.dense_GRK.flatten(0, 1) for one in rows])
-        return rule.largest(-dense_FK.abs()), 1
-
-    if is_worse:
-        monkeypatch.setattr(fit, "search", worst)
-    masks, made = found(net, points, keep=0.3)
-    for layer in made.record.layers:
-        assert layer.mask_origin == ("first" if is_worse else "searched")
-        assert torch.equal(made.masks[layer.name], masks[layer.name]) is is_worse is (layer.n_moved == 0)
-        assert layer.error_after is not None and layer.error_before is not None
-        assert layer.error_after < layer.error_before
-
-
 def test_of_a_sparse_network_a_layer_gets_no_more_than_it_has_left() -> None:
     net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(60, 40)
     with torch.no_grad():
@@ -281,9 +261,3 @@ def test_on_a_gpu_the_same_points_are_fitted_in_large_batches(monkeypatch: pytes
     assert {name: int(mask.sum()) for name, mask in large.masks.items()} == {n: int(m.sum()) for n, m in masks.items()}
     x = alike(50, 12, seed=2)
     torch.testing.assert_close(large.model(x), small.model(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, False), (torch.bfloat16, True), (torch.float16, True)])
-def test_only_a_network_in_half_precision_is_multiplied_in_tf32(dtype: torch.dtype, allowed: bool) -> None:
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
-    assert Side(net, [], StatesInMemory(0)).allow_tf32 is allowed

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.repairing.data_split import split_data
+from sipp.inputs.data import data_of
+from sipp.repairing import split_data
 from sipp.scoring import ScoringTask
 from sipp.verbs import prune as entry
 
@@ -44,7 +45,7 @@ def test_sound_statements_about_repaired_networks() -> None:
 def test_the_simulation_sees_points_that_test_their_own_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: the points held back take part in the repair."""
     taken: list[Tensor] = []
-    hold_back, repaired = ScoringTask.hold_back, entry.apply_repairs
+    hold_back, repaired = ScoringTask.hold_back, entry.repair_network
 
     def take(task):  # type: ignore[no-untyped-def]
         taken[:] = [task.data]
@@ -53,7 +54,7 @@ def test_the_simulation_sees_points_that_test_their_own_fit(monkeypatch: pytest.
     monkeypatch.setattr(ScoringTask, "hold_back", take)
     monkeypatch.setattr(
         entry,
-        "apply_repairs",
-        lambda r, masks, _, *more, **how: repaired(r, masks, split_data(r.model, taken[0]), *more, **how),
+        "repair_network",
+        lambda dense, masks, _, *more, **how: repaired(dense, masks, split_data(data_of(taken[0])), *more, **how),
     )
     assert n_false() > MOST_FALSE

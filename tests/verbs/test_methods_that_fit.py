@@ -10,8 +10,8 @@ from torch import nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.repairing import repair_network
-from sipp.repairing.data_split import split_data
+from sipp.inputs.data import data_of
+from sipp.repairing import repair_network, split_data
 from sipp.scoring.methods import METHODS
 from sipp_lab.arms import arm_of
 from tests.oracles.sparsegpt import sparsegpt
@@ -41,7 +41,7 @@ def even_masks(net: nn.Module) -> dict[str, torch.Tensor]:
 def test_one_layer_has_the_mask_and_the_values_of_the_definition() -> None:
     net = nn.Sequential(nn.Linear(12, 6)).double()
     pruned = sipp.prune(net, points(), keep=0.5, method="sparsegpt", progress=False)
-    fit_points = torch.cat([batch.args[0] for batch in split_data(net, points()).fit])
+    fit_points = torch.cat([batch.args[0] for batch in split_data(data_of(points())).fit])
     mask_FK, values_FK = sparsegpt(fit_points.numpy(), net[0].weight.detach().numpy(), 36, None)
     assert np.array_equal(pruned.masks["0.weight"].numpy(), mask_FK)
     assert np.allclose(pruned.model[0].weight.detach().numpy(), values_FK, rtol=1e-6, atol=1e-8)  # type: ignore[index]
@@ -52,7 +52,7 @@ def test_a_network_is_the_one_of_the_search_from_an_even_cut(method: str) -> Non
     net = network()
     first = sipp.prune(net, points(), keep=0.4, method=method, progress=False)
     assert [layer.kept for layer in first.layers] == [115, 58] and first.kept == 173
-    parts = split_data(net, points())
+    parts = split_data(data_of(points()))
     wanted = repair_network(net, even_masks(net), parts, method)  # type: ignore[arg-type]
     assert all(torch.equal(first.model.state_dict()[name], value) for name, value in wanted.model.state_dict().items())
     assert first.repair is not None and first.repair.way == method and f"by {method}" in first.repair.sentence

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.data import data_of
-from sipp.repairing import repair_network
-from sipp.repairing.data_split import split_batches
+from sipp.repairing import repair_network, split_data
 from sipp.results import numerics
 from sipp.verbs import prune_on_disk as on_disk
 
@@ -100,9 +99,9 @@ def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path, mo
     sipp.prune_on_disk(empty(), source, points(), tmp_path / "out", keep=0.5, repair=True)
     net = dense()
     masks = sipp.prune(net, points(), method="wanda", include="layers.*", keep=0.5, statements=False).masks
-    parts = split_batches(data_of(points()).batches())
+    parts = split_data(data_of(points()))
     monkeypatch.setattr(numerics, "MOST_WEIGHTS_OF_SMALL", 100)  # as large networks are repaired
-    whole = repair_network(net, masks, parts, chunk_bytes=32 << 20)
+    whole = repair_network(net, masks, parts)
     assert same(tensors_in(tmp_path / "out"), whole.model.state_dict())
 
 

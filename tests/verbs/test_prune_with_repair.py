@@ -9,9 +9,9 @@ from oracles.patterns import obeys
 from torch import Tensor, nn
 
 import sipp
+from sipp.inputs.data import data_of
 from sipp.pruning import cutting
-from sipp.repairing import walk
-from sipp.repairing.data_split import split_data
+from sipp.repairing import split_data, walk
 from sipp.results import numerics
 
 walking = importlib.import_module("sipp.verbs.prune")  # the file: the name is that of the function too
@@ -38,7 +38,7 @@ def moved_by(model: nn.Module, other: nn.Module) -> float:
 def test_a_search_is_compared_with_the_network_it_was_given() -> None:
     """Not with dense weights under its masks, which a network that was sampled, repaired or trained does not have."""
     model, data = net(), points()
-    parts = split_data(model, data)
+    parts = split_data(data_of(data))
     sampled, fixed = (
         sipp.prune(model, data, keep=0.4, method="sipp-rand", repair=repair, progress=False) for repair in (False, True)
     )
@@ -105,15 +105,15 @@ class Counted(nn.Module):
 def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its work is counted, so that it cannot grow unseen."""
     fits, budgets, blends = list[int](), list[int](), list[int]()
-    fitted, repaired, choose = walk.fit_parts, walking.apply_repairs, cutting.choose_blend
+    fitted, repaired, choose = walk.fit_parts, walking.repaired_cut, cutting.choose_blend
 
     def counted_fit(way: Any, *more: Any) -> Any:
         fits.append(sum(batch.n_points for batch in way.dense.batches[: way.n_fit_batches]))
         return fitted(way, *more)
 
-    def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
-        budgets.append(sum(int(mask.sum()) for mask in masks.values()))
-        return repaired(ranking, masks, *more, **options)
+    def counted_level(ranking: Any, first: Any, *more: Any, **options: Any) -> Any:
+        budgets.append(sum(int(mask.sum()) for mask in first.masks.values()))
+        return repaired(ranking, first, *more, **options)
 
     def counted_blends(*given: Any) -> Any:
         masks, choice = choose(*given)
@@ -121,7 +121,7 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
         return masks, choice
 
     monkeypatch.setattr(walk, "fit_parts", counted_fit)
-    monkeypatch.setattr(walking, "apply_repairs", counted_level)
+    monkeypatch.setattr(walking, "repaired_cut", counted_level)
     monkeypatch.setattr(cutting, "choose_blend", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
     best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)

@@ -11,23 +11,17 @@ if TYPE_CHECKING:
     )
     from sipp.repairing.data_split import (
         DataSplit as DataSplit,
-        merged_batches as merged_batches,
-        split_batches as split_batches,
         split_data as split_data,
     )
     from sipp.repairing.parts import (
         Part as Part,
         Side as Side,
-        run_part as run_part,
     )
     from sipp.repairing.polishing import (
-        LEARNING_RATE as LEARNING_RATE,
-        MOST_STEPS as MOST_STEPS,
         polish as polish,
     )
     from sipp.repairing.walk import (
         Repaired as Repaired,
-        apply_repairs as apply_repairs,
         repair_network as repair_network,
         repair_part as repair_part,
     )

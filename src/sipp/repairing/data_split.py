@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs import AnyData, Batch, data_of, is_tokens, outputs, points_per_batch
+from sipp.inputs import Batch, Data, is_tokens, outputs, points_per_batch
 from sipp.results import numerics
 
 # Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
-# class in turn, must not lose one class. Half of these are for validation: they choose the ridges, leave layers alone
-# and stop the polish. The other half only tests the result. If that half is too small, all are for validation.
+# class in turn, must not lose one class. Half of these are for validation: they leave layers alone and
+# stop the polish. The other half only tests the result. If that half is too small, all are for validation.
 HELD_BACK_ONE_IN = 10
-FEWEST_TEST_POINTS = 4  # distinct, and no copies of fit or validation points
+FEWEST_TEST_POINTS = 4
 FEWEST_REPAIR_POINTS = 10
 
 # On a GPU, a batch of tokens takes at most this number of bytes in a pass, and this share of the card's memory. Each
@@ -47,65 +46,31 @@ class DataSplit:
         return outputs.output_error(dense, other, self.test) if self.test else None
 
 
-def split_data(dense: nn.Module, data: AnyData) -> DataSplit:
-    """The split of the points that this network is repaired on; the data is read once."""
-    return split_batches(data_of(data, device=numerics.device_of(dense)).batches())
-
-
-def split_batches(batches: Iterable[Batch]) -> DataSplit:
-    """The split of these batches; held-back points get batches of their own."""
-    fit, held_back, n_seen, most = list[Batch](), list[Batch](), 0, 0
-    different, fitted_keys = set[str](), set[str]()
-    places = _places_to_hold_back()
-    for batch in batches:
-        keys = batch.hashes()
-        different |= set(keys)
-        most = max(most, batch.n_points)
-        is_held_back = torch.tensor(list(islice(places, batch.n_points)), dtype=torch.bool, device="cpu")
-        n_seen += batch.n_points
-        fitted_keys |= {key for key, is_one in zip(keys, is_held_back.tolist()) if not is_one}
-        for found, where in ((fit, ~is_held_back), (held_back, is_held_back)):
-            if bool(where.any()):
-                found.append(batch.at(where.nonzero().flatten()).copied())
-    if len(different) < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
-        copies = "" if len(different) == n_seen else " different"
+def split_data(data: Data) -> DataSplit:
+    """The split of these points, which are read once; held-back points get batches of their own."""
+    batches = [batch.copied() for batch in data.batches()]
+    n_points = sum(batch.n_points for batch in batches)
+    keys = frozenset(key for batch in batches for key in batch.hashes())
+    if len(keys) < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
+        copies = "" if len(keys) == n_points else " different"
         raise DataError(
-            f"calibration holds {len(different)}{copies} inputs", fix=f"give a repair at least {FEWEST_REPAIR_POINTS}"
+            f"calibration holds {len(keys)}{copies} inputs", fix=f"give a repair at least {FEWEST_REPAIR_POINTS}"
         )
-    validation, test = _halved(held_back, fitted_keys)
-    validation = merged_batches(validation, most)
-    return DataSplit((*fit, *validation), len(fit), tuple(merged_batches(test, most)), frozenset(different))
-
-
-def _places_to_hold_back() -> Iterator[bool]:
-    """Whether each point is held back, without end; always the same ones."""
-    generator = torch.Generator().manual_seed(0)
-    while True:
-        place = int(torch.randint(HELD_BACK_ONE_IN, (), generator=generator, dtype=torch.int64, device="cpu"))
-        yield from (i == place for i in range(HELD_BACK_ONE_IN))
-
-
-def _halved(held_back: list[Batch], fitted_keys: set[str]) -> tuple[list[Batch], list[Batch]]:
-    """Splits the held-back points into validation and test, without copies in the test.
-
-    All are for validation if the test would be too small.
-    """
-    validation, rest, n_seen = list[Batch](), list[Batch](), 0
-    for batch in held_back:
-        is_second = numerics.integers(n_seen, n_seen + batch.n_points) % 2 == 1
-        n_seen += batch.n_points
-        for found, where in ((validation, ~is_second), (rest, is_second)):
-            if bool(where.any()):
-                found.append(batch.at(where.nonzero().flatten()))
-    used = fitted_keys | {key for batch in validation for key in batch.hashes()}
-    test, test_keys = list[Batch](), list[str]()
-    for batch in rest:
-        keys = batch.hashes()
-        new = [i for i, key in enumerate(keys) if key not in used]
-        test_keys += [keys[i] for i in new]
-        if new:
-            test.append(batch.at(torch.tensor(new, dtype=torch.int64, device="cpu")))
-    return (validation, test) if len(set(test_keys)) >= FEWEST_TEST_POINTS else (held_back, [])
+    generator = torch.Generator("cpu").manual_seed(0)
+    starts = torch.arange(0, n_points, HELD_BACK_ONE_IN, dtype=torch.int64, device="cpu")
+    places = torch.randint(HELD_BACK_ONE_IN, (len(starts),), generator=generator, dtype=torch.int64, device="cpu")
+    held_back = (starts + places)[starts + places < n_points]
+    n_test = len(held_back) // 2
+    role_N = torch.zeros(n_points, dtype=torch.int64, device="cpu")  # 0: fit, 1: validation, 2: test
+    role_N[held_back] = 1
+    role_N[held_back[1::2]] = 2 if n_test >= FEWEST_TEST_POINTS else 1
+    roles, found = role_N.split([batch.n_points for batch in batches]), list[list[Batch]]()
+    for role in range(3):
+        parts = [(batch, (role_B == role).nonzero().flatten()) for batch, role_B in zip(batches, roles)]
+        found.append([batch.at(at) for batch, at in parts if len(at)])
+    most = max(batch.n_points for batch in batches)
+    fit, validation, test = found[0], merged_batches(found[1], most), merged_batches(found[2], most)
+    return DataSplit((*fit, *validation), len(fit), tuple(test), keys)
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:

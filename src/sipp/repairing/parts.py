@@ -38,6 +38,37 @@ class Part:
     end: str  # the block that it ends with; "": it ends with the network
     groups: Groups  # of the weights that are used in it
 
+    def run(self, model: nn.Module, kept: Any, run: Callable[[], Any]) -> Any:
+        """The output of its block in a run of the model, which ends there; None if the run is stopped before.
+
+        `kept` is what the last finished block gave; the others' output is read by nobody.
+        """
+        outputs = []
+
+        def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def run_block(*args: Any, **kwargs: Any) -> Any:
+                outputs.append(forward(*args, **kwargs))
+                return outputs[0]
+
+            return run_block
+
+        def stop(*_: Any) -> None:
+            raise StopForward
+
+        finished = [model.get_submodule(name) for name in self.finished]
+        device = next(p.device for p in model.parameters() if not p.is_meta)
+        last, unread = (_copied(kept, device) for _ in range(2))  # what follows may write to them
+        forwards = [(block, _constant(last if block is finished[-1] else unread)) for block in finished]
+        with ExitStack() as stack:
+            if self.end:
+                block = model.get_submodule(self.end)
+                forwards.append((block, ending(block.forward)))
+                stack.callback(block.register_forward_hook(stop).remove)  # when the block's other hooks have run
+            stack.enter_context(suppress(StopForward))
+            stack.enter_context(_replaced_forwards(forwards))
+            run()
+        return outputs[0] if outputs else None
+
 
 def groups_in(found: ModelMap, names: Collection[str]) -> Groups:
     """The groups of those weights that are named."""
@@ -64,38 +95,6 @@ def parts_in(found: ModelMap, names: Collection[str]) -> list[Part]:
         )
         for i in range(len(ends) + 1)
     ]
-
-
-def run_part(model: nn.Module, part: Part, kept: Any, run: Callable[[], Any]) -> Any:
-    """The output of a part's block in a run of the model, which ends there; None if the run is stopped before.
-
-    `kept` is what the last finished block gave; the others' output is read by nobody.
-    """
-    outputs = []
-
-    def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run_block(*args: Any, **kwargs: Any) -> Any:
-            outputs.append(forward(*args, **kwargs))
-            return outputs[0]
-
-        return run_block
-
-    def stop(*_: Any) -> None:
-        raise StopForward
-
-    finished = [model.get_submodule(name) for name in part.finished]
-    device = next(p.device for p in model.parameters() if not p.is_meta)
-    last, unread = (_copied(kept, device) for _ in range(2))  # what follows may write to them
-    forwards = [(block, _constant(last if block is finished[-1] else unread)) for block in finished]
-    with ExitStack() as stack:
-        if part.end:
-            block = model.get_submodule(part.end)
-            forwards.append((block, ending(block.forward)))
-            stack.callback(block.register_forward_hook(stop).remove)  # when the block's other hooks have run
-        stack.enter_context(suppress(StopForward))
-        stack.enter_context(_replaced_forwards(forwards))
-        run()
-    return outputs[0] if outputs else None
 
 
 @contextmanager
@@ -167,7 +166,7 @@ class Side:
         """Runs a part on batch i by `read`: the output of its block, or None if it was stopped or ends the network."""
         kept = self.states.read(part.number, i) if part.finished else None
         with numerics.float32_products(allow_tf32=self.allow_tf32):
-            return run_part(self.model, part, kept, lambda: read(self.batches[i]))
+            return part.run(self.model, kept, lambda: read(self.batches[i]))
 
     def pass_on(self, part: Part) -> None:
         """Keeps what the block of a part gives, which is finished, for the next part."""

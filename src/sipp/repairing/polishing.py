@@ -27,7 +27,6 @@ NEAR = 2.0  # an error below half of the output's norm lowers the rate in propor
 OVERFITTED = 0.75  # a round whose best step comes before this share of its steps has overfitted
 N_SHUFFLED = 8  # batches that are shuffled together; limits how much is copied at a time
 LEARNING_RATE = 2e-3
-MOST_STEPS = 10_000_000  # a larger number is taken for a mistake
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -98,7 +97,7 @@ def polish(
     split: DataSplit,
     *,
     steps: int,
-    learning_rate: float,
+    learning_rate: float = LEARNING_RATE,
     progress: bool,
     seed: int = 0,
 ) -> tuple[Polish, float | None]:

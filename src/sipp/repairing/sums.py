@@ -5,12 +5,10 @@ its kept weights and its intercept. The squared error over n patches is
     sum_p (d_p - c x_p - b)^2 = dd - 2 c.dx - 2 b d + c xx c + 2 b c.x + n b^2,
 with dd, dx, d, xx, x the sums of products. Both outputs are those at the same patch of the same point, each network
 with its own inputs, so that a fit also compensates for the errors of earlier layers. Where a layer's output is added to
-a residual stream, the error of the stream counts as the layer's own (`streams.py`).
+a residual stream, the error of the stream counts as the layer's own.
 
 The sums are float64, so chunks of any size may be added. The products of a chunk are float32, which would lose the
-variation of inputs that lie far from 0: their mean is subtracted first and added back in float64. Where a GPU
-multiplies TF32 several times as fast, a large xx is made of two TF32 products: each number is the sum of its 10 leading
-bits, which TF32 holds exactly, and a rest. Other sums would take three products, which gain nothing.
+variation of inputs that lie far from 0: their mean is subtracted first and added back in float64.
 """
 
 from __future__ import annotations
@@ -18,23 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from sipp.inputs import Weight, WeightUse, split_windows
+from sipp.inputs import Batch, ModelMap, Sum, Weight, WeightUse, split_windows, with_padding_zeroed
 from sipp.results import numerics
 
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
 FEWEST_POSITIONS = 4  # left along an axis that is subsampled
 
-FAR = 16.0  # standard deviations: a mean closer to 0 costs float32 at most two of seven digits, and is not subtracted
-TELLING = 8  # the fewest patches that show how far from 0 the inputs lie
-ENOUGH = 256  # about as many patches are looked at
-
-FAST_TF32 = ((8, 0), (9, 0), (10, 0))  # compute capabilities of GPUs that multiply TF32 much faster than float32
-FEWEST_SPLIT = 1 << 32  # multiplications: smaller products take as long as their launches
-LEADING_BITS = -(1 << 13)  # of a float32: sign, exponent and the 10 bits of the mantissa that TF32 has
+SMALLEST_SCALE = 1e-2  # of the largest: rows that a norm scales by less correct nothing
 
 
 @dataclass
@@ -80,11 +74,6 @@ class Moments:
         self.d_GR += gap_GR
         self.dd_GR += gap_GRP.square().sum(-1)
         self.yy_GR += dense_GRP.square().sum(-1)
-
-    def rows(self, at: Tensor) -> Moments:
-        """The sums of a few rows of each group."""
-        d_GR, dd_GR, yy_GR = self.d_GR[:, at], self.dd_GR[:, at], self.yy_GR[:, at]
-        return Moments(self.xx_GKK, self.dx_GRK[:, at], self.x_GK, d_GR, dd_GR, yy_GR, self.n)
 
     def aimed(self, a: float) -> Moments:
         """The sums with all gaps scaled by the error feedback a (T21)."""
@@ -133,7 +122,6 @@ class WeightSums:
     fit: dict[RowBlock, Moments] = field(default_factory=dict)
     validation: dict[RowBlock, Moments] = field(default_factory=dict)
     obstacle: str = ""  # why the sums cannot be used
-    is_far: bool | None = None  # whether its inputs lie far from 0; None: nothing has shown it yet
 
     def add(
         self, into: dict[RowBlock, Moments], pair: UsePair, dense: Tensor, pruned: Tensor, known: InputSums | None
@@ -170,14 +158,12 @@ class WeightSums:
                 gap_GRP = target_GRP - rows_GRK @ patches_GKP
             mean_GK1, n_patches = None, patches_GKP.shape[-1]
             if not is_padded:  # padding has to stay 0
-                self.is_far = lie_far(patches_GKP) if self.is_far is None else self.is_far
-                mean_GK1 = patches_GKP.mean(-1, keepdim=True) if self.is_far else None
-                patches_GKP = patches_GKP if mean_GK1 is None else patches_GKP - mean_GK1
+                mean_GK1 = patches_GKP.mean(-1, keepdim=True)
+                patches_GKP = patches_GKP - mean_GK1
             if shared is None:
                 operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
-                splits = not allow_tf32 and gains_by_split(use.windows, fan_in**2 * n_patches)
-                with numerics.exact_matmul(*operands, allow_tf32=allow_tf32 or splits):
-                    xx_GKK = squared(patches_GKP, is_split=splits)
+                with numerics.exact_matmul(*operands, allow_tf32=allow_tf32):
+                    xx_GKK = patches_GKP @ patches_GKP.mT
                 here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
             with numerics.exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
                 moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
@@ -250,28 +236,48 @@ def _strides(sizes: Sequence[int], too_many: int) -> list[int]:
     return strides
 
 
-def lie_far(patches_GKP: Tensor) -> bool | None:
-    """Whether a feature lies far from 0 compared with its variation; None: too few patches."""
-    if (n_patches := patches_GKP.shape[-1]) < TELLING:
-        return None
-    deviation_GK, mean_GK = torch.std_mean(patches_GKP[..., :: -(-n_patches // ENOUGH) | 1], -1, correction=0)
-    return bool((mean_GK.abs() > FAR * deviation_GK).any())
+# --- Residual streams: what the output of a layer is added to, as patches of the layer ------------------------------
 
 
-def gains_by_split(inputs: Tensor, n_multiplications: int) -> bool:
-    """Whether an xx of this size is faster as the sum of two TF32 products."""
-    is_large = inputs.is_cuda and inputs.dtype == numerics.SCORE_DTYPE and n_multiplications >= FEWEST_SPLIT
-    return is_large and torch.cuda.get_device_capability(inputs.device) in FAST_TF32
+def streams_in(found: ModelMap, *, inputs_differ: bool) -> dict[str, Sum]:
+    """By weight, the residual stream to which its layer's output is added and which depends on earlier weights.
 
-
-def squared(patches_GKP: Tensor, *, is_split: bool) -> Tensor:
-    """X X' of patches X; by two TF32 products if it is split.
-
-    The product of the two rests is left out. At most 2^-19 of each product of two numbers is lost, so that a sum over
-    many patches loses no more than by float32's own rounding.
+    The sum must be met before the block of the layer ends. With `inputs_differ`, weights of earlier blocks count too,
+    which made the inputs.
     """
-    if not is_split:
-        return patches_GKP @ patches_GKP.mT
-    leading_GKP = (patches_GKP.view(torch.int32) & LEADING_BITS).view(numerics.SCORE_DTYPE)
-    crossed_GKK = leading_GKP @ (patches_GKP - leading_GKP).mT
-    return (leading_GKP @ leading_GKP.mT).add_(crossed_GKK).add_(crossed_GKK.mT)
+    return {
+        weight: one
+        for weight, one in found.sums.items()
+        if one.in_block and (one.latest or (inputs_differ and one.of_inputs))
+    }
+
+
+def stream_as_use(model: nn.Module, stream: Sum, tensor: Tensor, like: WeightUse, batch: Batch) -> WeightUse:
+    """A stream in units of the layer's output, laid out like a use of it, with rows in place of the fan-in."""
+    module = model.get_submodule(stream.module)
+    tensor = _in_units_of_output(model, stream, module, tensor)
+    n_blocks = len(like.windows)  # the points; 1 if they cannot be told apart
+    if isinstance(module, _ConvNd):
+        if tensor.ndim == len(module.kernel_size) + 1:  # one image without a batch dimension
+            tensor = tensor[None]
+        images = tensor.unflatten(0, (n_blocks, -1)).movedim(2, 1)  # B x F x images x size
+        windows = images.unflatten(1, (module.groups, -1)).movedim(2, -1)
+        return WeightUse("", windows, n_position_dims=len(module.kernel_size) + 1)
+    if isinstance(module, nn.MultiheadAttention) and tensor.ndim == 3 and not module.batch_first:
+        tensor = tensor.transpose(0, 1)
+    use = WeightUse("", tensor.reshape(n_blocks, 1, -1, tensor.shape[-1]), attributed=like.attributed)
+    return with_padding_zeroed(use, batch)
+
+
+def _in_units_of_output(model: nn.Module, stream: Sum, module: nn.Module, tensor: Tensor) -> Tensor:
+    """The stream divided by the scales of the norms behind the layer, row by row."""
+    if not stream.norms:
+        return tensor
+    scale_F = torch.ones((), dtype=torch.float64, device=tensor.device)
+    for name in stream.norms:
+        norm: Any = model.get_submodule(name)
+        by_norm_F = (norm.running_var.double() + norm.eps).rsqrt()
+        scale_F = scale_F * (by_norm_F if norm.weight is None else by_norm_F * norm.weight.detach().double())
+    is_large_F = scale_F.abs() > SMALLEST_SCALE * scale_F.abs().max()
+    factor_F = torch.where(is_large_F, scale_F.reciprocal(), 0.0).to(tensor.dtype)
+    return tensor * factor_F.view(-1, *[1] * (tensor.ndim - 2 if isinstance(module, _ConvNd) else 0))

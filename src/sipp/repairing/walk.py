@@ -2,7 +2,7 @@
 
     for each part of the network (a block; the whole network, if it has no blocks):          parts.py
         for each group of weights with the same input (query, key and value):
-            run both networks on the same points, and sum all that least squares needs       sums.py, streams.py
+            run both networks on the same points, and sum all that least squares needs       sums.py
             find mask and values of each weight from its sums                                fit.py
         keep what the part gives in each network: there the next one begins
 
@@ -22,7 +22,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,16 +43,14 @@ from sipp.inputs import (
 from sipp.native import memory
 from sipp.progress import Advance, fit_cost, nothing, progress_bar
 from sipp.pruning import (
-    Ranking,
     best_within,
     even_layers,
     is_like_a_language_model,
 )
 from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
-from sipp.repairing.parts import Part, Side, States, StatesInMemory, StopForward, groups_in, parts_in
-from sipp.repairing.streams import stream_as_use, streams_in
-from sipp.repairing.sums import InputSums, UsePair, WeightSums, thinned
+from sipp.repairing.parts import Part, Side, StatesInMemory, StopForward, groups_in, parts_in
+from sipp.repairing.sums import InputSums, UsePair, WeightSums, stream_as_use, streams_in, thinned
 from sipp.results import FittedLayer, OutputChange, Pattern, Repair, RepairMethod, numerics
 from sipp.scoring import chunk_bytes_on
 
@@ -83,35 +80,6 @@ class Repaired:
         return None
 
 
-def apply_repairs(
-    ranking: Ranking,
-    masks: Masks,
-    split: DataSplit,
-    repairs: Sequence[RepairMethod],
-    *,
-    start: nn.Module | None = None,
-    progress: bool = False,
-) -> Repaired:
-    """Runs the repairs one after the other (see `repairs_of`) and returns the result of the last one.
-
-    It keeps as many weights as `masks` do. `start` is the pruned network; None means the dense weights under the
-    masks.
-    """
-    for method in repairs:
-        repaired = repair_network(
-            ranking.model,
-            masks,
-            split,
-            method,
-            pattern=ranking.pattern,
-            keeps_rows=ranking.floor is not None,
-            start=start,
-            progress=progress,
-        )
-        start, masks = repaired.model, repaired.masks
-    return repaired
-
-
 def repair_network(
     dense: nn.Module,
     masks: Masks,
@@ -121,7 +89,6 @@ def repair_network(
     pattern: Pattern | None = None,
     keeps_rows: bool = False,
     start: nn.Module | None = None,
-    chunk_bytes: int | Literal["auto"] = "auto",
     progress: bool = False,
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
@@ -139,9 +106,8 @@ def repair_network(
         error_before, test_before = _errors(dense, _unrepaired(dense, masks, start), split)
         model = _unrepaired(dense, masks, start) if is_refit else copy_of(dense)
         ours, theirs = (Side(one, split.batches, StatesInMemory(len(split.batches))) for one in (dense, model))
-        n_bytes = chunk_bytes_on(chunk_bytes, numerics.device_of(dense))
         traced = dense, split.batches[0]
-        walk = walk_of(ours, theirs, masks, split.n_fit_batches, n_bytes, traced=traced, corrects=method not in PEERS)
+        walk = walk_of(ours, theirs, masks, split.n_fit_batches, traced=traced, corrects=method not in PEERS)
         is_large = is_like_a_language_model(list(walk.weights.values()), masks)
         task = fit_task(method, pattern, is_large=is_large, keeps_rows=keeps_rows)
         between = method == "joint" and pattern is None
@@ -202,7 +168,6 @@ class Walk:
     layers: tuple[PrunableLayer, ...]  # of the dense network, with masked weights only
     streams: Mapping[str, Sum]  # that are corrected, by weight
     n_fit_batches: int  # they come first; the others validate
-    chunk_bytes: int
 
     @property
     def weights(self) -> dict[str, Weight]:
@@ -215,7 +180,6 @@ def walk_of(
     pruned: Side,
     masks: Masks,
     n_fit_batches: int,
-    chunk_bytes: int,
     *,
     traced: tuple[nn.Module, Batch],
     corrects: bool = True,
@@ -232,7 +196,7 @@ def walk_of(
     masked = tuple(layer for layer in chosen if layer.weights)
     found = trace_layers(model, masked, batch)
     streams = streams_in(found, inputs_differ=inputs_differ) if corrects else {}
-    return Walk(dense, pruned, found, masked, streams, n_fit_batches, chunk_bytes)
+    return Walk(dense, pruned, found, masked, streams, n_fit_batches)
 
 
 def fit_parts(
@@ -270,21 +234,18 @@ def fit_parts(
 def repair_part(
     part: Part,
     traced: tuple[nn.Module, Batch],
-    models: Sequence[nn.Module],
-    states: Sequence[States],
+    dense: Side,
+    pruned: Side,
     masks: Masks,
-    split: DataSplit,
+    n_fit_batches: int,
     *,
     pattern: Pattern | None,
-    chunk_bytes: int,
 ) -> tuple[dict[str, Tensor], list[FittedLayer]]:
-    """Finds masks and weights of one part of a large network, as `fit_parts` does.
+    """Finds masks and weights of one part of a large network, as `fit_parts` does; the pruned one is changed in place.
 
-    `models` are the dense network and the pruned one, which is changed in place; `traced` is the part as a model, and
-    its inputs.
+    `traced` is the part as a model, and its inputs.
     """
-    ours, theirs = (Side(model, split.batches, kept) for model, kept in zip(models, states))
-    walk = walk_of(ours, theirs, masks, split.n_fit_batches, chunk_bytes, traced=traced, inputs_differ=part.number > 0)
+    walk = walk_of(dense, pruned, masks, n_fit_batches, traced=traced, inputs_differ=part.number > 0)
     task = fit_task("joint", pattern, is_large=True, keeps_rows=False)
     return fit_parts(walk, task, [replace(part, groups=groups_in(walk.map, masks))], masks)
 
@@ -304,7 +265,8 @@ def sums_of(walk: Walk, part: Part, names: Sequence[str]) -> dict[str, WeightSum
     """The sums of some weights of a part that have the same input, with the pruned network as it is now."""
     shares, weights = len(names) > 1, walk.weights
     models = walk.dense.model, walk.pruned.model
-    sums = {name: WeightSums(weights[name], shares, walk.chunk_bytes, walk.dense.allow_tf32) for name in names}
+    chunk_bytes = chunk_bytes_on("auto", models[0].get_parameter(names[0]).device)
+    sums = {name: WeightSums(weights[name], shares, chunk_bytes, walk.dense.allow_tf32) for name in names}
     for i in range(len(walk.dense.batches)):
         dense, pruned = (_met(walk, side, part, names, i) for side in (walk.dense, walk.pruned))
         known: InputSums | None = None  # the sums over inputs that the weight before has made

@@ -75,7 +75,7 @@ def compare(
     if baseline.why_no_accuracy and baseline.same_class is not None:
         warn_caller(f"accuracy is not compared: {baseline.why_no_accuracy}")
     fits = repair or any(method_of(method).fitting for method in named_methods.values())
-    split = split_data(task.model, calibration) if fits else None
+    split = split_data(calibration) if fits else None
     rows: list[Compared] = []
     with progress_bar("comparing", len(named_methods) * len(budgets), shown=progress) as advance:
         for name, method in named_methods.items():

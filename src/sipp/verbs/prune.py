@@ -21,7 +21,7 @@ from sipp.pruning import (
     output_change,
     rank,
 )
-from sipp.repairing import DataSplit, Repaired, apply_repairs, split_data
+from sipp.repairing import DataSplit, Repaired, repair_network, split_data
 from sipp.results import (
     Allocation,
     Draws,
@@ -127,7 +127,7 @@ def prune(
     if repairs:
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
-        split = split_data(ranking.model, task.points)  # without new points
+        split = split_data(task.points)  # without new points
         network_cut, repaired = repaired_cut(ranking, network_cut, split, repairs, start=start, progress=progress)
     moved = None if repairs else output_change(ranking, network_cut, task)
     pruned = pruned_of(
@@ -146,8 +146,20 @@ def repaired_cut(
     start: nn.Module | None,
     progress: bool = False,
 ) -> tuple[Cut, Repaired]:
-    """The cut after these repairs of the first one; `start` has its values, None: they are the dense ones."""
-    repaired = apply_repairs(ranking, first.masks, split, repairs, start=start, progress=progress)
+    """The cut after these repairs in a row; `start` has the values of the first one, None: they are the dense ones."""
+    masks, keeps_rows = first.masks, ranking.floor is not None
+    for method in repairs:
+        repaired = repair_network(
+            ranking.model,
+            masks,
+            split,
+            method,
+            pattern=ranking.pattern,
+            keeps_rows=keeps_rows,
+            start=start,
+            progress=progress,
+        )
+        start, masks = repaired.model, repaired.masks
     found = cut_as_given(
         ranking, repaired.model, repaired.masks, seed=first.seed, budget=first.budget, choice=first.choice
     )

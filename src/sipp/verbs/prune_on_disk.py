@@ -24,9 +24,9 @@ from sipp.inputs import AnyData, Batch, Blocks, copy_of, data_of
 from sipp.native import memory
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning import budget_for, cut, rank
-from sipp.repairing import DataSplit, Part, Side, repair_part, run_part, split_batches
+from sipp.repairing import DataSplit, Part, Side, repair_part, split_data
 from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, check
-from sipp.scoring import checked_method, chunk_bytes_on, refuse_fitted, task_of
+from sipp.scoring import checked_method, refuse_fitted, task_of
 from sipp.storage import BlockFolder, NetworkInFiles
 
 
@@ -72,8 +72,9 @@ def prune_on_disk(
     source, target = check.path("weights", weights, "model"), check.path("out", out, "pruned")
     device = _device(device)
     network = NetworkInFiles(copy.deepcopy(model).eval(), source, device)
-    batches = tuple(data_of(data, device=device).batches())
-    split = split_batches(batches) if repair else DataSplit(batches, len(batches), (), frozenset())
+    points = data_of(data, device=device)
+    batches = () if repair else tuple(points.batches())
+    split = split_data(points) if repair else DataSplit(batches, len(batches), (), frozenset())
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
     output = BlockFolder(target, _task_hash(options, repair, network, chain, split.batches))
@@ -154,7 +155,7 @@ class _FromState(nn.Module):
         if part.finished:
             kept, args = (kwargs.pop(STATE), args) if STATE in kwargs else (args[0], args[1:])
             kept = blocks.as_output(kept)
-        return blocks.state_of(run_part(network, part, kept, lambda: network(*args, **kwargs)))
+        return blocks.state_of(part.run(network, kept, lambda: network(*args, **kwargs)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FromState:
         network, blocks, part = self._given
@@ -204,6 +205,10 @@ class _Work:
 
         return _ReadOnDemand(len(given), with_state)
 
+    def side(self, name: str, model: _FromState) -> Side:
+        """The dense or the pruned network on all batches."""
+        return Side(model.network, self.split.batches, _States(self.output, name, self.blocks))
+
 
 def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     """Prunes block i, writes its file and the states after it, and marks it as finished."""
@@ -215,8 +220,7 @@ def _prune_block(work: _Work, i: int) -> list[BlockWeight]:
     tensors = work.network.weights.as_in_files(pruned.state_dict())
     for name, model in (("dense", dense), ("pruned", pruned)) if i + 1 < len(names) else ():
         if work.repair or name == "dense":
-            states = _States(work.output, name, work.blocks)
-            Side(model.network, work.split.batches, states).pass_on(part)
+            work.side(name, model).pass_on(part)
     block_weights = [
         BlockWeight(name, mask.numel(), int(mask.sum()), *errors.get(name, (None, None)))
         for name, mask in masks.items()
@@ -239,16 +243,10 @@ def _cut_and_repaired(
     if not work.repair:
         return pruned, network_cut.masks, {}
     pruned = copy_of(dense)  # of the dense values: a search begins with them
-    states = [_States(work.output, name, work.blocks) for name in ("dense", "pruned")]
+    ours, theirs = (work.side(name, model) for name, model in (("dense", dense), ("pruned", pruned)))
+    n_fit_batches, pattern = work.split.n_fit_batches, ranking.pattern
     masks, layers = repair_part(
-        part,
-        (dense, batches[0]),
-        (dense.network, pruned.network),
-        states,
-        network_cut.masks,
-        work.split,
-        pattern=ranking.pattern,
-        chunk_bytes=chunk_bytes_on("auto", work.network.device),
+        part, (dense, batches[0]), ours, theirs, network_cut.masks, n_fit_batches, pattern=pattern
     )
     return pruned, masks, {layer.name: (layer.error_before, layer.error_after) for layer in layers}
 

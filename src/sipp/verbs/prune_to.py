@@ -121,7 +121,7 @@ def prune_to(
     if options.repair and calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
     ranking = rank(task, options, progress=progress)
-    split = split_data(ranking.model, calibration) if options.repair and calibration is not None else None
+    split = split_data(calibration) if options.repair and calibration is not None else None
     walk = _Levels(ranking, claim, options.seed, output, split)
     known = ranking.seen if calibration is None else frozenset(calibration.hashes())
     seen = SeenPoints(known, calibration is not None or ranking.seen_all)

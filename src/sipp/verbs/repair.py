@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, OptionError
-from sipp.inputs import AnyData, find_prunable_layers, unwrap
-from sipp.repairing import LEARNING_RATE, MOST_STEPS, polish, repair_network, split_data
+from sipp.inputs import AnyData, data_of, find_prunable_layers, unwrap
+from sipp.repairing import polish, repair_network, split_data
 from sipp.results import (
     Pattern,
     Pruned,
@@ -32,7 +32,7 @@ def repair(
     *,
     moves_mask: bool = False,
     steps: int = 0,
-    learning_rate: float = LEARNING_RATE,
+    learning_rate: float = 2e-3,
     progress: bool = True,
 ) -> Pruned:
     """Refits the kept weights of a pruned network to the dense `model`, without labels; the masks stay as they are.
@@ -57,7 +57,7 @@ def repair(
         >>> fixed.repair.output_after < fixed.repair.output_before
         True
     """
-    steps = check.whole("steps", steps, least=0, most=MOST_STEPS)
+    steps = check.whole("steps", steps, least=0)
     check.number("learning_rate", learning_rate, above=0)
     check.flag("progress", progress)
     check.flag("moves_mask", moves_mask)
@@ -68,7 +68,7 @@ def repair(
     _check_same_tensors(dense, given)
     if name := pruned.regrown:
         raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")
-    split = split_data(dense, data)
+    split = split_data(data_of(data, device=numerics.device_of(dense)))
     has_dead_rows = any(layer.dead_rows for layer in pruned.layers)  # otherwise none is to die
     result = repair_network(
         dense,

@@ -20,14 +20,11 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, find_prunable_layers, outputs
+from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, data_of, find_prunable_layers, outputs
 from sipp.progress import progress_bar
 from sipp.repairing import (
-    LEARNING_RATE,
-    MOST_STEPS,
     DataSplit,
     eliminate,
-    merged_batches,
     polish,
     split_data,
 )
@@ -68,7 +65,7 @@ class ChannelOptions:
         for name in ("uniform", "repair", "progress"):
             check.flag(name, getattr(self, name))
         check.whole("multiple_of", self.multiple_of, least=1)
-        check.whole("steps", self.steps, least=0, most=MOST_STEPS)
+        check.whole("steps", self.steps, least=0)
         check.seed("seed", self.seed)
         if self.has_budget:
             check.share(self.budget, self.share)
@@ -114,7 +111,7 @@ class Smaller:
 
 def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) -> Smaller:
     """A copy of the network without the channels that the budget asks for; the rest is refitted and polished."""
-    split = split_data(dense, data)
+    split = split_data(data_of(data, device=numerics.device_of(dense)))
     model = copy_of(dense)
     example = split.fit[0].at(slice(N_EXAMPLES))
     call = example.args, example.kwargs
@@ -133,9 +130,8 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
         for site in sites:
             masks[site.reader][:, list(site.removed)] = False
         polished, _ = polish(
-            dense, model, masks, split, steps=options.steps, learning_rate=LEARNING_RATE, seed=options.seed,
-            progress=options.progress,
-        )  # fmt: skip
+            dense, model, masks, split, steps=options.steps, seed=options.seed, progress=options.progress
+        )
     chosen = Chosen(
         share=options.share,
         of=options.of,
@@ -208,11 +204,14 @@ def _remove(
 
 def _even_calls(batches: Sequence[Batch]) -> list[Call]:
     """The calls of batches of equal size with these inputs."""
-    (whole, *others) = merged_batches(batches, sum(batch.n_points for batch in batches))
-    if others:
-        raise DataError(
-            "the batches have different shapes", where=others[0].where, fix="cut or pad texts to one length"
-        )
+    whole = batches[0]
+    for other in batches[1:]:
+        both = whole.joined(other)
+        if both is None:
+            raise DataError(
+                "the batches have different shapes", where=other.where, fix="cut or pad texts to one length"
+            )
+        whole = both
     n_batches = -(-whole.n_points // max(batch.n_points for batch in batches))
     each = whole.n_points // n_batches
     parts = [whole.at(slice(i * each, (i + 1) * each)) for i in range(n_batches)]
