@@ -155,18 +155,6 @@ def test_no_data(data: object) -> None:
         sipp.sensitivity(Net(), data, reduce="mean")
 
 
-@pytest.mark.parametrize("data", [(IMAGES, LABELS), {"image": IMAGES}])
-def test_a_batch_in_the_place_of_data_is_refused(data: object) -> None:
-    with pytest.raises(DataError, match=r"\["):  # the way out: put it in a list
-        sipp.sensitivity(Net(), data)
-
-
-@pytest.mark.parametrize("batch", ["text", None, 3.0, ("text", LABELS)])
-def test_a_batch_of_another_type_is_refused_with_its_index(batch: object) -> None:
-    with pytest.raises(DataError, match=r"(?i)batch\D{0,9}1\b"):
-        sipp.sensitivity(Net(), [IMAGES, batch])
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, LABELS), lambda x: {"image": x}])
 @pytest.mark.parametrize("where", [0, 2])
@@ -191,29 +179,20 @@ def test_a_value_that_overflows_inside_the_model_is_refused(middle: nn.Module, k
 
 # --- n_points --------------------------------------------------------------------------------------------------------
 
-N_ALL = 8
 
-
-def points_met(data: object, n_points: int) -> frozenset[int]:
-    """Which rows of the unit matrix are read."""
-    batches = data_of(data, n_points=n_points).batches()
-    rows = [row for batch in batches for row in (batch.args or tuple(batch.kwargs.values()))[0]]
-    return frozenset(int(row.argmax()) for row in rows)
-
-
-@pytest.mark.parametrize("n_points", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize("n_points", [1, 3, 4, 8])
 def test_n_points_takes_the_first_of_an_iterable(n_points: int) -> None:
     """The batch that crosses n is cut, also one with labels; the source is not read further than needed."""
-    eye, read = torch.eye(N_ALL), []
+    read = []
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for i in itertools.count(0, 3):
             read.append(i)
-            yield eye[i % N_ALL :][:3], torch.zeros(len(eye[i % N_ALL :][:3]))
+            yield torch.arange(i, i + 3)[:, None], torch.zeros(3)
 
-    assert points_met(batches(), n_points) == frozenset(range(n_points))
-    assert len(read) <= math.ceil(n_points / 3) + 1
-    assert points_met([{"input": x} for x in eye.split(3)], n_points) == frozenset(range(n_points))
+    found = torch.cat([batch.args[0] for batch in data_of(batches(), n_points=n_points).batches()])
+    assert found.flatten().tolist() == list(range(n_points))
+    assert len(read) == math.ceil(n_points / 3)
 
 
 # --- The choice of layers --------------------------------------------------------------------------------------------
@@ -228,13 +207,9 @@ LINEAR = ALL - {"conv.weight"}
         (None, None, ALL),
         ("head*", None, {"head.0.weight", "head.2.weight"}),
         ("head.?.weight", None, {"head.0.weight", "head.2.weight"}),
-        ("fc1", None, {"fc1.weight"}),
         ("fc1.weight", None, {"fc1.weight"}),
         (nn.Linear, None, LINEAR),
         ([nn.Conv2d, "head.2*"], None, {"conv.weight", "head.2.weight"}),
-        ((nn.Conv2d, nn.Linear), None, ALL),
-        (None, "head*", {"conv.weight", "fc1.weight"}),
-        (None, nn.Linear, {"conv.weight"}),
         (None, [nn.Conv2d, "fc1*"], {"head.0.weight", "head.2.weight"}),
         (nn.Linear, "head.0*", {"fc1.weight", "head.2.weight"}),
         ("*", None, ALL),
@@ -299,26 +274,6 @@ def test_state_is_restored_and_batch_norm_reads_what_it_was_told(norm_stats: str
     assert oracle.disagreements(got, net_oracle(model, batches, other))  # the two are different things here
 
 
-@pytest.mark.parametrize("norm_stats", ["running", "batch"])
-@pytest.mark.parametrize("raised", [RuntimeError("boom"), KeyboardInterrupt()])
-def test_state_is_restored_after_an_exception_in_forward(raised: BaseException, norm_stats: str) -> None:
-    class Explodes(Net):
-        def forward(self, image: Tensor) -> Tensor:
-            out = super().forward(image)
-            if len(image) == 1:
-                raise raised
-            return out
-
-    model = mixed_state(Explodes())
-    before = snapshot(model)
-    expected = (DataError, r"batch 3 \(input 0: float64 1 x 1 x 3 x 3\).* RuntimeError: boom")
-    with (
-        pytest.raises(expected[0], match=expected[1]) if isinstance(raised, Exception) else pytest.raises(type(raised))
-    ):
-        sipp.sensitivity(model, list(IMAGES.split(2)), norm_stats=norm_stats)
-    assert snapshot(model) == before
-
-
 # --- Models that cannot be handled -----------------------------------------------------------------------------------
 
 
@@ -364,26 +319,6 @@ def test_what_cannot_be_handled_is_named_with_the_way_out(kind: str) -> None:
     with pytest.raises(ModelError, match=rf"odd[\s\S]*{way_out}"):
         sipp.sensitivity(model, [x])
     assert set(sipp.sensitivity(model, [x], exclude="odd*")) == {"fine.weight"}
-
-
-def test_layers_that_stop_prune_are_left_out_by_their_type() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.up, self.last = nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 2, 3), nn.Bilinear(6, 6, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            up = self.up(self.first(x))
-            return self.last(up, up)
-
-    model, x = Both(), randn(40, 2, 6, 6, dtype=torch.float32)
-    for excluded in (None, nn.ConvTranspose2d, nn.Bilinear):
-        with pytest.raises(ModelError, match="cannot be scored"):
-            sipp.prune(model, x, keep=0.5, exclude=excluded)
-    pruned = sipp.prune(model, x, keep=0.5, exclude=[nn.ConvTranspose2d, nn.Bilinear])
-    assert list(pruned.masks) == ["first.weight"]
-    assert torch.equal(pruned.model.up.weight, model.up.weight)
-    assert torch.equal(pruned.model.last.weight, model.last.weight)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -276,23 +276,6 @@ def test_recurrent_packed(name: str, lengths: list[int], batch_first: bool, redu
 
 
 @BOTH
-def test_recurrent_packed_unsorted_with_given_state(reduce: str) -> None:
-    """Packing sorts the points: a state given in the original order must follow its own point."""
-    module = recurrent("lstm-2-bidirectional")
-    lengths = torch.tensor([2, 4, 3])
-    x, h0, c0 = (randn(3, n, k, seed=n, dtype=torch.float64) for n, k in ((5, 4), (4, 3), (4, 3)))
-
-    def call(m: nn.Module, x: Tensor, h0: Tensor, c0: Tensor, lengths: Tensor) -> object:
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        return m(packed, (h0.transpose(0, 1).contiguous(), c0.transpose(0, 1).contiguous()))
-
-    h_first, c_first = oracle.f64(h0.transpose(0, 1)), oracle.f64(c0.transpose(0, 1))
-    points, _ = oracle.recurrent_points(module, sequences(x, lengths), h_first, c_first)
-    got = sipp.sensitivity(Calls(module, call), [{"x": x, "h0": h0, "c0": c0, "lengths": lengths}], reduce=reduce)
-    agree(got, expected_recurrent(points, module, reduce))
-
-
-@BOTH
 def test_recurrent_module_called_twice_on_packed_input(reduce: str) -> None:
     """A point's patches from a packed call and from a plain call are one union, whatever order packing used."""
     module = recurrent("gru")

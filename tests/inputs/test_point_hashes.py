@@ -5,16 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import sipp
-from sipp.errors import DataError
 from sipp.inputs.data import DIGITS, data_of, hash_of_points
-from sipp.verbs.certify import certify
-
-N = 100
 
 
 def points(*shape: int, seed: int = 0) -> Tensor:
@@ -72,48 +66,3 @@ def test_padding_is_not_content() -> None:
     assert hashes(short) == hashes(long) == hashes(short["input_ids"][:1, :3]) + hashes(short["input_ids"][1:, :5])
     short["input_ids"][0, 2] += 1
     assert [a == b for a, b in zip(hashes(short), hashes(long))] == [False, True]
-
-
-def test_points_that_chose_the_pruning_do_not_speak_for_new_ones() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    calibration = points(N, 4).relu()
-    pruned = sipp.prune(net, calibration, keep=0.8, method="sipp-det")
-    for holdout, n in ((calibration.view(N, 2, 2), 0), (points(N, 4, seed=1), N)):  # the shape is not content
-        bound = sipp.assess(net, pruned.model, calibration, bound="sound", holdout=holdout).bound
-        assert bound.coverage is not None and bound.coverage.n == n
-
-
-class Conditional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.x, self.cond = nn.Linear(6, 4), nn.Linear(3, 4)
-
-    def forward(self, x: Tensor, cond: Tensor | None = None) -> Tensor:
-        return self.x(x) + (0 if cond is None else self.cond(cond))
-
-
-IMAGE, COND = points(N, 6), points(N, 3, seed=1)
-ONE = COND[:1].expand(N, 3)
-APART: dict[str, tuple[Any, Any]] = {
-    "one condition for all": ({"x": IMAGE, "cond": ONE}, ((points(N, 6, seed=2), ONE), None)),
-    "another condition": ({"x": IMAGE, "cond": COND}, ((IMAGE, COND + 1), None)),
-    "one input more": ({"x": IMAGE, "cond": COND}, IMAGE),
-}
-
-
-def test_a_calibration_point_is_found_in_the_holdout_whatever_labels_it_has() -> None:
-    net = Conditional()
-    calibration, holdout = ((IMAGE, COND), torch.zeros(N)), ((IMAGE.flip(0), COND.flip(0)), None)
-    with pytest.raises(DataError, match=f"{N} of {N} holdout inputs are also calibration inputs"):
-        certify(net, net, [holdout], calibration=[calibration])
-    with pytest.raises(DataError, match="also calibration inputs"):
-        sipp.prune_to(net, [calibration], [holdout], epsilon=0.5, method="magnitude")
-
-
-@pytest.mark.parametrize("case", APART)
-def test_points_that_share_a_part_are_different(case: str) -> None:
-    net = Conditional()
-    for a, b in (APART[case], APART[case][::-1]):
-        assert certify(net, net, [a], calibration=[b]).calibration_checked

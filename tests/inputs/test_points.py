@@ -256,52 +256,6 @@ def padded(lengths: list[int], to: int, seed: int = 0) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": (torch.arange(to) < torch.tensor(lengths)[:, None]).long()}
 
 
-LENGTHS = [3 + i % 30 for i in range(70)]
-
-
-class Tokens(nn.Module):
-    """An encoder over tokens that looks away from padding; its output has positions, or is pooled to classes."""
-
-    def __init__(self, n_classes: int, pooled: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(50, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.head, self.pooled = nn.Linear(8, n_classes), pooled
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        real = attention_mask.bool()
-        hidden = self.layer(self.embed(input_ids), src_key_padding_mask=~real)
-        if not self.pooled:
-            return self.head(hidden).squeeze(-1)
-        return self.head((hidden * real[..., None]).sum(1) / real.sum(1, keepdim=True))
-
-
-@pytest.mark.parametrize("n_outputs", [3, 1])
-def test_padding_changes_neither_the_certificate_nor_the_points(n_outputs: int) -> None:
-    model = Tokens(n_outputs)
-    short, long = (certify(model, halved(model), [padded(LENGTHS, to)]) for to in (32, 128))
-    assert long.epsilon == pytest.approx(short.epsilon, rel=1e-4) and short.epsilon > 0.01
-    assert (long.n, long.data_hash, long.violations) == (70, short.data_hash, short.violations)
-    loop = []
-    for i, length in enumerate(LENGTHS):  # the definition: every sentence by itself, without padding
-        alone = {name: value[i : i + 1, :length] for name, value in padded(LENGTHS, 32).items()}
-        with torch.no_grad():
-            f, g = model.eval()(**alone).double(), halved(model).eval()(**alone).double()
-        loop.append(float((f - g).norm() / f.norm()))
-    assert short.epsilon == pytest.approx(sorted(loop, reverse=True)[short.k_allowed], rel=1e-4)
-
-
-def test_as_many_classes_as_positions_are_no_positions() -> None:
-    model = Tokens(32, pooled=True)
-    data = padded(LENGTHS, 32)
-    with torch.no_grad():
-        f, g = (net.eval()(**data).double() for net in (model, halved(model)))
-    ratios = ((f - g).norm(dim=1) / f.norm(dim=1)).sort(descending=True).values
-    cert = certify(model, halved(model), [data])
-    assert cert.epsilon == pytest.approx(float(ratios[cert.k_allowed]), rel=1e-4)
-
-
 def test_padding_is_read_from_masks() -> None:
     batch = padded([2, 4, 1], 5)
     real = batch["attention_mask"].bool()

@@ -414,7 +414,6 @@ def _check_dense(value: Any, where: str) -> None:
         (value.is_meta, "is on the meta device and holds no values", "real inputs"),
         (value.is_complex(), f"holds complex numbers ({value.dtype})", "torch.view_as_real(x)"),
         (is_short, f"holds numbers of 8 bits ({value.dtype})", "x.float()"),
-        (value.is_quantized, f"is a quantised tensor ({value.dtype})", "x.dequantize()"),
     ):
         if is_so:
             raise DataError(f"{where} {what}", fix=f"give {fix}")

@@ -74,11 +74,6 @@ class Operation:
         """Whether it writes into one of its arguments."""
         return bool(self.function._schema.is_mutable)
 
-    @property
-    def is_random(self) -> bool:
-        """Whether it draws random numbers."""
-        return torch.Tag.nondeterministic_seeded in self.function.tags
-
 
 @dataclass(frozen=True)
 class ModuleCall:

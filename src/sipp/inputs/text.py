@@ -24,7 +24,6 @@ LENGTH = 2048  # tokens per sequence, as usual for calibration and perplexity of
 PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
 FIELD = "text"  # of a JSON line
 BETWEEN = "\n\n"  # separates documents that are read as one text
-MOST_BYTES = 1 << 32  # of all files together, which are read into memory
 
 Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 Tokenizer = Callable[..., Any]  # of transformers, or any function of a text that gives {"input_ids": numbers}
@@ -55,7 +54,7 @@ def text(
         >>> sipp.text(file, lambda words: {"input_ids": [ord(one) for one in words]}, length=5).shape
         torch.Size([3, 5])
     """
-    check.whole("length", length, least=2, most=MOST_BYTES)
+    check.whole("length", length, least=2)
     if n_sequences is not None:
         check.whole("n_sequences", n_sequences, least=1)
     generator = torch.Generator("cpu").manual_seed(check.seed("seed", seed))
@@ -90,9 +89,6 @@ def documents(files: Files) -> list[str]:
     """The documents of the files, in their order; those of a folder in the order of their names."""
     given = list(files) if isinstance(files, list | tuple) else [files]
     paths = [path for one in given for path in text_files(check.path("files", one, "wiki.txt"))]
-    n_bytes = sum(path.stat().st_size for path in paths)
-    if n_bytes > MOST_BYTES:
-        raise DataError(f"{n_bytes:,} bytes of text, more than {MOST_BYTES:,}", where=_where(files), fix="split it")
     found = [document for path in paths for document in _documents_of(path) if document.strip()]
     if not found:
         raise DataError("there is no text", where=_where(files), fix="give UTF-8 text, or JSON lines with 'text'")
