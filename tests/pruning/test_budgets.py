@@ -1,4 +1,4 @@
-"""T10: the exact ranking, both forms of the relaxed optimum against enumeration and duality, and exact sums."""
+"""T6, T7, T10: both forms of the relaxed optimum against enumeration and duality, exact sums, numbers of draws."""
 
 import itertools
 import math
@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from one_layer import allocate, problem, relax
+from one_layer import allocate, draws_for, eps_rand, problem, relax
 from oracles import budget as oracle
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
 from sipp.pruning.budgets import AllocationProblem, curves_of, round_to_sum
-from sipp.pruning.rows import largest
 
 OPTIONS = {"n_outputs": 50, "delta": 1e-3, "c_constant": 3.0}
 KINDS = ("plain", "heavy", "two scales", "steps", "lognormal")
@@ -45,38 +44,7 @@ def rows_of(layers: list[Tensor]) -> list[np.ndarray]:
     return [row for layer in layers for row in layer.double().numpy()]
 
 
-# ---------------------------------------------------------------------------------------------------------- ranking
-
-
-def test_largest_keeps_exactly_the_budget_among_ties() -> None:
-    layers = [torch.ones(3, 4), torch.ones(2, 5), torch.zeros(2, 3)]
-    for budget in range(29):
-        masks = largest(layers, budget)
-        assert sum(int(mask.sum()) for mask in masks) == budget
-        assert torch.cat([mask.flatten() for mask in masks]).tolist() == [i < budget for i in range(28)]
-
-
-def test_largest_orders_tiny_huge_negative_and_signed_zero() -> None:
-    layers = [
-        torch.tensor([[1e-300, 0.0, -1.0], [1.0, 1e-308, -0.0]], dtype=torch.float64),
-        torch.tensor([[5e-324]], dtype=torch.float64),
-    ]
-    order = [(0, 3), (0, 0), (0, 4), (1, 0), (0, 1), (0, 5), (0, 2)]  # -0.0 ties with 0.0, -1 is last
-    for budget in range(8):
-        masks = [mask.flatten().tolist() for mask in largest(layers, budget)]
-        assert {(i, j) for i, mask in enumerate(masks) for j, kept in enumerate(mask) if kept} == set(order[:budget])
-
-
-def test_largest_refuses_what_it_cannot_rank() -> None:
-    with pytest.raises(DataError, match="layer 1"):
-        largest([torch.ones(2), torch.tensor([1.0, math.nan])], 1)
-    for budget in (-1, 3):
-        with pytest.raises(OptionError, match="between 0 and the number of weights, 2"):
-            largest([torch.ones(2)], budget)
-    assert largest([], 0) == []
-
-
-# --------------------------------------------------------------------------------------------------- relaxed optimum
+# --- The relaxed optimum ----------------------------------------------------------------------------------------------
 
 
 def groups_of(layers: list[Tensor], weights: list[Tensor], n_signs: int) -> list[np.ndarray]:
@@ -182,7 +150,7 @@ def backwards(posed: AllocationProblem) -> AllocationProblem:
     return replace(posed, scale_R=scale_R, curves=curves)
 
 
-# ------------------------------------------------------------------------------------------------- whole numbers
+# --- Whole numbers ----------------------------------------------------------------------------------------------------
 
 
 def in_expectation(
@@ -220,22 +188,39 @@ def test_rounding_keeps_the_sum_and_the_expectation() -> None:
     assert not in_expectation(no_order, relaxed, target)
 
 
+# --- Exact sums, limits ------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("allocation", ["layers", "paper"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_sum_is_exact_for_every_budget_and_seed(dtype: torch.dtype, allocation: str) -> None:
+def test_sums_are_exact_for_any_budget_and_seed(dtype: torch.dtype, allocation: str) -> None:
     layers = [layer.to(dtype) for layer in some_layers(11, "plain", largest_fan_in=12)]
     layers[1][:, ::2] = 0.0
     layers.append(torch.zeros(3, 6, dtype=dtype))  # a dead layer
     posed = problem(layers, allocation, signed(layers, 0), **OPTIONS)
-    n_positive, n_weights = int(posed.caps_R.sum()), sum(layer.numel() for layer in layers)
-    assert n_positive == sum(int((layer > 0).sum()) for layer in layers)
-    for budget in (0, 1, 2, 3, 7, 20, n_positive // 2, n_positive - 1, n_positive, n_positive + 3, n_weights + 5):
-        for seed in range(3):
-            kept = allocate(posed, budget, seed)
-            assert [k.shape for k in kept] == [(len(layer), posed.n_signs) for layer in layers]
-            flat = np.concatenate([k.ravel() for k in kept])
-            assert flat.dtype == np.int64 and int(flat.sum()) == min(budget, n_positive)
-            assert (flat >= 0).all() and (flat <= posed.caps_R).all()
+    n_positive = int(posed.caps_R.sum())
+    for seed, budget in enumerate((0, 1, 2, 7, 20, n_positive // 2, n_positive - 1, n_positive, n_positive + 3)):
+        kept = allocate(posed, budget, seed)
+        assert [k.shape for k in kept] == [(len(layer), posed.n_signs) for layer in layers]
+        flat = np.concatenate([k.ravel() for k in kept])
+        assert flat.dtype == np.int64 and int(flat.sum()) == min(budget, n_positive)
+        assert (flat >= 0).all() and (flat <= posed.caps_R).all()
+
+
+@pytest.mark.parametrize("allocation", ["layers", "paper"])
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_have_a_lower_limit_and_the_others_share_the_rest(seed: int, allocation: str) -> None:
+    posed = problem(some_layers(seed, "heavy", largest_fan_in=7), allocation, **OPTIONS)
+    least, n_some = [(worth.max(1) > 0).astype(float) for worth in posed.worths], int((posed.caps_R > 0).sum())
+    budget = n_some + (int(posed.caps_R.sum()) - n_some) // 3
+    kept = allocate(posed, budget, least=least)
+    assert sum(int(layer.sum()) for layer in kept) == budget
+    assert all((layer.ravel() >= one).all() for layer, one in zip(kept, least))
+    if (relax(posed, budget) >= np.concatenate(least)).all():  # nothing binds: the plain optimum
+        assert all(map(np.array_equal, allocate(posed, budget), kept))
+    assert sum(int(layer.sum()) for layer in allocate(posed, n_some // 2, least=least)) == n_some // 2
+    each_its_own = allocate(posed, n_some, least=least)
+    assert all(np.array_equal(layer.ravel(), one) for layer, one in zip(each_its_own, least))
 
 
 @pytest.mark.parametrize("allocation", ["layers", "paper"])
@@ -252,6 +237,38 @@ def test_bad_arguments_are_refused() -> None:
     layers = [torch.rand(2, 3), torch.rand(2, 3)]
     with pytest.raises(OptionError, match="budget"):
         allocate(problem(layers, **OPTIONS), -1)
-    with pytest.raises(DataError, match="layer 1"):
-        problem([layers[0], layers[1] * math.nan], **OPTIONS)
+    for bad in (layers[1] * math.nan, layers[1] * math.inf, layers[1] - 2):
+        with pytest.raises(DataError, match="layer 1 holds values outside"):
+            problem([layers[0], bad], **OPTIONS)
     assert allocate(problem([], **OPTIONS), 5) == []
+
+
+# --- T6, T7: the bound of a sampled group, and its number of draws ----------------------------------------------------
+
+
+def test_eps_rand_is_the_formula() -> None:
+    for total, n_draws in itertools.product((0.7, 40.0), (1.0, 13.5, 2.0**40)):
+        found = eps_rand(torch.tensor([total]).double(), torch.tensor([n_draws]), **OPTIONS).item()
+        assert found == pytest.approx(oracle.eps_rand(total, n_draws, *OPTIONS.values()), rel=1e-6)
+
+
+@pytest.mark.parametrize("power", [0.2, 1.0, 10.0])
+def test_draws_for_is_the_inverse_found_by_bisection(power: float) -> None:
+    rows = torch.rand(6, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) ** power
+    rows[:, ::9] = 0.0
+    for kept in (1, 2, 9, 20, 24, 25, 0.3, 12.5):
+        for row, found in zip(rows.numpy(), draws_for(rows, torch.full((6,), kept, dtype=torch.float64)).tolist()):
+            expected = oracle.draws_for(row, kept)
+            more = oracle.expected_kept(row, 1.001 * expected) - kept  # next to nothing on a plateau of U
+            assert found == pytest.approx(expected, rel=max(1e-9, 1e-17 * kept / more))
+
+
+def test_draws_for_at_its_ends() -> None:
+    rare = [[1.0, 1e-12, 1e-12, 0.0], [1.0, 1e-300, 1e-300, 1e-300], [1.0, 5e-324, 5e-324, 0.0]]
+    rows = torch.tensor([[1.0, 1.0, 1.0, 1.0], *rare], dtype=torch.float64)
+    found = draws_for(rows, torch.tensor([2, 2, 3, 2])).tolist()
+    assert found[0] == pytest.approx(math.log(0.5) / math.log(0.75), rel=1e-12)
+    # Two of three equal, very rare weights beside a certain one: 1 + 2 (1 - e^-Nq) = 2.
+    assert found[1] == pytest.approx(math.log(2.0) / 1e-12, rel=1e-9)
+    assert 1e299 < found[2] < math.inf  # huge, but never infinite below the cap: that would claim eps = 0
+    assert math.isfinite(found[3])
