@@ -188,7 +188,7 @@ def test_rounding_keeps_the_sum_and_the_expectation() -> None:
     assert not in_expectation(no_order, relaxed, target)
 
 
-# --- Exact sums, limits ------------------------------------------------------------------------------------------------
+# --- Exact sums, limits -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("allocation", ["layers", "paper"])
