@@ -51,17 +51,6 @@ def test_each_list_of_groups_loses_as_many_as_it_is_told() -> None:
     assert (found.weight_KF[gone] == 0).all() and int((found.weight_KF == 0).all(1).sum()) == len(gone)
 
 
-def test_outputs_that_do_not_count_choose_nothing() -> None:
-    x, t, w, groups = problem(1, 6, 1)
-    sums = Sums.zeros(*w.shape, x.device, has_intercept=False)
-    sums.add(x, t)
-    system, right = sums.system(w)
-    counted = eliminate(system, right, [groups], [5], torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
-    alone = eliminate(system, right[:, :1], [groups], [5])
-    assert counted.orders[0].tolist() == alone.orders[0].tolist()
-    torch.testing.assert_close(counted.weight_KF[:, :1], alone.weight_KF)
-
-
 def test_an_input_that_never_occurs_goes_first_and_costs_nothing() -> None:
     x, _, w, groups = problem(2, 6, 1)
     x[:, groups[4, 0]] = 0.0

@@ -101,12 +101,8 @@ def eliminate(
     right_KF: Tensor,
     groups: Sequence[Tensor],
     n_removed: Sequence[int],
-    counts_F: Tensor | None = None,
 ) -> Elimination:
-    """Removes so many groups of inputs (G x S each) from each of these lists, the cheapest first.
-
-    `counts_F` is how much the error of each output counts when groups are compared; None: 1.
-    """
+    """Removes so many groups of inputs (G x S each) from each of these lists, the cheapest first."""
     groups_GS, device = torch.cat(list(groups)), system_KK.device
     of_list = [i for i, some in enumerate(groups) for _ in some]
     list_G = torch.tensor(of_list, dtype=torch.int64, device=device)
@@ -118,7 +114,7 @@ def eliminate(
     errors = [0.0]
     at_once = max(1, AT_ONCE // groups_GS.shape[1])
     while any(left):
-        now = _Late.of(inverse_KK, weight_KF, groups_GS, counts_F)
+        now = _Late.of(inverse_KK, weight_KF, groups_GS)
         for _ in range(min(at_once, sum(left))):
             cost_G = now.costs().masked_fill(~can_go_G, torch.inf)
             group = int(cost_G.argmin())
@@ -142,7 +138,6 @@ class _Late:
     inverse_KK: Tensor
     weight_KF: Tensor
     groups_GS: Tensor
-    counts_F: Tensor | None
     blocks_GSS: Tensor  # of H^-1, up to date: (H^-1)_gg
     squares_GSS: Tensor  # V_g V_g', up to date
     b_KR: Tensor
@@ -151,12 +146,12 @@ class _Late:
     gone: list[int]
 
     @staticmethod
-    def of(inverse_KK: Tensor, weight_KF: Tensor, groups_GS: Tensor, counts_F: Tensor | None) -> _Late:
+    def of(inverse_KK: Tensor, weight_KF: Tensor, groups_GS: Tensor) -> _Late:
         rows_GSF = weight_KF[groups_GS]
-        squares_GSS = (rows_GSF if counts_F is None else rows_GSF * counts_F) @ rows_GSF.mT
+        squares_GSS = rows_GSF @ rows_GSF.mT
         b_KR, p_RF = weight_KF.new_empty((len(weight_KF), 0)), weight_KF.new_empty((0, weight_KF.shape[1]))
         blocks_GSS = inverse_KK[groups_GS[:, :, None], groups_GS[:, None]]
-        return _Late(inverse_KK, weight_KF, groups_GS, counts_F, blocks_GSS, squares_GSS, b_KR, b_KR.T, p_RF, [])
+        return _Late(inverse_KK, weight_KF, groups_GS, blocks_GSS, squares_GSS, b_KR, b_KR.T, p_RF, [])
 
     def costs(self) -> Tensor:
         """What the removal of each group adds to the squared error: the trace of (H^-1)_gg^-1 V_g V_g'."""
@@ -170,11 +165,10 @@ class _Late:
         b_KS = self.inverse_KK[:, at_S] - self.b_KR @ self.q_RK[:, at_S]
         p_SF = torch.linalg.solve(block_SS, self.weight_KF[at_S] - self.b_KR[at_S] @ self.p_RF)
         q_SK = torch.linalg.solve(block_SS, b_KS.T)
-        counted_FS = (p_SF if self.counts_F is None else p_SF * self.counts_F).T
-        vp_KS = self.weight_KF @ counted_FS - self.b_KR @ (self.p_RF @ counted_FS)
+        vp_KS = self.weight_KF @ p_SF.T - self.b_KR @ (self.p_RF @ p_SF.T)
         b_GSS, q_SGS, vp_GSS = b_KS[self.groups_GS], q_SK[:, self.groups_GS], vp_KS[self.groups_GS]
         crossed_GSS = b_GSS @ vp_GSS.mT
-        self.squares_GSS += b_GSS @ (p_SF @ counted_FS) @ b_GSS.mT - crossed_GSS - crossed_GSS.mT
+        self.squares_GSS += b_GSS @ (p_SF @ p_SF.T) @ b_GSS.mT - crossed_GSS - crossed_GSS.mT
         self.blocks_GSS -= b_GSS @ q_SGS.transpose(0, 1)
         self.blocks_GSS[group] = torch.eye(len(at_S), dtype=block_SS.dtype, device=block_SS.device)
         self.squares_GSS[group] = 0.0

@@ -1,1 +1,1 @@
-"""Removes dead channels without changing the function: channels.py -> removing.py -> applying.py."""
+"""A smaller dense network: dependencies.py finds what belongs together, choosing.py chooses, removing.py removes."""

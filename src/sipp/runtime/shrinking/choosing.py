@@ -1,8 +1,8 @@
 """Chooses channels of a network, takes them out and refits what is left (T23): zeros that `shrink` then removes.
 
 checked_plan      what belongs together (dependencies.py), checked; structure_of: which channels can go (sites.py)
-a first walk      for every site, the error of each number of channels, on the dense network's values
-effects           what each site's error does to the output, from halving each site by itself
+a first walk      for every site, the error of each number of channels, on the dense network's values, times what it
+                  does to the output (halving each site by itself); with uniform=True nobody asks for them
 cheapest_widths   how many stay, by the cheapest next removal
 a second walk     removes and refits, layer by layer, on what the smaller network makes
 """
@@ -38,7 +38,6 @@ from sipp.runtime.shrinking.removing import checked_plan
 from sipp.runtime.shrinking.running import Tensors, Traced, Values, parameters_and_buffers, run_both
 from sipp.runtime.shrinking.sites import Site, Structure, cheapest_widths, least_share, structure_of, uniform_widths
 
-TITLES = ("comparing channels", "removing channels")
 N_REASONS = 3  # named in an error
 N_EXAMPLES = 2  # inputs on which both networks are compared
 SMALLEST = 1e-300  # a divisor
@@ -167,7 +166,8 @@ def _remove(
         costs = {name: parameter.numel() for name, parameter in model.named_parameters()}
     else:
         costs = multiply_adds(traced.program, {name: tuple(tensor.shape) for name, tensor in dense.items()})
-    sizes, full = structure.sizes(costs), [site.width for site in structure.sites]
+    sizes, sites = structure.sizes(costs), structure.sites
+    full = [site.width for site in sites]
     if (least := least_share(full, sizes, options.multiple_of)) > options.share:
         raise OptionError(
             f"the channels that can go leave {least:.4g} of the {options.of}, more than {options.share:.4g}",
@@ -175,31 +175,36 @@ def _remove(
             fix=f"give at least {math.ceil(1e4 * least) / 1e4:g}",
         )
     uses = uses_in(traced, _used_once(structure.channels))
-    readers = [use for use in uses if use.weight in {site.reader for site in structure.sites}]
-    look, titles = Look(structure.sites), TITLES if options.progress else (None, None)
-    looked = [use for use in readers if not options.uniform or _reads_what_others_make(use, readers, structure)]
-    _walk(traced, dense, dict(dense), looked, look.visit, titles[0])
+    readers = [use for use in uses if use.weight in {site.reader for site in sites}]
+
+    def walk(title: str, past: Sequence[Use], small: Tensors, visit: Callable[[Use, Values], None]) -> None:
+        by_node = {use.node: use for use in past}
+        with torch.no_grad(), progress_bar(title, len(past), shown=options.progress) as advance:
+
+            def visited(node: Node, values: Values) -> None:
+                visit(by_node[node], values)
+                advance(1)
+
+            run_both(traced, dense, small, {use.node: use.stream for use in past}, visited)
+
     if options.uniform:
         widths = uniform_widths(
             full, sizes, options.share, options.multiple_of, lambda widths: accepts_widths(model, zip(full, widths))
         )
     else:
-        errors = [effect * look.errors[i] for i, effect in enumerate(_effects(model, batches, look))]
-        widths = cheapest_widths(full, errors, sizes, options.share, options.multiple_of)
-    left = [torch.ones(width, dtype=torch.bool, device="cpu") for width in full]
-    for i, order in look.orders.items():
-        left[i][order[: full[i] - widths[i]].cpu()] = False
-    counts = {use.weight: structure.rows_left(use.weight, left) for use in readers}
-    small: Tensors = dict(dense)
-    cut = Cut(structure.sites, widths, counts, options.repair, small)
-    seen, at = (small, uses) if options.repair else (dict(dense), readers)
-    _walk(traced, dense, seen, at, cut.visit, titles[1])
+        look = Look(sites)
+        walk("comparing channels", readers, dict(dense), look.visit)
+        widths = cheapest_widths(full, _errors(model, batches, look), sizes, options.share, options.multiple_of)
+    small = dict(dense)
+    cut = Cut(sites, widths, options.repair, small)
+    seen, past = (small, uses) if options.repair else (dict(dense), readers)
+    walk("removing channels", past, seen, cut.visit)
     set_tensors(model, small)
-    sites = []
-    for i, site in enumerate(structure.sites):
+    left = []
+    for i, site in enumerate(sites):
         gone = site.columns_GC[cut.orders[i].cpu()].flatten().sort().values
-        sites.append(ChannelsLeft(site.makers, site.reader, site.width, widths[i], tuple(gone.tolist())))
-    return tuple(sites), [use.weight for use in uses]
+        left.append(ChannelsLeft(site.makers, site.reader, site.width, widths[i], tuple(gone.tolist())))
+    return tuple(left), [use.weight for use in uses]
 
 
 def _even_calls(batches: Sequence[Batch]) -> list[Call]:
@@ -234,8 +239,7 @@ class Look:
     """What the sites of a dense network could lose: filled in by a walk that changes nothing."""
 
     sites: Sequence[Site]
-    orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site, as they would go
-    errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... are gone
+    errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... channels are gone
     variances: dict[int, float] = field(default_factory=dict)  # of all outputs of the layer together
     halved: dict[int, Tensors] = field(default_factory=dict)  # the tensors that change if every second one goes
 
@@ -245,8 +249,7 @@ class Look:
         for i, site in enumerate(self.sites):
             if site.reader == use.weight:
                 groups_GS = problem.inputs_of(site)
-                found = eliminate(*problem.system, [groups_GS], [site.width])
-                (self.orders[i],), self.errors[i] = found.orders, found.errors
+                self.errors[i] = eliminate(*problem.system, [groups_GS], [site.width]).errors
                 half = eliminate(*problem.system, [groups_GS], [site.width // 2])
                 self.halved[i] = problem.solution(half.weight_KF, refits=True)
                 self.variances[i] = float(problem.sums.about_means()[2].sum())
@@ -258,7 +261,6 @@ class Cut:
 
     sites: Sequence[Site]
     widths: Sequence[int]
-    counts: Mapping[str, Tensor]  # how much each output of a weight counts in the choice: 0 if it will probably go
     refits: bool
     small: Tensors  # the smaller network: filled in by a walk over it, or without a refit over the dense one
     orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site that are gone
@@ -273,9 +275,7 @@ class Cut:
             return
         problem = Problem.of(use, values)
         if own:
-            groups = [problem.inputs_of(self.sites[i]) for i in own]
-            counts_F = self.counts[use.weight].to(problem.old_KF.device)
-            found = eliminate(*problem.system, groups, n_removed, counts_F)
+            found = eliminate(*problem.system, [problem.inputs_of(self.sites[i]) for i in own], n_removed)
             self.orders |= dict(zip(own, found.orders))
             new_KF = found.weight_KF
         else:
@@ -285,44 +285,16 @@ class Cut:
         self.small.update(problem.solution(new_KF, refits=self.refits))
 
 
-def _reads_what_others_make(use: Use, readers: Sequence[Use], structure: Structure) -> bool:
-    """Whether channels that this layer reads are outputs of another one that loses inputs.
+def _errors(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[Tensor]:
+    """The squared error of the output for each number of channels that a site loses.
 
-    Those that go need not be right there, so a layer is looked at before the others are chosen.
-    """
-    makers = {maker for site in structure.sites if site.reader == use.weight for maker in site.makers}
-    return any(other.weight in makers for other in readers)
-
-
-def _walk(
-    traced: Traced,
-    dense: Mapping[str, Tensor],
-    small: Tensors,
-    uses: Sequence[Use],
-    visit: Callable[[Use, Values], None],
-    title: str | None,
-) -> None:
-    """One walk over the network; None: without a progress bar."""
-    by_node = {use.node: use for use in uses}
-    with torch.no_grad(), progress_bar(title or "", len(uses), shown=title is not None) as advance:
-
-        def counted(node: Node, values: Values) -> None:
-            visit(by_node[node], values)
-            advance(1)
-
-        run_both(traced, dense, small, {use.node: use.stream for use in uses}, counted)
-
-
-def _effects(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[float]:
-    """The squared error of the output for each unit of error of a site, from halving each site by itself.
-
-    Where the output has no real numbers, or halving a site costs nothing, the error counts as a share of the variance
-    of the layer's outputs.
+    It is that of the layer times its effect on the output, from halving the site by itself. Where the output has no
+    real numbers, or halving costs nothing, the error counts as a share of the variance of the layer's outputs.
     """
     n_before = itertools.accumulate((batch.n_points for batch in batches), initial=0)
     some = [batch for batch, n in zip(batches, n_before) if n < N_EFFECT_POINTS]
     wanted, changed = outputs.dense_outputs(model, some), copy_of(model)
-    found: list[float] = []
+    effects: list[float] = []
     for i, site in enumerate(look.sites):
         own = float(look.errors[i][site.width // 2])
         held = parameters_and_buffers(changed)
@@ -330,11 +302,12 @@ def _effects(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[flo
         set_tensors(changed, look.halved[i])
         error = outputs.error_of(changed, some, wanted)
         set_tensors(changed, before)
-        found.append(error**2 / own if error is not None and math.isfinite(error) and own > 0 else math.nan)
-    shares = [effect * look.variances[i] for i, effect in enumerate(found) if not math.isnan(effect)]
+        effects.append(error**2 / own if error is not None and math.isfinite(error) and own > 0 else math.nan)
+    shares = [effect * look.variances[i] for i, effect in enumerate(effects) if not math.isnan(effect)]
     typical = sum(shares) / len(shares) if shares else 1.0
     return [
-        typical / max(look.variances[i], SMALLEST) if math.isnan(effect) else effect for i, effect in enumerate(found)
+        look.errors[i] * (typical / max(look.variances[i], SMALLEST) if math.isnan(effect) else effect)
+        for i, effect in enumerate(effects)
     ]
 
 

@@ -201,7 +201,7 @@ def checked_plan(
 ) -> tuple[Channels, ShrinkPlan, torch.export.ExportedProgram]:
     """Which channels stay, checked on the example in float64, where rounding hides nothing, and at other sizes.
 
-    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / x.shape[1]`), which no
+    A forward pass may contain numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / x.shape[1]`), which no
     trace shows. If outputs differ with fewer channels, or at another batch, image or sequence size, more are kept.
     `take_out` may first write zeros into a copy of the network, in place of channels that could be chosen to go.
     """
@@ -214,7 +214,6 @@ def checked_plan(
         most = rounding_tolerance(expected)
     else:
         most = rounding_of(node.meta.get("val") for node in traced.nodes)
-    moved, trials = torch.inf, [(points, expected), *_other_sizes(net, points)] if take_out is None else []
     for knows_constants, follows_views in itertools.product((True, False), repeat=2):
         known = {"follows_views": follows_views, "knows_constants": knows_constants}
         channels = channels_in(traced, tensors, modules, **known)
@@ -223,14 +222,13 @@ def checked_plan(
             given = copy.deepcopy(net)
             take_out(channels, given)
             channels.tensors = parameters_and_buffers(given)
-            trials = [(points, outputs_of(given, points)), *_other_sizes(given, points)]
         plan = plan_shrinking(channels)
         small = copy.deepcopy(given)
         apply(small, plan)
-        try:
-            moved = max(output_difference(outputs_of(small, inputs), outputs) for inputs, outputs in trials)
-        except SippError:  # it does not run
-            continue
+        moved = torch.inf
+        with suppress(SippError):  # it does not run
+            wanted = [(points, outputs_of(given, points)), *_other_sizes(given, points)]
+            moved = max(output_difference(outputs_of(small, inputs), outputs) for inputs, outputs in wanted)
         if moved <= most:
             return channels, plan, traced.program
     raise differs(moved)
@@ -256,37 +254,25 @@ def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[A
 
 
 def _other_sizes(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
-    """The example in other sizes that the network accepts, and its outputs there.
+    """The example with its batch doubled, and with other sizes halved, where the network accepts that; its outputs.
 
-    The batch is doubled. Every other dimension, and all dimensions of one size together (height and width; a sequence
-    and its mask), are halved, or else doubled. On a GPU they are not doubled: an index beyond a table of positions
-    would leave it unusable.
+    Those of a dimension in all inputs are halved together, and those of one size (height and width; a sequence and its
+    mask).
     """
     leaves, spec = pytree.tree_flatten(call)
     shapes = {i: leaf.shape for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     sizes = {(i, dim): size for i, shape in shapes.items() for dim, size in enumerate(shape)}
-    by_dim = [[place for place in sizes if place[1] == dim] for dim in sorted({dim for _, dim in sizes})]
-    by_size = [[place for place in sizes if sizes[place] == size] for size in sorted(set(sizes.values()))]
-    can_grow = not any(leaves[i].is_cuda for i in shapes)
-
-    def accepted(places: list[tuple[int, int]], grows: bool) -> bool:
-        """Whether the network runs with these dimensions doubled or halved; if so, its outputs are noted."""
+    batch, *others = ([place for place in sizes if place[1] == dim] for dim in sorted({dim for _, dim in sizes}))
+    alike = ([place for place in sizes if sizes[place] == size] for size in sorted(set(sizes.values())))
+    found = []
+    for places in (batch, *others, *alike):
         new = list(leaves)
         for i, dim in places:
-            new[i] = torch.cat((new[i], new[i]), dim) if grows else new[i].narrow(dim, 0, (sizes[i, dim] + 1) // 2)
+            half = new[i].narrow(dim, 0, (sizes[i, dim] + 1) // 2)
+            new[i] = torch.cat((new[i], new[i]), dim) if places is batch else half
         inputs: Call = pytree.tree_unflatten(new, spec)
-        with suppress(SippError):  # it does not run
+        with suppress(SippError):
             found.append((inputs, outputs_of(model, inputs)))
-            return True
-        return False
-
-    found: list[tuple[Call, list[Any]]] = []
-    for places in by_dim[:1]:
-        accepted(places, grows=True)
-    for places in (*by_dim[1:], *(one for one in by_size if one not in by_dim)):
-        is_halved = max(sizes[place] for place in places) > 1 and accepted(places, grows=False)
-        if not is_halved and can_grow:
-            accepted(places, grows=True)
     return found
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sipp.results import numerics
 from sipp.runtime.shrinking.dependencies import ALWAYS, Channels
 
 STREAM = "several layers read them (a residual stream)"
@@ -66,11 +65,6 @@ class Structure:
         """The site and the number there of each index of a weight; None where there is no site."""
         ids = self.channels.sides.get((weight, dim))
         return [] if ids is None else [self.site_of.get(one) for one in self.class_of[ids].tolist()]
-
-    def rows_left(self, weight: str, left: Sequence[Tensor]) -> Tensor:
-        """Which outputs of a weight stay if these channels of each site do (float64: 0 or 1)."""
-        kept = [1.0 if at is None else float(left[at[0]][at[1]]) for at in self.places(weight, 0)]
-        return torch.tensor(kept, dtype=numerics.BOUND_DTYPE, device="cpu")
 
     def sizes(self, full: Mapping[str, int]) -> list[Size]:
         """How these sizes (of tensors by name) follow from the widths of the sites."""
