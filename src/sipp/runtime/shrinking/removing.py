@@ -201,7 +201,7 @@ def checked_plan(
 ) -> tuple[Channels, ShrinkPlan, torch.export.ExportedProgram]:
     """Which channels stay, checked on the example in float64, where rounding hides nothing, and at other sizes.
 
-    A forward pass may contain numbers of channels (`x.view(-1, 512)`) or compute with sizes (`x / x.shape[1]`), which no
+    A forward pass may contain channel counts (`x.view(-1, 512)`) or compute with sizes (`x / x.shape[1]`), which no
     trace shows. If outputs differ with fewer channels, or at another batch, image or sequence size, more are kept.
     `take_out` may first write zeros into a copy of the network, in place of channels that could be chosen to go.
     """
