@@ -57,6 +57,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
+            _sync(path.parent)
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as error:
@@ -70,7 +71,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         unfinished.mkdir(parents=True)
         yield unfinished
+        for inner in (*unfinished.rglob("*"), unfinished):
+            _sync(inner)
         os.replace(unfinished, path)
+        _sync(path.parent)
     except OSError as error:
         raise DataError(f"could not be written ({error.strerror or error})", where=path, fix=ROOM) from error
     finally:
@@ -80,6 +84,17 @@ def new_folder(path: Path) -> Iterator[Path]:
 def _temporary(path: Path) -> Path:
     """A unique path beside `path`, for a file or folder that is renamed when it is complete."""
     return path.parent / f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}"
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk; Windows has no such thing for folders."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(folder: Path) -> None:

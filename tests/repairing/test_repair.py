@@ -71,9 +71,8 @@ def test_a_polish_that_gains_nothing_stops_early_and_changes_nothing() -> None:
     pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
     refit, wild = (sipp.repair(dense, pruned, points(), steps=s, learning_rate=1e6) for s in (0, 64))
     polish = done(wild).polish
-    n_looks = 2 * (polishing.FIRST_CHECKS + polishing.PATIENCE)  # in a second round on mixtures too
+    n_looks = 2 * polishing.PATIENCE  # in a second round on mixtures too
     assert polish is not None and polish.best == 0 and polish.taken == 64 // polishing.N_CHECKS * n_looks
-    assert polish.rate <= 1e6 * polishing.LOWER
     assert all(torch.equal(a, b) for a, b in zip(refit.model.state_dict().values(), wild.model.state_dict().values()))
 
 

@@ -119,40 +119,6 @@ def corrected(net: nn.Module, data: Any) -> list[str]:
     return [layer.name for layer in made.record.layers if layer.corrects]
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_the_end_of_attention_is_its_out_proj(batch_first: bool, norm_first: bool) -> None:
-    class Encoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Linear(5, 8)
-            one = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=norm_first)
-            self.layers = nn.TransformerEncoder(one, 2, enable_nested_tensor=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            found = self.layers(x if batch_first else x.transpose(0, 1))
-            return (found if batch_first else found.transpose(0, 1)).mean(1)
-
-    torch.manual_seed(0)
-    ends = [f"layers.layers.{i}.{name}.weight" for i in range(2) for name in ("self_attn.out_proj", "linear2")]
-    assert corrected(Encoder().eval(), torch.randn(60, 7, 5)) == ends
-
-
-def test_blocks_of_language_models() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
-    data = [{"input_ids": torch.randint(40, (30, 6)), "attention_mask": torch.ones(30, 6, dtype=torch.int64)}] * 2
-    llama = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=40, num_key_value_heads=1, **sizes)).eval()
-    bert = transformers.BertModel(transformers.BertConfig(vocab_size=40, **sizes), add_pooling_layer=False).eval()
-    # before the first block there is no weight of a layer that could have lost something, so nothing to correct
-    first, *others = (f"layers.{i}.{name}.weight" for i in range(2) for name in ("self_attn.o_proj", "mlp.down_proj"))
-    assert first not in (found := corrected(llama, data)) and found == others
-    _, *others = (f"encoder.layer.{i}.{name}output.dense.weight" for i in range(2) for name in ("attention.", ""))
-    assert corrected(bert, data) == others
-
-
 class Padded(nn.Module):
     """Tokens with a mask, as transformers take them."""
 

@@ -1,10 +1,11 @@
-"""Fault 4: a damaged file is refused, and no code runs from one."""
+"""Faults 4 and 6: a damaged file is refused, and so is one of another network; no code runs from a file."""
 
 from __future__ import annotations
 
 import pickle
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from odd_network import network, with_masks
 from safetensors.torch import save_file
 
 import sipp
-from sipp.errors import DataError
+from sipp.errors import DataError, ModelError
+from sipp.storage import file_content
 
 
 @pytest.fixture(params=["fp32", "lossless", "int8"])
@@ -78,3 +80,13 @@ def test_other_files_are_refused_and_no_code_runs(tmp_path: Path) -> None:
     for other in (tmp_path, tmp_path / "nothing", Path("/dev/zero")):
         with pytest.raises(DataError, match="is not a file"):
             sipp.load(other)
+
+
+def test_a_shape_that_disagrees_is_named_before_memory_is_asked_for(tmp_path: Path) -> None:
+    """Fault 6. Whatever the file says: here a tensor of 4 TB."""
+    path, net = tmp_path / "net", torch.nn.Linear(6, 4)
+    saved = sipp.save(net, path)
+    (weight, bias), data = saved.tensors, bytes(saved.tensors[0].n_bytes + saved.tensors[1].n_bytes)
+    path.write_bytes(file_content(replace(saved, tensors=(replace(weight, shape=(10**6, 10**6)), bias)), data)[0])
+    with pytest.raises(ModelError, match=r"weight is float32 \[1000000, 1000000\] in the file, float32 \[4, 6\] in"):
+        sipp.load(path, into=net)

@@ -21,8 +21,7 @@ from sipp.results import Polish, numerics
 N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round
 WARM_UP = 0.1  # share of the steps in which the rate rises: Adam's first steps are large, whatever the gradient
 PATIENCE = 8  # checks without a gain after which it stops; a rate that is too large gains only once it falls
-FIRST_CHECKS = 3  # if none of these gains, it starts again at a quarter of the rate, which was too large
-LOWER = 0.25
+HALF_SCALE = 1024.0  # of losses in float16, whose gradients would vanish; Adam's steps do not depend on it
 NEAR = 2.0  # an error below half of the output's norm lowers the rate in proportion: small errors need small steps
 OVERFITTED = 0.75  # a round whose best step comes before this share of its steps has overfitted
 N_SHUFFLED = 8  # batches that are shuffled together; limits how much is copied at a time
@@ -45,13 +44,13 @@ class _Round:
 class _Training:
     """The trained parameters and their master weights, which Adam moves: themselves, or float32 copies of 16-bit ones.
 
-    Most of Adam's steps are too small for 16 bits, and its epsilon is 0 in float16. Gradients in float16 are scaled.
+    Most of Adam's steps are too small for 16 bits, and its epsilon is 0 in float16.
     """
 
     parameters: list[nn.Parameter]
     masters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    scale: float  # of the loss
 
     @staticmethod
     def of(parameters: list[nn.Parameter], learning_rate: float) -> _Training:
@@ -60,16 +59,15 @@ class _Training:
             for p in parameters
         ]
         is_half = any(p.dtype == torch.float16 for p in parameters)
-        scaler = torch.amp.GradScaler(parameters[0].device.type, enabled=is_half)
-        return _Training(parameters, masters, torch.optim.Adam(masters, lr=learning_rate), scaler)
+        scale = HALF_SCALE if is_half else 1.0
+        return _Training(parameters, masters, torch.optim.Adam(masters, lr=learning_rate), scale)
 
     def step(self, loss: Tensor) -> None:
         """One step down the gradient of the loss."""
-        self.scaler.scale(loss).backward()
+        (self.scale * loss).backward()
         for parameter, master in zip(self.parameters, self.masters):
             master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.optimizer.step()
         self._set(self.masters)
 
     def values(self) -> list[Tensor]:
@@ -151,14 +149,14 @@ def _round(
     """At most `steps` steps from the current weights; leaves the model with the weights of the last step.
 
     The rate rises from zero for a tenth of the steps, and falls to zero along a cosine. It is smaller if the output is
-    close to the dense one already. If the first checks show no gain, the round starts again with a smaller rate.
+    close to the dense one already.
     """
     (group,) = training.optimizer.param_groups
     wanted = outputs.dense_outputs(dense, validation)
     best, best_step, since = outputs.error_of(model, validation, wanted), 0, 0
     rate = learning_rate * (1.0 if best is None else min(1.0, NEAR * best))
     kept = training.values()
-    taken, is_lowered = 0, False
+    taken = 0
     with progress_bar("polishing", steps, shown=progress) as advance:
         while taken < steps and since < PATIENCE:
             group["lr"] = rate * _share_of_rate((taken + 0.5) / steps)
@@ -172,9 +170,6 @@ def _round(
                 if found is not None and best is not None and found < best:
                     best, best_step, since = found, taken, 0
                     kept = training.values()
-                elif best_step == 0 and since == FIRST_CHECKS and not is_lowered:
-                    rate, since, is_lowered = LOWER * rate, 0, True
-                    training.start_from(kept)
     return _Round(best, best_step, taken, rate, kept)
 
 
