@@ -18,7 +18,7 @@ from pathlib import Path
 from draw_results import DPI, SIZE, draw_curves
 from matplotlib.figure import Figure
 
-from sipp.cli.commands.demo_command import RECIPE, SETTINGS
+from sipp_lab.demo import RECIPE, SETTINGS
 from sipp_lab.page import read_results, series
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import Run

@@ -206,7 +206,7 @@ def test_one_broken_run_does_not_hide_the_others(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         big_run(root / name, methods=("magnitude",), n_levels=1, n_seeds=1, n_layers=1)
     write_json(root / "b" / "manifest.json", {"no": "config"})
-    states = {one["name"]: one["state"] for one in told("run", "--status", "--out", root)["runs"]}
+    states = {Path(one["folder"]).name: one["state"] for one in told("run", "--status", "--out", root)["runs"]}
     assert states == {"a": "finished", "b": "broken", "c": "finished"}
     found = told("report", root, "--out", page)
     assert found["of"] == ["a", "c"] and [one["folder"] for one in found["broken"]] == [str(root / "b")]

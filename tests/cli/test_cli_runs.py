@@ -5,15 +5,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import files_in, refused, run, told
-from rich.console import Console
 
-from sipp.cli.commands import demo_command as demo
+from sipp_lab import demo
 from sipp_lab.parallel.on_ray import RayOptions
 from sipp_lab.studies import study_names
 
@@ -91,17 +89,18 @@ def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pyte
     assert "--engine ray" in refused(run(*words), "sipp study", "are for Ray")
 
 
-def accuracies(records: demo.Records) -> dict[tuple[str | None, int], float]:
-    return {(record["method"], record["level"]): record["after"]["top1"] for record in records}
+def accuracies(done: demo.Demo) -> dict[tuple[str | None, int], float]:
+    return {(record["method"], record["level"]): record["after"]["top1"] for record in done.records}
 
 
 def test_two_short_demos_agree_and_end_with_a_page(tmp_path: Path) -> None:
     first, again = (demo.run_demo(tmp_path / name, progress=False, settings=SHORT) for name in ("a", "b"))
-    assert accuracies(first[0]) == accuracies(again[0]) and accuracies(first[0])[None, 0] > 0.8
-    assert set(accuracies(first[0])) == {(None, 0), ("magnitude", 1), ("sipp-hybrid", 1)}
+    assert accuracies(first) == accuracies(again) and accuracies(first)[None, 0] > 0.8
+    assert set(accuracies(first)) == {(None, 0), ("magnitude", 1), ("sipp-hybrid", 1)}
     # The run itself is made anew each time: nothing of it stays beside what it shows.
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["page.html"]
     refused(run("demo", "--out", tmp_path / "a"), "sipp demo", "exists")
+    assert max(map(len, str(first).splitlines()[:-1])) <= 80 and "sipp-hybrid" in str(first)
 
 
 def test_a_stopped_demo_leaves_the_disk_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,18 +108,5 @@ def test_a_stopped_demo_leaves_the_disk_as_it_was(tmp_path: Path, monkeypatch: p
         (out / "half").mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sipp_lab.runs.running.run", stopped)
+    monkeypatch.setattr("sipp_lab.demo.run", stopped)
     assert run("demo", "--out", tmp_path / "new").returncode == 130 and not files_in(tmp_path)
-
-
-def test_the_table_of_the_demo_fits_80_columns() -> None:
-    shares = {"before": {"top1": 0.5}, "after": {"top1": 1.0}}
-    records: demo.Records = [{"method": None, "level": 0, **shares}]
-    records += [
-        {"method": method, "level": level, "keep": 0.5**level, **shares}
-        for method in demo.METHODS
-        for level in range(1, 6)
-    ]
-    text = StringIO()
-    Console(file=text, width=80).print(demo.demo_table(records))
-    assert "…" not in text.getvalue() and "sipp-hybrid" in text.getvalue()

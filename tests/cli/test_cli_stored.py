@@ -124,7 +124,6 @@ def test_bench_tells_size_and_speed_and_its_record_is_shown_beside_the_network(f
     record = tmp_path / "bench.json"
     done = run(*words, "--out", record)
     values = json.loads(record.read_text())
-    values.pop("check")
     found, contents = from_json(Bench, values, record), sipp.inspect("net.safetensors")
     assert isinstance(contents, SavedFile) and contents.certificate is not None
     assert found.sentence in " ".join(done.stdout.split()) and "PyTorch running the same pruned network" in done.stdout

@@ -1,34 +1,28 @@
-"""The result of a command: shown as tables and lines, or as one JSON document with --json; and what --out receives."""
+"""The result of a command: printed, or one JSON document with --json; and what --out receives."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console, RenderableType
 
 import sipp
 from sipp.cli.errors import naming_option
-from sipp.files import check_file, check_folder, refuse_input, seal, write_atomic
-from sipp.results import to_json, words
+from sipp.files import check_file, check_folder, refuse_input, write_atomic
+from sipp.results import Sheet, Table, to_json, words
 
-UNBOUNDED = 10_000  # columns for files and pipes, so that no name is wrapped
 ANOTHER = "give another place"
-# for one broken result among others
-HOW_TO_REPAIR = "put back an intact copy of that file, or move its folder away and create it again"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a command: tables and lines for people, values for --json, and an optional failure."""
+    """The result of a command: results and lines for people, values for --json, and an optional failure."""
 
-    shown: Sequence[RenderableType]  # tables and text
+    shown: Sequence[object]  # printed one after the other
     values: Any  # JSON values, or results
     failure: Exception | None = None  # raised after printing; None: exit code 0
 
@@ -38,7 +32,8 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(to_json(answer.values), indent=2, allow_nan=False))
     else:
-        show(*answer.shown)
+        for part in answer.shown:
+            typer.echo(str(part))
     if answer.failure is not None:
         raise answer.failure
 
@@ -48,31 +43,11 @@ def record_of(kind: str, result: Any, about: Mapping[str, Any] = {}) -> dict[str
     return {"kind": kind, "sipp": sipp.__version__, **to_json(about), **to_json(result)}
 
 
-def listing(what: str, meaning: str, kind: str, descriptions: dict[str, str]) -> Answer:
+def listing(kind: str, descriptions: Mapping[str, str]) -> Answer:
     """An answer that lists names with descriptions."""
-    table = words.plain_table(what, meaning, texts=(meaning,))
-    for name, text in descriptions.items():
-        table.add_row(name, text)
+    table = Table(("name", "description"), tuple(descriptions.items()), texts=("description",))
     rows = [{"name": name, "description": text} for name, text in descriptions.items()]
-    return Answer([table], {"kind": kind, kind: rows})
-
-
-def is_terminal() -> bool:
-    """Whether stdout is a terminal (None if it is closed)."""
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
-def show(*parts: RenderableType) -> None:
-    """Prints tables and lines on stdout; in files and pipes nothing is wrapped or padded."""
-    for part in parts:
-        if isinstance(part, str):
-            typer.echo(part)
-        elif is_terminal():
-            Console(highlight=False).print(part)
-        else:
-            text = StringIO()
-            Console(file=text, width=UNBOUNDED, highlight=False, color_system=None).print(part)
-            typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
+    return Answer([Sheet(kind, tables=(table,))], {"kind": kind, kind: rows})
 
 
 # --- what --out receives ----------------------------------------------------------------------------------------------
@@ -106,8 +81,8 @@ def write_out(path: Path, data: bytes) -> None:
 
 
 def write_record(path: Path | None, record: dict[str, Any]) -> list[str]:
-    """Writes a record with its checksum, if --out is given; returns the line that reports it."""
+    """Writes a record, if --out is given; returns the line that reports it."""
     if path is None:
         return []
-    write_out(path, json.dumps(seal(to_json(record)), indent=1, allow_nan=False).encode())
+    write_out(path, json.dumps(to_json(record), indent=1, allow_nan=False).encode())
     return [words.labelled_line("written", str(path))]

@@ -18,7 +18,7 @@ from sipp.report import (
 from sipp_lab.page import series
 from sipp_lab.page.compare_runs import StudySummary, runs_article
 from sipp_lab.page.run_article import run_article, run_titles
-from sipp_lab.runs.folder import MANIFEST, Run, read_run
+from sipp_lab.runs.folder import HOW_TO_REPAIR, MANIFEST, Run, read_run
 
 DEPTH = 2  # of nested folders: results/STUDY/RUN
 RUN_WORDS = {
@@ -37,6 +37,7 @@ class Broken:
 
     folder: Path
     what: str
+    do: str = HOW_TO_REPAIR
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:

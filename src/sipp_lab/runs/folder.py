@@ -206,6 +206,8 @@ def without_times(record: Values) -> Values:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
+HOW_TO_REPAIR = "put back an intact copy of that file, or move its folder away and create it again"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -280,7 +282,7 @@ def _status(folder: Path) -> RunStatus:
     try:
         run = read_run(folder)
     except SippError as error:
-        return RunStatus(folder, what=error.fault, fix=error.fix)
+        return RunStatus(folder, what=error.fault, fix=error.fix or HOW_TO_REPAIR)
     except OSError as error:
         return RunStatus(folder, what=f"{error.filename or folder}: {error.strerror or error}", fix="allow reading it")
     state: Any = "running" if is_locked(folder) else "finished" if run.finished else "stopped"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from sipp.report import numbers
+from sipp.results import Sheet, Table, shown, words
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.data.splits import split_images
 from sipp_lab.nets import INPUT_SHAPES
@@ -15,6 +18,7 @@ from sipp_lab.own_code import own_images
 from sipp_lab.recipes import Recipe, config_of
 from sipp_lab.runs.context import RunContext
 from sipp_lab.runs.folder import is_done, run_name
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.stages import plan
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.loop import make_train_step, new_state
@@ -36,6 +40,36 @@ class PlannedRun:
     n_new: int
     n_epochs: int  # of the new ones together
     seconds: float  # for these epochs, one network after another, without pruning, evaluation and decoding of images
+
+
+@dataclass(frozen=True)
+@shown
+class Plan:
+    """What is left to train of several runs, and how long that may take here."""
+
+    runs: tuple[PlannedRun, ...]
+    n_new: int
+    n_epochs: int
+    seconds: float
+
+    @property
+    def sheet(self) -> Sheet:
+        rows = []
+        for one in self.runs:
+            counts = (f"{n:,}" for n in (one.n_all, one.n_there, one.n_new, one.n_epochs))
+            rows.append((one.run, *counts, numbers.seconds(one.seconds)))
+        columns = ("run", "networks", "there", "to train", "epochs", "time")
+        networks, time_left = words.counted(self.n_new, "network"), numbers.seconds(self.seconds)
+        left = f"{networks} and {self.n_epochs:,} epochs to train: about {time_left} here, one network after another"
+        note = f"{left}; pruning, tests and reading images come on top"
+        return Sheet("what is left to train", tables=(Table(columns, tuple(rows), texts=("time",)),), note=note)
+
+
+def planned_runs(recipes: Sequence[Recipe], how: RunOptions) -> Plan:
+    """What is left to train of each recipe: a few steps of each are timed."""
+    runs = tuple(planned_run(recipe, out=how.out, device=how.device) for recipe in recipes)
+    n_new, n_epochs = (sum(getattr(one, key) for one in runs) for key in ("n_new", "n_epochs"))
+    return Plan(runs, n_new, n_epochs, sum(one.seconds for one in runs))
 
 
 def planned_run(recipe: Recipe, *, out: Path, device: Device = "auto") -> PlannedRun:

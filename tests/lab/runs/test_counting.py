@@ -1,18 +1,16 @@
 """Multiply-adds of networks: by hand, and in the records and tables of a run."""
 
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 from lab.small_runs import final, small
-from rich.console import Console
 from torch import nn
 
-from sipp.cli.run_work import records_table
 from sipp_lab.nets import NETS, build
 from sipp_lab.runs.running import run
 from sipp_lab.runs.stages import multiply_adds
+from sipp_lab.sheets import records_sheet
 
 
 def zeroed(weight: nn.Parameter, n_left: int) -> None:
@@ -60,7 +58,5 @@ def test_a_run_records_and_shows_them(tmp_path: Path) -> None:
         assert record["multiply_adds"] == by_hand
     dense, *pruned = (record["multiply_adds"] for record in done.records)
     assert dense > pruned[0] > pruned[-1] > 0
-    text = StringIO()
-    Console(width=200, file=text).print(records_table(done.records))
-    shown = text.getvalue()
+    shown = str(records_sheet(done.records))
     assert "multiply-adds" in shown and f"{dense:,}" in shown and f"{pruned[-1]:,}" in shown

@@ -9,7 +9,7 @@ import typer
 
 from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import out_short
-from sipp.cli.output import HOW_TO_REPAIR, Answer, check_out
+from sipp.cli.output import Answer, check_out
 from sipp.results import words
 
 
@@ -30,7 +30,7 @@ def report(
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
         results, broken = read_intact_results(runs)
     if not results:
-        raise CommandError(broken[0].what, where=f"sipp report {broken[0].folder}", fix=HOW_TO_REPAIR)
+        raise CommandError(broken[0].what, where=f"sipp report {broken[0].folder}", fix=broken[0].do)
     title = runs[0].resolve().name if len(runs) == 1 else ""  # such as the folder of a study
     write_results(out, results, force=force, broken=broken, title=title)
     n_bytes = out.stat().st_size
@@ -40,9 +40,9 @@ def report(
         "bytes": n_bytes,
         "of": [result.name for result in results],
         "marked": marked,
-        "broken": [{"folder": one.folder, "what": one.what, "do": HOW_TO_REPAIR} for one in broken],
+        "broken": broken,
     }
     lines = [f"page: {out} ({n_bytes / 1e6:.2f} MB, {words.counted(len(results), 'result')})"]
     lines += [f"marked: {mark['name']}: {mark['what']}" for mark in marked]
-    lines += [f"broken: {one.what}; {HOW_TO_REPAIR}" for one in broken]
+    lines += [f"broken: {one.what}; {one.do}" for one in broken]
     return Answer(lines, values)

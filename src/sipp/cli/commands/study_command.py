@@ -8,10 +8,10 @@ import typer
 
 from sipp.cli.errors import naming_option
 from sipp.cli.options import load_code
-from sipp.cli.output import Answer, listing
-from sipp.cli.run_work import RunOptions, plan_of, records_table, run_recipes, work_done
+from sipp.cli.output import Answer, listing, record_of
 from sipp.files import check_file
 from sipp.results import Option
+from sipp_lab.runs.options import RunOptions
 
 
 def study(
@@ -29,22 +29,25 @@ def study(
     from sipp_lab.studies import STUDIES, load_study
 
     if name is None:
-        return listing("study", "what it shows", "studies", {name: row.description for name, row in STUDIES.items()})
+        return listing("studies", {name: row.description for name, row in STUDIES.items()})
     from sipp_lab.page import StudySummary, read_results, write_results
+    from sipp_lab.runs.planning import planned_runs
+    from sipp_lab.runs.several import run_each
+    from sipp_lab.sheets import records_sheet, work_done
 
     load_code(how.code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
-    notes = [chosen.note] if chosen.note else []
+    about, notes = {"name": chosen.name, "form": chosen.form}, [chosen.note] if chosen.note else []
     if dry_run:
-        return plan_of(chosen.recipes, how, {"kind": "study plan", "name": chosen.name, "form": chosen.form}, *notes)
+        planned = planned_runs(chosen.recipes, how)
+        return Answer([planned, *notes], record_of("study plan", planned, about))
     page = how.out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {how.out}", "give another folder"):
         check_file(page, force=True, makes_folder=True)
-    done = run_recipes(chosen.recipes, how)
+    done = run_each(chosen.recipes, how)
     if done is None:
         return None
     write_results(page, read_results([one.folder for one in done]), force=True, study=StudySummary.of(chosen))
-    runs = [{"folder": one.folder, "n_made": one.n_made, "records": one.records} for one in done]
-    tables = [part for one in done for part in (one.folder.name, records_table(one.records))]
-    values = {"kind": "study", "name": chosen.name, "form": chosen.form, "page": page, "runs": runs}
-    return Answer([*tables, f"{work_done(sum(one.n_made for one in done))}; page: {page}", *notes], values)
+    tables = [part for one in done for part in (one.folder.name, records_sheet(one.records))]
+    end = f"{work_done(sum(one.n_made for one in done))}; page: {page}"
+    return Answer([*tables, end, *notes], {"kind": "study", **about, "page": page, "runs": done})
