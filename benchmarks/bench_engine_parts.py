@@ -29,7 +29,7 @@ from sipp_lab.nets import build
 PARTS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
     "attention": (plan.MAKERS, (graph.ATTENTION,), lambda *_: None),
     "norms": (plan.MAKERS, (graph.ATEN.layer_norm.default,), lambda *_: None),
-    "pools": (plan.MAKERS, pooling.POOLS, lambda *_: None),
+    "pools": (plan.MAKERS, (pooling.MAX, *pooling.MEANS), lambda *_: None),
     "cat and pad": (plan.MAKERS, (pooling.CAT, pooling.PAD), lambda *_: None),
     "lstm": (plan.MAKERS, (graph.LSTM,), lambda *_: None),
     "one vector": (vars(products), ("_vector_step",), products._token_step),

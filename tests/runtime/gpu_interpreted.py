@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError
-from sipp.native import pytree, two_of_four
+from sipp.native import pytree
 from sipp.runtime import examples, sparse_network
 from sipp.runtime.gpu import linear, network, plan, recording
 from sipp.runtime.gpu.kernels import few_tokens
 from sipp.runtime.gpu.layouts import as_walks, int8_scales
-from sipp.runtime.sparse_network import Sparse
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 ROUNDING = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 2**-20}  # one of the result, and some
@@ -144,10 +143,6 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "LEAST_WEIGHTS", 16)
 
 
-def compiled(model: nn.Module, args: tuple[object, ...], *, always: bool = False) -> Sparse:
-    return sipp.sparse(model, args, always=always)
-
-
 class Net(nn.Module):
     """Two layers with one input, a layer without zeros, a convolution, a layer of few weights."""
 
@@ -170,7 +165,7 @@ class Net(nn.Module):
 @pytest.mark.usefixtures("on_cpu")
 def test_a_network_gives_what_torch_gives() -> None:
     model, x = Net().eval(), torch.randn(1, 2, 24)
-    fast = compiled(model, (x,))
+    fast = sipp.sparse(model, x)
     kernels = {step.name: step.kernel for step in fast.steps}
     assert kernels["q"] == "walks, 32-bit values" and kernels["k"] == "with q" and kernels["o"].startswith("walks")
     assert kernels["full"] == "dense" and kernels["few"] == kernels["conv1d"] == "torch"
@@ -193,26 +188,26 @@ class Branches(nn.Linear):
 @pytest.mark.usefixtures("on_cpu")
 def test_what_cannot_be_traced_is_run_as_called() -> None:
     model, x = Branches(24, 24).eval(), torch.ones(2, 24)
-    fast = compiled(model, (x,))
+    fast = sipp.sparse(model, x)
     for inputs in (x, -x, x[:1], -x[:1]):  # nothing of the first branch is recorded
         assert torch.equal(fast(inputs), model(inputs))
         assert fast.latest.how.startswith(f"{network.AS_CALLED} (torch.export cannot trace it")
     with pytest.raises(ModelError, match="changes input"):
-        compiled(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(24, 24)).eval(), (x,))
+        sipp.sparse(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(24, 24)).eval(), x)
 
 
 @pytest.mark.usefixtures("on_cpu")
 def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Net().eval(), torch.randn(1, 1, 24)
     monkeypatch.setattr(recording, "race", lambda calls: [1.0, 0.9, 0.87][: len(calls)])  # less than 5 % faster
-    fast = compiled(model, (x,))
+    fast = sipp.sparse(model, x)
     assert fast.latest.how.startswith(network.RECORDED) and not any(step.held for step in fast.steps)
     assert torch.equal(fast(x)["a"], model(x)["a"])
-    anyway = compiled(model, (x,), always=True)
+    anyway = sipp.sparse(model, x, always=True)
     assert anyway.latest.how.startswith(network.BY_STEPS) and not anyway.latest.is_dense
     torch.testing.assert_close(anyway(x)["a"], model(x)["a"], rtol=1e-5, atol=1e-6)
     monkeypatch.setattr(plan, "time_kernel", lambda way, x, n_copies: 1.0 if way.name == "dense" else 2.0)
-    slow = compiled(model, (x,))
+    slow = sipp.sparse(model, x)
     assert {step.note for step in slow.steps if step.name in "qko"} == {"dense is as fast"}
     assert slow.latest.is_dense
 
@@ -221,71 +216,36 @@ def test_torch_runs_what_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_tokens_and_other_reasons_are_said() -> None:
     model = nn.Sequential(nn.Linear(24, 20)).eval()
     model[0].weight.data[:, ::2] = 0
-    many = compiled(model, (torch.randn(40, 24),))
+    many = sipp.sparse(model, torch.randn(40, 24))
     assert "2:4 needs fp16 or bf16" in many.steps[0].note
     model[0].weight.data[0, :3] = 1.0
-    many = compiled(model, (torch.randn(40, 24),))
+    many = sipp.sparse(model, torch.randn(40, 24))
     assert "40 tokens" in many.steps[0].note
     alone = torch.randn(24)  # a token without a dimension of tokens
-    fast = compiled(model, (alone,))
+    fast = sipp.sparse(model, alone)
     assert fast.steps[0].kernel == "walks, 32-bit values"
     torch.testing.assert_close(fast(alone), model(alone), rtol=1e-5, atol=1e-6)
-    sums = compiled(model.double(), (torch.randn(1, 24).double(),))
+    sums = sipp.sparse(model.double(), torch.randn(1, 24).double())
     assert "float64" in sums.steps[0].note
 
 
+@pytest.mark.parametrize("n_right", [0, 3])
 @pytest.mark.usefixtures("on_cpu")
-def test_a_kernel_that_is_off_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = linear.as_walks
+def test_a_kernel_that_is_off_is_not_taken(n_right: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a layer whose kind has been timed: all layers are compared with torch."""
+    real, calls = linear.as_walks, []
 
     def wrong(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None):
+        calls.append(weight)
         weight = weight.clone()
-        weight[0] *= 1.5
+        weight[0] *= 1.0 if len(calls) <= n_right else 1.5
         return real(weight, n_lanes=n_lanes, n_rows=n_rows, scales=scales)
 
     monkeypatch.setattr(linear, "as_walks", wrong)
-    model, x = Net().eval(), torch.randn(1, 1, 24)
-    fast = compiled(model, (x,))
-    assert fast.latest.is_dense and all("off on the example" in step.note for step in fast.steps if step.name in "qko")
-
-
-@pytest.fixture
-def two_of_four_on_cpu(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cuSPARSELt holds of a weight, whatever that is: two of any four neighbours."""
-    held: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def compressed(weight: Tensor) -> Tensor:
-        groups = weight.view(len(weight), -1, 4)
-        kept = (groups != 0).float().topk(2, -1).indices
-        packed = torch.zeros(weight.numel() // 2, dtype=weight.dtype)
-        whole = torch.zeros_like(groups).scatter(-1, kept, groups.gather(-1, kept)).view_as(weight)
-        held[id(packed)] = packed, whole
-        return packed
-
-    monkeypatch.setattr(two_of_four, "is_available", lambda: True)
-    monkeypatch.setattr(two_of_four, "compress", compressed)
-    monkeypatch.setattr(two_of_four, "fastest", lambda packed, x: 0)
-    monkeypatch.setattr(
-        two_of_four, "product", lambda x, packed, bias, kernel: nn.functional.linear(x, held[id(packed)][1], bias)
-    )
-
-
-def half_pruned(*, first: bool, second: bool) -> nn.Sequential:
-    """Two layers of one shape with every second weight 0, 2:4 or anywhere."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).half().eval()
-    for layer, is_two_of_four in ((model[0], first), (model[2], second)):
-        groups = layer.weight.data.view(-1, 4) if is_two_of_four else layer.weight.data.view(1, -1)
-        groups.scatter_(-1, groups.float().abs().topk(groups.shape[-1] // 2, -1, largest=False).indices, 0.0)
-    return model
-
-
-@pytest.mark.usefixtures("two_of_four_on_cpu")
-def test_every_layer_is_compared_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one whose kind has been timed: a way that holds for the first layer may not hold for the second."""
-    monkeypatch.setattr(plan, "_kind", lambda layers: None)
-    model, x = half_pruned(first=True, second=False), torch.randn(64, 64).half()
-    fast = compiled(model, (x,))
-    notes = {step.name: step.note for step in fast.steps}
-    assert "off on the example" in notes["2"] and not notes["0"]
-    torch.testing.assert_close(fast(x), model(x), rtol=4e-3, atol=4e-3)
+    model, x = nn.Sequential(*(nn.Linear(24, 24) for _ in range(3))).eval(), torch.randn(1, 24)
+    for layer in model:
+        layer.weight.data[:, 5:] = 0
+    fast = sipp.sparse(model, x)
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
+    is_off = ["off on the example" in step.note for step in fast.steps]
+    assert is_off == ([True] * 3 if n_right == 0 else [False, False, True])

@@ -88,8 +88,7 @@ class Flag:
 
     def check(self, value: Tensor, limit: float = 1.0) -> None:
         """Sets the flag if the sum of the values, or `limit` times the largest, is not finite."""
-        is_half = value.dtype is torch.float16  # sums overflow beyond 65504
-        total = float(value.sum(dtype=torch.float32) if is_half else value.sum())
+        total = float(value.sum(dtype=torch.float32))  # of float16, sums overflow beyond 65504
         if limit > 1 and value.numel():
             low, high = value.aminmax()
             total += float(torch.maximum(-low, high) * limit)
@@ -207,22 +206,22 @@ def image_input(number: int, x: Tensor, stride: Pair, padding: Pair, arena: Aren
         return _phases(number, x, stride, padding)
     buffer = arena.image_of(x)
     if buffer is not None and all(have >= need for have, need in zip(buffer.border, padding)):
-        return image_operand(buffer, stride, padding)
+        return operand_of(buffer, stride, padding)
     n, channels, height, width = x.shape
     buffer = image_buffer(n, channels, height, width, padding)
-    return image_operand(buffer, stride, padding, _copy(number, buffer.inner))
+    return operand_of(buffer, stride, padding, _copy(number, buffer.inner))
 
 
 def image_addend(number: int, x: Tensor, like: Buffer, arena: Arena) -> Operand:
     """A tensor that is added to images N x C x H x W."""
     buffer = arena.image_of(x)
     if buffer is not None and x.shape == like.inner.shape:
-        return image_operand(buffer)
+        return operand_of(buffer)
     buffer = image_buffer(*like.inner.shape)
-    return image_operand(buffer, fill=_copy(number, buffer.inner))
+    return operand_of(buffer, fill=_copy(number, buffer.inner))
 
 
-def image_operand(buffer: Buffer, stride: Pair = (1, 1), padding: Pair = (0, 0), fill: Fill | None = None) -> Operand:
+def operand_of(buffer: Buffer, stride: Pair = (1, 1), padding: Pair = (0, 0), fill: Fill | None = None) -> Operand:
     _, height, width, n = buffer.data_CHWN.shape
     origin = ((buffer.border[0] - padding[0]) * width + buffer.border[1] - padding[1]) * n
     a_row = width * n
@@ -257,10 +256,10 @@ def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[in
         n_columns = buffer.data_CHWN.shape[3]  # for images this may not be a whole number of vectors
         has_all = buffer.data_CHWN.numel() == n_columns * x.shape[-1] and buffer.n == n
         if has_all and n_columns == token_columns(n) and (x.shape[-1] == 1 or x.stride(-1) == n_columns):
-            return token_operand(buffer), strides
+            return operand_of(buffer), strides
     strides = tuple(prod(lead[d + 1 :]) if lead[d] > 1 else 0 for d in range(len(lead)))  # row-major
     buffer = token_buffer(n, x.shape[-1])
-    return token_operand(buffer, _copy(number, buffer.tokens(lead, strides))), strides
+    return operand_of(buffer, fill=_copy(number, buffer.tokens(lead, strides))), strides
 
 
 def token_addend(number: int, x: Tensor, strides: tuple[int, ...], features: int, arena: Arena) -> Operand:
@@ -269,12 +268,7 @@ def token_addend(number: int, x: Tensor, strides: tuple[int, ...], features: int
     if operand.fill is None and have == strides and x.shape[-1] == features:
         return operand
     buffer = token_buffer(prod(x.shape[:-1]), features)
-    return token_operand(buffer, _copy(number, buffer.tokens(tuple(x.shape[:-1]), strides)))
-
-
-def token_operand(buffer: Buffer, fill: Fill | None = None) -> Operand:
-    n = buffer.data_CHWN.shape[3]
-    return Operand(buffer.data_CHWN, 0, n, n, n, n=n, fill=fill)
+    return operand_of(buffer, fill=_copy(number, buffer.tokens(tuple(x.shape[:-1]), strides)))
 
 
 def _token_strides(x: Tensor) -> tuple[int, ...] | None:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from sipp.native import vector
 from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
-from sipp.runtime.images import CAT, PAD, POOLS
+from sipp.runtime.images import CAT, MAX, MEANS, PAD
 
 SMALLEST = 16  # points in a chunk: whole vectors
 NEAR_CACHE = 1_300_000  # bytes of the largest value, per thread
 _POINT_BY_POINT = {
-    CONV, LINEAR, *POOLS, CAT, PAD, ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor, ATEN.relu.default,
+    CONV, LINEAR, MAX, *MEANS, CAT, PAD, ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor, ATEN.relu.default,
     ATEN.gelu.default, ATEN.silu.default, ATEN.sigmoid.default, ATEN.tanh.default, ATEN.hardtanh.default,
     ATEN.hardswish.default, ATEN.leaky_relu.default, ATEN.elu.default, ATEN.dropout.default, ATEN.slice.Tensor,
     ATEN.view.default, ATEN.flatten.using_ints,

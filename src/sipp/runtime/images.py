@@ -19,7 +19,7 @@ from sipp.runtime.products import pair
 from sipp.runtime.steps import Step, Values
 
 MAX, AVERAGE, ADAPTIVE = ATEN.max_pool2d.default, ATEN.avg_pool2d.default, ATEN.adaptive_avg_pool2d.default
-POOLS = (MAX, AVERAGE, ADAPTIVE)
+MEANS = (AVERAGE, ADAPTIVE)
 CAT, PAD = ATEN.cat.default, ATEN.pad.default
 TABLE_NUMBERS = 4  # per position: its offset in out (bytes), first and last tap, factor of the sum (as bits)
 

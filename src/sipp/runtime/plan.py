@@ -14,7 +14,7 @@ from sipp.native import pytree
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena, Pair, Work
 from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Graph, Op, Ref
-from sipp.runtime.images import ADAPTIVE, AVERAGE, CAT, MAX, PAD, POOLS, copies_step, pool_step
+from sipp.runtime.images import CAT, MAX, MEANS, PAD, copies_step, pool_step
 from sipp.runtime.norms import norm_step
 from sipp.runtime.products import product_step
 from sipp.runtime.recurrent import recurrent_step
@@ -28,18 +28,10 @@ MAKERS: dict[Any, Callable[[Op, Work], Step | None]] = {
     ATTENTION: attention_step,
     ATEN.layer_norm.default: norm_step,
     MAX: pool_step,
-    AVERAGE: pool_step,
-    ADAPTIVE: pool_step,
+    **dict.fromkeys(MEANS, pool_step),
     CAT: copies_step,
     PAD: copies_step,
 }
-# operations whose results are finite if their inputs are
-_SAFE = {
-    ATEN.view.default, ATEN.reshape.default, ATEN.transpose.int, ATEN.permute.default, ATEN.slice.Tensor,
-    ATEN.select.int, ATEN.unsqueeze.default, ATEN.squeeze.dim, ATEN.squeeze.default, ATEN.expand.default,
-    ATEN.flatten.using_ints, ATEN.relu.default, ATEN.max_pool2d.default, ATEN.cat.default, ATEN.dropout.default,
-    ATEN.sigmoid.default, ATEN.tanh.default,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
         kept = {*graph.constants, *graph.inputs, *(ref.value for ref in graph.outputs if isinstance(ref, Ref))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
-        borders = _borders(graph)
+        borders, views = _borders(graph), set()
         steps = []
         for i, op in enumerate(graph.ops):
             make = MAKERS.get(op.target)
@@ -101,10 +93,12 @@ def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
                         arena.pin(value)
             step.run(values)
             steps.append(step)
+            if step.kernel == "torch" and _storages([values[op.out]]) & _storages(values[n] for n in op.reads()):
+                views.add(op.out)
             for n in set(op.reads()) - kept:
                 if last[n] == i and isinstance(values[n], Tensor):
                     arena.release(values[n])
-        plan = plan_of(graph, _with_finite_checks(graph, steps, arena))
+        plan = plan_of(graph, _with_finite_checks(graph, steps, views, arena))
         return CpuPlan(plan, arena, _storages(plan.constants.values()))
 
 
@@ -129,20 +123,20 @@ def _borders(graph: Graph) -> dict[int, Pair]:
     return borders
 
 
-def _with_finite_checks(graph: Graph, steps: list[Step], arena: Arena) -> list[Step]:
+def _with_finite_checks(graph: Graph, steps: list[Step], views: set[int], arena: Arena) -> list[Step]:
     """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
-    Results that reach our kernels through views and the like count too. A mean may overflow. A dense layer with a
-    folded norm is always checked, because it may overflow before the norm.
+    Results that reach our kernels through views count too, which need no check themselves. A mean may overflow. A dense
+    layer with a folded norm is always checked, because it may overflow before the norm.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
-        if step.kernel != "torch" or (op.target in _SAFE and step.out in ours):
+        if step.kernel != "torch" or (step.out in views and step.out in ours):
             ours |= set(op.reads())
-    unwatched = [step.kernel in ("torch", "dense") or op.target in POOLS for op, step in zip(graph.ops, steps)]
+    unwatched = [step.kernel in ("torch", "dense") or op.target in MEANS for op, step in zip(graph.ops, steps)]
     return [
         _with_finite_check(step, arena, op.shrunk)
-        if is_blind and (step.out in ours or op.shrunk > 1) and op.target not in _SAFE
+        if is_blind and (step.out in ours or op.shrunk > 1) and step.out not in views
         else step
         for op, step, is_blind in zip(graph.ops, steps, unwatched)
     ]
@@ -154,8 +148,8 @@ def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
     def run(values: Values) -> None:
         step.run(values)
         result = values[step.out]
-        if isinstance(result, Tensor) and result.is_floating_point():
-            arena.flag.check(result, limit)
+        if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
+            arena.flag.check(torch.view_as_real(result) if result.is_complex() else result, limit)
 
     return replace(step, run=run)
 

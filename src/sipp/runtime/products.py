@@ -28,11 +28,10 @@ from sipp.runtime.buffers import (
     fills_of,
     image_addend,
     image_input,
-    image_operand,
+    operand_of,
     token_addend,
     token_buffer,
     token_input,
-    token_operand,
 )
 from sipp.runtime.graph import CONV, Op
 from sipp.runtime.kernel import SHARES_PER_THREAD, PreparedKernel
@@ -197,7 +196,7 @@ def _image_step(layer: Layer, work: Work) -> Step:
     out = arena.image(len(x), len(layer.weight), high, wide, work.border)
     source = image_input(op.args[0].value, x, layer.stride, layer.padding, arena)
     addend = None if op.addend is None else image_addend(op.addend, work.values[op.addend], out, arena)
-    return _strip_step(layer, work, source, image_operand(out), addend, out.inner, (high, wide))
+    return _strip_step(layer, work, source, operand_of(out), addend, out.inner, (high, wide))
 
 
 def _token_step(layer: Layer, work: Work) -> Step:
@@ -207,7 +206,7 @@ def _token_step(layer: Layer, work: Work) -> Step:
     source, strides = token_input(layer.op.args[0].value, x, work.arena)
     out = work.arena.add(token_buffer(prod(lead), len(layer.weight)))
     addend = _token_addend(layer, strides, work)
-    return _strip_step(layer, work, source, token_operand(out), addend, out.tokens(lead, strides), (1, 1))
+    return _strip_step(layer, work, source, operand_of(out), addend, out.tokens(lead, strides), (1, 1))
 
 
 def _token_addend(layer: Layer, strides: tuple[int, ...], work: Work) -> Operand | None:
