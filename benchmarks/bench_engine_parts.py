@@ -22,15 +22,25 @@ from common import alternate, write_figures
 from torch import Tensor, nn
 
 import sipp
-from sipp.runtime import cpu_network, graph, images as pooling, plan, products
+from sipp.runtime import buffers, cpu_network, graph, images as pooling, plan, products, steps
 from sipp_lab.nets import build
+
+
+def without_strides(op: graph.Op, work: buffers.Work) -> steps.Step | None:
+    """A convolution without the layout that lets few images be read at a stride."""
+    stride = products.pair(op.args[3]) if len(op.args) > 3 else (1, 1)
+    return None if stride[1] > 1 else products.product_step(op, work)
+
 
 # part: where the engine looks it up, under which names, and what stands there without it
 PARTS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
     "attention": (plan.MAKERS, (graph.ATTENTION,), lambda *_: None),
     "norms": (plan.MAKERS, (graph.ATEN.layer_norm.default,), lambda *_: None),
-    "pools": (plan.MAKERS, (pooling.MAX, *pooling.MEANS), lambda *_: None),
-    "cat and pad": (plan.MAKERS, (pooling.CAT, pooling.PAD), lambda *_: None),
+    "maxima": (plan.MAKERS, (pooling.MAX,), lambda *_: None),
+    "means": (plan.MAKERS, pooling.MEANS, lambda *_: None),
+    "cat": (plan.MAKERS, (pooling.CAT,), lambda *_: None),
+    "pad": (plan.MAKERS, (pooling.PAD,), lambda *_: None),
+    "strides": (plan.MAKERS, (graph.CONV,), without_strides),
     "lstm": (plan.MAKERS, (graph.LSTM,), lambda *_: None),
     "one vector": (vars(products), ("_vector_step",), products._token_step),
     "rounds": (vars(products), ("_rounds",), lambda *_: [1]),
@@ -52,15 +62,16 @@ Case = tuple[str, str, Callable[[], nn.Module], Callable[[], Tensor]]
 CASES: list[Case] = [
     ("attention", "MiniLM, 8 x 128 tokens", lambda: network(mini_lm, 0.1), lambda: torch.randint(0, 30522, (8, 128))),
     ("norms", "MiniLM, 8 x 128 tokens", lambda: network(mini_lm, 0.1), lambda: torch.randint(0, 30522, (8, 128))),
-    ("pools", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
-    ("pools", "CNN5, 64 images", lambda: network(lambda: build("cnn5"), 0.1), lambda: images(64)),
-    ("cat and pad", "DenseNet22, 64 images", lambda: network(lambda: build("densenet22"), 0.1), lambda: images(64)),
+    ("maxima", "CNN5, 64 images", lambda: network(lambda: build("cnn5"), 0.1), lambda: images(64)),
+    ("means", "DenseNet22, 64 images", lambda: network(lambda: build("densenet22"), 0.1), lambda: images(64)),
+    ("cat", "DenseNet22, 64 images", lambda: network(lambda: build("densenet22"), 0.1), lambda: images(64)),
+    ("pad", "ResNet20, 64 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(64)),
+    ("strides", "ResNet20, one image", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(1)),
     ("lstm", "LSTM 40-256-256, 100 steps", lambda: network(LastState, 0.1), lambda: torch.randn(1, 100, 40)),
     ("one vector", "MLP 784-1000-1000-10, one input", lambda: network(mlp, 0.1), lambda: torch.randn(1, 784)),
     ("rounds", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
     ("chunks", "ResNet20, 64 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(64)),
     ("chunks", "ResNet20, 256 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(256)),
-    ("chunks", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
 ]  # fmt: skip
 
 

@@ -123,7 +123,7 @@ class Plain:
 
     def __call__(self, inputs):
         pytree.tree_map(lambda own, new: own.copy_(new), self.found, self.function(inputs))
-        return examples.cloned_results(self.found)
+        return examples.cloned(self.found)
 
 
 @pytest.fixture

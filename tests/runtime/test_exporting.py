@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
@@ -165,18 +164,3 @@ def test_what_cannot_be_exported_is_refused_and_nothing_written(tmp_path: Path) 
     with pytest.raises(DataError, match="could not be written"):
         sipp.export(linear, tmp_path / "absent" / "net.onnx", x)
     assert not list(tmp_path.iterdir())
-
-
-def run_in_onnxruntime(path: Path, *inputs: Tensor) -> Tensor:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    named = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), inputs, strict=True)}
-    return torch.from_numpy(session.run(None, named)[0])
-
-
-def test_masks_of_torch_become_zeros(tmp_path: Path) -> None:
-    model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU()), torch.randn(4, 8)
-    torch_prune.l1_unstructured(model[0], "weight", 0.5)
-    made = sipp.export(model, tmp_path / "net.onnx", x)
-    assert off_by(run_in_onnxruntime(made.path, x), model(x)) < 1e-5
-    assert isinstance(model[0].weight_orig, nn.Parameter)

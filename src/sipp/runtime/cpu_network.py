@@ -18,7 +18,7 @@ from sipp.results import Speed
 from sipp.runtime import timing
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
 from sipp.runtime.examples import (
-    cloned_results,
+    cloned,
     numeric_pairs,
     output_difference,
     rounding_tolerance,
@@ -58,7 +58,7 @@ class CpuNetwork:
         if self._packed:
             with torch.inference_mode(False):
                 unpack_parameters(self.model, self._packed)
-        return cloned_results(self.model(*args, **kwargs))
+        return cloned(self.model(*args, **kwargs))
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """The faster of a plan and torch for inputs like these; `where` names them in errors."""

@@ -66,14 +66,9 @@ def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     return pytree.tree_map(own, (args, kwargs))
 
 
-def cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Copies of the arguments, for a network that writes to its input."""
-    return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, (args, kwargs))
-
-
-def cloned_results(results: Any) -> Any:
-    """Copies of the results, with the same strides."""
-    return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
+def cloned(values: Any) -> Any:
+    """The same with copies of all tensors: of inputs, which a network may write to, or of results that are reused."""
+    return pytree.tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, values)
 
 
 def in_signature_order(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +106,7 @@ def try_example(
         if isinstance(value, Tensor) and value.device.type != device:
             here = "the CPU" if device == "cpu" else "the GPU"
             raise DataError(f"{where} holds a tensor on {value.device}", fix=f"give it on {here}, where this runs")
-    own_args, own_kwargs = cloned(args, kwargs)
+    own_args, own_kwargs = cloned((args, kwargs))
     with scoring_mode(model, "running"):
         run_batch(model, Batch(index=0, where=where, args=own_args, kwargs=own_kwargs, labels=None, n_points=1))
 

@@ -169,7 +169,7 @@ def _write_onnx(model: nn.Module, call: Call, path: Path, sparse: bool) -> Expor
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    own_args, own_kwargs = cloned(*call)  # a network may write to its input
+    own_args, own_kwargs = cloned(call)  # a network may write to its input
     with torch.no_grad():
         expected = model(*own_args, **own_kwargs)
     program = _trace(model, call)
@@ -212,7 +212,7 @@ def _by_onnxruntime(content: bytes, call: Call) -> list[Tensor]:
     options.log_severity_level = 3  # errors
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        named = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), _tensors(cloned(*call)))}
+        named = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), _tensors(cloned(call)))}
         return [torch.from_numpy(output) for output in session.run(None, named)]
     except Exception as error:  # a dtype or operation that it does not implement
         raise ModelError(

@@ -236,7 +236,7 @@ def _strip_step(
     name = f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{f' in {way.n_rounds} rounds' if way.n_rounds > 1 else ''}"
     sparse = Step(
         op.name, name, filled_run(fills, kernels[best], op.out, result), op.out, dense.keep, layer.weight.nbytes,
-        times[best], dense.dense_seconds, "copies its input" if fills else "", packs[best].tensors, layer.reads(),
+        times[best], dense.dense_seconds, held=packs[best].tensors, reads=layer.reads(),
     )  # fmt: skip
     return _faster(sparse, dense)
 

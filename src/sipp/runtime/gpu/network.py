@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sipp.native import pytree
-from sipp.runtime.examples import cloned_results, numeric_pairs, output_difference, try_example
+from sipp.runtime.examples import cloned, numeric_pairs, output_difference, try_example
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.linear import AGREEMENT
 from sipp.runtime.gpu.plan import make_plan
@@ -35,7 +35,7 @@ class GpuNetwork:
 
     def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad(), torch.cuda.device_of(self.tensors[0]):
-            return cloned_results(self.model(*args, **kwargs))
+            return cloned(self.model(*args, **kwargs))
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """Times the steps against torch, recorded and as called; the steps must be 5 % faster."""
@@ -86,7 +86,7 @@ def _runners(graph: Graph, dense: Runner, inputs: list[Any]) -> tuple[dict[str, 
     """The ways to run the network, by their names; the steps that were tried; and why they are not among the ways."""
 
     def as_called(leaves: list[Any]) -> Any:
-        return cloned_results(dense(leaves))
+        return cloned(dense(leaves))
 
     def by_steps(leaves: list[Any]) -> Any:
         with torch.autocast("cuda", enabled=False):

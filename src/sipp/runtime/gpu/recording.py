@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.runtime.examples import cloned_results
+from sipp.runtime.examples import cloned
 
 WARM_UPS = 3  # before recording, so that libraries choose kernels and allocate memory
 LEAST_CALLS, REPLAYS = 48, 5  # when timing a layer
@@ -53,7 +53,7 @@ class Recorded:
             if isinstance(own, Tensor):
                 own.copy_(value)
         self._graph.replay()
-        results = cloned_results(self._found)
+        results = cloned(self._found)
         self._done.record()
         return results
 

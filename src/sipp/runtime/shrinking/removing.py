@@ -236,7 +236,7 @@ def checked_plan(
 
 def outputs_of(model: nn.Module, call: Call) -> list[Any]:
     """All outputs for the example, in eval mode and with a fixed seed; buffers that the pass changes are restored."""
-    args, kwargs = cloned(*call)
+    args, kwargs = cloned(call)
     batch = Batch(index=0, where="the example", args=args, kwargs=kwargs, labels=None, n_points=1)
     with torch.random.fork_rng(), scoring_mode(model, "running"):
         torch.manual_seed(0)
