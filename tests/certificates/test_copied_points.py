@@ -1,6 +1,6 @@
 """Copies among the holdout's points prove nothing: only different points count, and a violation counts with its copies.
 
-tests/validity/test_copies.py shows by simulation why simpler rules would be wrong.
+tests/validity/test_certificates.py shows by simulation why simpler rules would be wrong.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Claims about language models count sequences: tokens of one text are not independent (T22).
 
-In these texts all tokens of a sequence share one fate, which its first token decides. A claim that counted tokens as
-points would have eight times the points, and would be false far too often.
+In these texts all tokens of a sequence share one fate, which its first token decides. A claim that counts tokens as
+points has eight times the points, and is false far too often: the broken version of each.
 """
 
 import math
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 import torch
-from oracles.rates import at_most
+from oracles.claims import Claim
 from torch import Tensor, nn
 
 import sipp
@@ -19,7 +20,8 @@ from sipp.results.binomial import share_limit
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import from_json, to_json
 
-N_TOKENS, LENGTH, N, N_TRIALS, BETA = 64, 8, 60, 150, 0.1
+N_TOKENS, LENGTH, N, N_TRIALS, BETA = 64, 8, 60, 100, 0.1
+FIRST = torch.arange(N_TOKENS)
 
 
 class Talker(nn.Module):
@@ -36,28 +38,83 @@ class Talker(nn.Module):
         return self.weight * nn.functional.one_hot((ids + wrong) % N_TOKENS, N_TOKENS).float()
 
 
+class Doubting(nn.Module):
+    """Says its token with a certainty that a sequence's first token takes a part of: one KL at all of its positions."""
+
+    def __init__(self, doubt: Tensor) -> None:
+        super().__init__()
+        self.doubt: Tensor
+        self.register_buffer("doubt", doubt)
+        self.weight = nn.Parameter(torch.full((1,), 6.0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        certain = self.weight * (1 - self.doubt[ids[:, :1, None]])
+        return certain * nn.functional.one_hot(ids, N_TOKENS).float()
+
+
 def texts(trial: int) -> Tensor:
     return torch.randint(0, N_TOKENS, (N, LENGTH), generator=torch.Generator().manual_seed(trial))
 
 
-def test_the_share_of_changed_choices_is_a_claim_about_sequences() -> None:
-    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
-    pruned = Talker(torch.where(torch.arange(N_TOKENS) < 8, LENGTH, 0))  # one sequence in eight, all of its tokens
-    false = false_by_tokens = 0
+UNCHANGED = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
+
+
+def false_drops(counts_tokens: bool) -> list[bool]:
+    """One sequence in eight changes, in all of its tokens: a smaller limit is a false claim."""
+    pruned, found = Talker(torch.where(FIRST < 8, LENGTH, 0)), []
     for trial in range(N_TRIALS):
-        cert = sipp.certify_accuracy(dense, pruned, texts(trial), confidence=1 - BETA, progress=False)
+        cert = sipp.certify_accuracy(UNCHANGED, pruned, texts(trial), confidence=1 - BETA, progress=False)
         assert cert.measure == "next-token" and cert.n == N
-        by_tokens = replace(cert, n=N * LENGTH, n_differ=cert.n_differ * LENGTH, measure="class")
-        false += cert.drop_upper < 1 / 8
-        false_by_tokens += by_tokens.drop_upper < 1 / 8
-    assert false / N_TRIALS <= BETA < at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
+        if counts_tokens:
+            cert = replace(cert, n=N * LENGTH, n_differ=cert.n_differ * LENGTH, measure="class")
+        found.append(cert.drop_upper < 1 / 8)
+    return found
+
+
+def false_epsilons(measure: str, dense: nn.Module, pruned: nn.Module, of_first: Tensor) -> Claim:
+    """`of_first` is the error of a sequence by its first token; P(the largest) = 1/8 > share, so less is false."""
+    share, least = 0.12, float(of_first.max()) - 1e-6
+    assert int((of_first > least).sum()) == N_TOKENS // 8
+
+    def simulate(counts_tokens: bool) -> list[bool]:
+        found = []
+        for trial in range(N_TRIALS):
+            ids = texts(trial)
+            if counts_tokens:
+                errors = of_first[ids[:, 0]].repeat_interleave(LENGTH)
+                found.append(float(certified_epsilon(errors, share, BETA, n=N * LENGTH)) < least)
+            else:
+                how = {"measure": measure, "share": share, "confidence": 1 - BETA, "progress": False}
+                found.append(sipp.certify(dense, pruned, ids, **how).epsilon < least)
+        return found
+
+    return Claim(simulate, False, {"tokens": True}, BETA)
+
+
+def mean_kl(dense: nn.Module, pruned: nn.Module, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        log_f, log_g = (net(ids).double().log_softmax(2) for net in (dense, pruned))
+    return (log_f.exp() * (log_f - log_g)).sum(2).mean(1)
+
+
+CHANGING = Talker(FIRST % LENGTH)
+SURE, DOUBTING = Doubting(torch.zeros(N_TOKENS)), Doubting((FIRST % LENGTH).float() / LENGTH)
+CLAIMS = {
+    "drop": Claim(false_drops, False, {"tokens": True}, BETA),
+    "next-token": false_epsilons("next-token", UNCHANGED, CHANGING, (FIRST % LENGTH).double() / LENGTH),
+    "kl": false_epsilons("kl", SURE, DOUBTING, mean_kl(SURE, DOUBTING, FIRST[:, None].repeat(1, LENGTH))),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_claims_are_about_sequences(name: str) -> None:
+    CLAIMS[name].check()
 
 
 def test_a_tolerance_tests_sequences_as_the_certificate_states_them() -> None:
     """It takes sums of shares for what they are (T22)."""
-    dense = Talker(torch.zeros(N_TOKENS, dtype=torch.int64))
-    pruned = Talker(torch.where(torch.arange(N_TOKENS) < 8, 3, 0))
-    stated = AccuracyClaim(0.9, 1 - BETA).test(dense, pruned, texts(0), None, None)
+    pruned = Talker(torch.where(FIRST < 8, 3, 0))
+    stated = AccuracyClaim(0.9, 1 - BETA).test(UNCHANGED, pruned, texts(0), None, None)
     assert stated.drop_upper == share_limit(stated.n_differ, N, BETA / math.e)
 
 
@@ -73,58 +130,10 @@ def test_shares_of_positions_are_added_without_rounding() -> None:
         assert found == (math.ceil(lost), math.floor(gained), math.ceil(differ), n)
 
 
-def test_all_but_a_share_of_sequences_keep_most_of_their_choices() -> None:
-    """P(share of changed positions > 6/8) = 1/8 > share, so every epsilon below 7/8 is a false claim."""
-    dense, share = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), 0.12
-    pruned = Talker(torch.arange(N_TOKENS) % LENGTH)
-    false = false_by_tokens = 0
-    for trial in range(N_TRIALS):
-        ids = texts(trial)
-        cert = sipp.certify(dense, pruned, ids, measure="next-token", share=share, confidence=1 - BETA, progress=False)
-        shares = (ids[:, 0] % LENGTH).double() / LENGTH
-        by_tokens = certified_epsilon(shares.repeat_interleave(LENGTH), share, BETA, n=N * LENGTH)
-        false += cert.epsilon < 7 / 8
-        false_by_tokens += float(by_tokens) < 7 / 8
-    assert false / N_TRIALS <= at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
-
-
-class Doubting(nn.Module):
-    """Says its token with a certainty that a sequence's first token takes a part of: one KL at all of its positions."""
-
-    def __init__(self, doubt: Tensor) -> None:
-        super().__init__()
-        self.doubt: Tensor
-        self.register_buffer("doubt", doubt)
-        self.weight = nn.Parameter(torch.full((1,), 6.0))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        certain = self.weight * (1 - self.doubt[ids[:, :1, None]])
-        return certain * nn.functional.one_hot(ids, N_TOKENS).float()
-
-
-def test_all_but_a_share_of_sequences_stay_within_a_mean_kl() -> None:
-    """P(KL above that of 6/8) = 1/8 > share, so every epsilon below the largest KL is a false claim."""
-    share, doubts = 0.12, (torch.arange(N_TOKENS) % LENGTH).double() / LENGTH
-    dense, pruned = Doubting(torch.zeros(N_TOKENS)), Doubting(doubts.float())
-    firsts = torch.arange(N_TOKENS)[:, None].repeat(1, LENGTH)
-    with torch.no_grad():
-        log_f, log_g = (net(firsts).double().log_softmax(2) for net in (dense, pruned))
-    kl = (log_f.exp() * (log_f - log_g)).sum(2).mean(1)  # of a sequence, by its first token
-    assert len(kl[kl > kl.max() - 1e-6]) == N_TOKENS // LENGTH
-    false = false_by_tokens = 0
-    for trial in range(N_TRIALS):
-        ids = texts(trial)
-        cert = sipp.certify(dense, pruned, ids, measure="kl", share=share, confidence=1 - BETA, progress=False)
-        by_tokens = certified_epsilon(kl[ids[:, 0]].repeat_interleave(LENGTH), share, BETA, n=N * LENGTH)
-        false += cert.epsilon < float(kl.max()) - 1e-6
-        false_by_tokens += float(by_tokens) < float(kl.max()) - 1e-6
-    assert false / N_TRIALS <= at_most(BETA, N_TRIALS) < false_by_tokens / N_TRIALS
-
-
 def test_a_sequence_counts_with_the_share_of_its_positions() -> None:
     """Shares are summed and rounded up; sums of shares cost a factor e of the risk (Bentkus)."""
-    dense, ids = Talker(torch.zeros(N_TOKENS, dtype=torch.int64)), texts(0)
-    cert = sipp.certify_accuracy(dense, Talker(torch.arange(N_TOKENS) % LENGTH), ids, progress=False)
+    ids = texts(0)
+    cert = sipp.certify_accuracy(UNCHANGED, CHANGING, ids, progress=False)
     assert cert.n_differ == math.ceil(float((ids[:, 0] % LENGTH).double().sum() / LENGTH)) < N
     limit = share_limit(cert.n_differ, N, 0.05 / math.e)
     assert math.isclose(cert.drop_upper, limit) and limit > 1.01 * share_limit(cert.n_differ, N, 0.05)
@@ -136,9 +145,7 @@ def test_kl_is_the_mean_of_a_sequence_and_padding_is_none_of_it() -> None:
     dense, pruned = (nn.Sequential(nn.Embedding(11, 5), nn.Linear(5, 11)) for _ in range(2))
     ids = torch.randint(0, 11, (80, 6))
     cert = sipp.certify(dense, pruned, ids, measure="kl", progress=False)
-    with torch.no_grad():
-        log_f, log_g = (net(ids).double().log_softmax(2) for net in (dense, pruned))
-    kl = (log_f.exp() * (log_f - log_g)).sum(2).mean(1)
+    kl = mean_kl(dense, pruned, ids)
     assert cert.epsilon == float(certified_epsilon(kl, 0.05, 0.05, n=cert.n)) and cert.measure == "kl"
     assert "nats of the dense network's (KL" in cert.sentence and from_json(AnyCertificate, to_json(cert), "it") == cert
     assert sipp.certify(dense, pruned, ids, progress=False).measure == "output"
