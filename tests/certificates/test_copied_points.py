@@ -14,8 +14,6 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.results import binomial
-from sipp.results.certificate import AnyCertificate
-from sipp.results.jsonio import from_json, to_json
 from sipp.verbs.certify import certify_accuracy
 
 
@@ -95,17 +93,6 @@ def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
     assert walk.certificate.n_duplicates == 6  # type: ignore[union-attr]
 
 
-def test_a_certificate_with_copies_survives_json() -> None:
-    x = torch.cat([points(200, n_bad=2), points(50)])
-    y = torch.zeros(250, dtype=torch.int64)
-    for cert in (
-        sipp.certify(DENSE, PRUNED, x, epsilon=0.01),
-        sipp.certify(DENSE, PRUNED, x),
-        certify_accuracy(DENSE, PRUNED, labelled(x, y)),
-    ):
-        assert from_json(AnyCertificate, to_json(cert), "it") == cert
-
-
 def test_a_comparison_counts_different_points() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -128,14 +115,3 @@ def test_held_back_points_that_are_copies_of_others_test_nothing() -> None:
         sipp.compare(net, torch.cat([x, x[:10]]), **options)
     mixed = sipp.compare(net, torch.cat([x, torch.randn(4, 4), x[:6]]), **options)
     assert mixed.n_test == 4 and mixed.n_calibration == 30
-
-
-def test_the_sentence_says_that_gains_are_counted_without_copies() -> None:
-    x, labels = points(40, n_bad=10), torch.zeros(40, dtype=torch.int64)
-    for times, words in ((1, "10 the other way round"), (3, "10 distinct ones the other way round")):
-        given = [(x.repeat(times, 1), labels.repeat(times))]
-        found = [
-            certify_accuracy(*nets, given) for nets in ((Net(), Net(is_pruned=True)), (Net(is_pruned=True), Net()))
-        ]
-        gained = max(found, key=lambda one: one.n_gained)
-        assert gained.n_gained == 10 and words in gained.sentence

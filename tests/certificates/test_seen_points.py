@@ -58,14 +58,6 @@ def test_a_certificate_of_a_bare_network_says_that_calibration_was_not_checked()
         sipp.certify(net(), pruned.model, data, calibration=data)
 
 
-def test_recorded_and_given_calibration_points_are_both_refused() -> None:
-    pruned = sipp.prune(net(), points(1), keep=0.8)
-    with pytest.raises(DataError, match="also calibration inputs"):
-        sipp.certify(net(), pruned, points(1), calibration=points(2))
-    with pytest.raises(DataError, match="also calibration inputs"):
-        sipp.certify(net(), pruned, points(2), calibration=points(2))
-
-
 def test_points_of_a_repair_count_whenever_it_was_made() -> None:
     pruned = sipp.prune(net(), points(1), keep=0.8, method="sipp-det")
     assert not shares(pruned, points(2)[7:8])
@@ -80,11 +72,6 @@ def test_points_that_chose_no_weights_may_certify() -> None:
     assert not shares(by_magnitude, points(1))
     few = sipp.prune(net(), points(1)[:40], keep=0.8, method="sipp-det")
     assert sum(shares(few, point[None]) for point in points(1)) == 40
-
-
-def test_points_that_a_baseline_read_are_refused_too() -> None:
-    snip = sipp.prune(net(), [(points(1), torch.randint(0, 4, (120,)))], keep=0.8, method="snip")
-    assert shares(snip, points(1)[3:4])
 
 
 def test_only_points_that_are_known_count_as_checked() -> None:

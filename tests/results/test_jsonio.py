@@ -133,4 +133,4 @@ def test_what_was_run_for_real_is_read_as_it_is(manifest: Path) -> None:
         written = to_json(from_json(NetworkRecord, record, "here"))
         assert agree(record, written) and to_json(from_json(NetworkRecord, written, "here")) == written
         assert written["after"] == record["after"]
-    assert len(read_run(manifest.parent).records) == len(records) >= 3
+    assert len(read_run(manifest.parent).records) == len(records) >= 2

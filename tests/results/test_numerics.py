@@ -1,10 +1,7 @@
 """Products in float32 are float32, whatever the caller prefers elsewhere."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
-from torch import nn
 
 from sipp.results import numerics
 
@@ -42,30 +39,3 @@ def test_settings_of_single_backends_come_back() -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
         cuda.fp32_precision, cpu.fp32_precision = before
-
-
-class OnGpu:
-    """What a tensor on a GPU says of itself."""
-
-    is_cuda = True
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-
-def test_products_of_half_precision_on_a_gpu_may_use_tf32() -> None:
-    half, whole = OnGpu(torch.bfloat16), OnGpu(torch.float32)
-    for operands, precision in (((half, half), "high"), ((half, whole), "highest"), ((whole,), "highest")):
-        with numerics.exact_matmul(*operands):  # type: ignore[arg-type]
-            assert torch.get_float32_matmul_precision() == precision
-
-
-def test_the_gpu_of_a_model_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = list[torch.device]()
-    monkeypatch.setattr(torch.cuda, "device", lambda device: current.append(device) or nullcontext())
-    monkeypatch.setattr(numerics, "device_of", lambda model: torch.device("cuda", 1))
-    with numerics.current_device(nn.Linear(2, 2)):
-        assert current == [torch.device("cuda", 1)]
-    monkeypatch.undo()
-    with numerics.current_device(nn.Linear(2, 2)):  # on a CPU there is nothing to do
-        pass

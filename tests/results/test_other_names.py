@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.cli.errors import run_and_report
@@ -66,24 +65,11 @@ def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
             sipp.prune(net(), points(1), keep=0.5, method=given)
     with pytest.raises(OptionError, match="did you mean 'wanda'"):
         sipp.prune(net(), points(1), keep=0.5, method="wandda")
-    words = ["prune", "--model", "digits-cnn", "--data", "random", "--keep", "0.5", "--method", "l1"]
+    words = ["prune", "--model", "digits-cnn", "--data", "digits", "--keep", "0.5", "--method", "l1"]
     assert run_and_report(app, [*words, "--dry-run"]) == 2
     assert "give --method magnitude" in capsys.readouterr().err.replace("=", " ").replace("'", "")
     assert run_and_report(app, [*words[:5], "--sparsity", "0.9", "--dry-run"]) == 2
     assert "do:    give --keep, the share of weights to keep" in capsys.readouterr().err
-
-
-def test_what_torch_prunes_of_one_layer_is_not_what_a_method_prunes_of_all() -> None:
-    """The way out that the message names gives torch's masks; the method alone compares all layers."""
-    for given, here in check.OF_ONE_LAYER.items():
-        with pytest.raises(
-            OptionError, match=f"'{here}' alone compares the weights of all layers; give method='{here}'"
-        ):
-            sipp.prune(net(), None, keep=0.5, method=given)
-    masks = sipp.prune(net(), None, keep=0.25, method="magnitude", include="0.weight").masks
-    theirs = net()
-    torch_prune.l1_unstructured(theirs[0], "weight", amount=0.75)  # type: ignore[index, no-untyped-call]
-    assert [*masks] == ["0.weight"] and torch.equal(masks["0.weight"], theirs[0].weight_mask.bool())  # type: ignore[index]
 
 
 def test_every_verb_takes_what_prune_and_prune_to_gave(tmp_path: Path) -> None:

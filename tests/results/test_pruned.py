@@ -86,15 +86,6 @@ def test_files_and_pages_say_that_weights_changed(tmp_path: Path) -> None:
     assert SAID[0] in (tmp_path / "page.html").read_text()
 
 
-def test_a_repair_speaks_of_what_it_made() -> None:
-    net, pruned = pruned_net()
-    step(pruned)
-    fixed = sipp.repair(net, pruned, X)
-    assert fixed.up_to_date is fixed and fixed.repair is not None and fixed.moved is not None
-    edit(fixed)
-    assert fixed.up_to_date.repair is None
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_points_that_choose_values_do_not_judge_them() -> None:
     net = nn.Sequential(nn.Linear(8, 4, bias=False))

@@ -7,7 +7,6 @@ import re
 import warnings
 from dataclasses import is_dataclass
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,13 +147,6 @@ def test_every_result_goes_to_json_and_back(name: str, records: dict[str, Any]) 
 
 def test_all_records_that_print_are_tried(records: dict[str, Any]) -> None:
     assert set(records) == set(NAMES) and {type(one).__name__ for one in records.values()} == {*NAMES} - {"with labels"}
-
-
-def test_names_from_a_file_are_escaped_in_html(tmp_path: Path) -> None:
-    """A name from a file that nobody trusts is text, not HTML."""
-    net = nn.Sequential()
-    net.add_module("<script>alert(1)</script>", nn.Linear(4, 4))
-    assert "<script>" not in sipp.save(net, tmp_path / "net.safetensors")._repr_html_()
 
 
 def test_printed_text_is_whole_where_rich_sees_a_notebook(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -108,14 +105,3 @@ def test_a_bound_that_says_nothing_is_one_line_and_one_that_does_is_shown_in_ful
             (cells,) = (line.split() for line in str(pruned).splitlines() if line.split()[:1] == [layer.name])
             assert all(words.number_up(eps) in cells for eps in (layer.eps, layer.eps_measured) if is_useful)
         assert all(part.sentence in whole for part in (pruned.measured, pruned.bound, pruned.guarantee))
-
-
-def test_unpruned_layers_and_nan_bounds_are_not_useful() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    pruned = sipp.prune(net, torch.rand(100, 8), keep=0.99, method="sipp-det", holdout=torch.rand(100, 8))
-    assert pruned.measured is not None and "layer bound:" in str(pruned)
-    useless = replace(pruned.measured, epsilon=math.nan)
-    for changes in ({"kept": 10**6}, {"eps_measured": math.nan, "eps": math.nan}):
-        layers = tuple(replace(layer, **changes) for layer in pruned.layers)
-        assert "no useful bound for this network" in str(replace(pruned, layers=layers, measured=useless))

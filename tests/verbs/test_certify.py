@@ -75,15 +75,6 @@ def test_epsilon_and_violations_equal_a_loop_over_points():
     assert torch.allclose(relative_errors(dense, pruned, holdout), torch.tensor(ratios).double(), rtol=1e-4)
 
 
-def test_fixing_the_reported_epsilon_gives_the_same_verdict_and_just_below_it_not():
-    dense, pruned = networks()
-    cert = certify(dense, pruned, points(200))
-    again = certify(dense, pruned, points(200), epsilon=cert.epsilon)
-    assert (again.violations, again.verdict) == (cert.violations, "certified")
-    below = certify(dense, pruned, points(200), epsilon=math.nextafter(cert.epsilon, 0))
-    assert below.verdict == "not certified"
-
-
 @pytest.mark.parametrize("epsilon", [None, 2.5])
 def test_a_certificate_of_no_use_says_so(epsilon):
     """A network that gives zeros is within 100 %: a limit from there on is no news, however sure it is."""
@@ -144,11 +135,6 @@ def test_point_ratios_equal_the_definition(data):
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_norm_that_overflows_claims_nothing():
-    f = torch.full((1, 10), 1.7e308, dtype=torch.float64)
-    assert point_ratios(f, f * (1 - 1e-3)).item() == math.inf
-
-
 def test_the_ratio_is_rounded_up():
     f, g = points(5000, 3).double(), points(5000, 4).double()
     size = (f.abs().amax(1)) * torch.linalg.vector_norm(f / f.abs().amax(1, keepdim=True), dim=1)
@@ -169,21 +155,6 @@ def test_outputs_are_subtracted_in_float64():
     ratio = relative_errors(Half(-60000.0), Half(60000.0), points(3))  # the difference overflows in float16
     assert ratio.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
     assert certify(Half(1.0), Half(1.0), points(60)).dtype == "float16"
-
-
-def test_the_norm_runs_over_all_dimensions_but_the_first():
-    class Image(nn.Module):
-        def __init__(self, add):
-            super().__init__()
-            self.add = add
-
-        def forward(self, x):
-            out = torch.zeros(len(x), 2, 2, 2)
-            out[:, 0, 0, 0] = 3.0
-            out[:, 1, 1, 1] = 4.0 + self.add
-            return out
-
-    assert relative_errors(Image(0.0), Image(1.0), points(2)).tolist() == pytest.approx([0.2, 0.2])
 
 
 # ---- state of the models
@@ -235,13 +206,8 @@ class Two(nn.Module):
         lambda x: list(x.split(7)),
         lambda x: iter(x.split(33)),
         lambda x: [(x, torch.zeros(len(x)))],
-        lambda x: [[x]],
-        lambda x: [(x, None)],
-        lambda x: [{"input": x}],
         lambda x: [({"input": x}, None)],
-        lambda x: [((x,), torch.zeros(len(x)))],
         lambda x: DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=9),
-        lambda x: TensorDataset(x, torch.zeros(len(x))),
         lambda x: TensorDataset(x),
         lambda x: [x[:50], x[:0], x[50:]],
         lambda x: x.flip(0),
@@ -323,14 +289,6 @@ def test_overlap_with_the_calibration_points_is_refused():
         certify_accuracy(dense, pruned, holdout, calibration=calibration)
 
 
-def test_duplicates_are_counted_and_said():
-    dense, pruned = networks()
-    holdout = points(100)
-    cert = certify(dense, pruned, torch.cat([holdout, holdout[:7], holdout[:2]]))
-    assert (cert.n, cert.n_duplicates) == (100, 9) and "9 of the inputs are copies" in cert.sentence
-    assert certify(dense, pruned, holdout).n_duplicates == 0
-
-
 # ---- model hashes
 
 
@@ -351,15 +309,6 @@ def test_the_model_hash_sees_names_values_shapes_and_dtypes_and_no_wrapper():
     renamed = nn.Sequential(OrderedDict(c=net.a, b=net.b))
     assert base not in [hashing.of_model(other) for other in (*others, renamed)]
     assert hashing.of_model(net.bfloat16()) != base
-
-
-def test_state_without_a_stable_hash_is_refused():
-    class Odd(nn.Linear):
-        def get_extra_state(self):
-            return {"object": object()}
-
-    with pytest.raises(ModelError, match=r"'_extra_state' is a dict"):
-        hashing.of_model(Odd(1, 1))
 
 
 # ---- accuracy
@@ -418,6 +367,3 @@ def test_labels_that_cannot_be_used_are_refused():
         certify_accuracy(dense, pruned, [(x, y), points(10, 3)])
     with pytest.raises(ModelError, match="needs n x classes"):
         certify_accuracy(nn.Linear(6, 1), nn.Linear(6, 1), x)
-
-
-# ---- JSON

@@ -118,34 +118,3 @@ def test_the_output_is_chosen_as_for_a_certificate() -> None:
     scores = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("magnitude",), output="logits").rows[0]
     other = sipp.compare(Pair(), points(), keeps=(0.5,), methods=("magnitude",), output="map").rows[0]
     assert scores.same is not None and other.same is None and scores.error != other.error
-
-
-class Explodes(nn.Module):
-    """Its output is finite for the weights as they are, and for no others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-        self.size = float(self.net[2].weight.detach().abs().sum())  # type: ignore[operator, index, union-attr]
-
-    def forward(self, x: Tensor) -> Tensor:
-        lost = self.size - self.net[2].weight.abs().sum() > 1e-3  # type: ignore[index, union-attr, operator]
-        return torch.where(lost, torch.inf, 1.0) * self.net(x)
-
-
-def test_methods_that_need_labels_take_the_loss_of_the_output_that_is_compared() -> None:
-    data = [(points(), labels(points()))]
-    named = sipp.compare(Pair(), data, keeps=(0.5,), methods=("snip",), output="logits").rows[0]
-    plain = sipp.compare(net(), data, keeps=(0.5,), methods=("snip",)).rows[0]
-    assert named.moved == plain.moved and named.accuracy is not None
-
-
-def test_an_output_that_is_not_finite_is_infinitely_off() -> None:
-    row = sipp.compare(Explodes(), points(), keeps=(0.5,), methods=("random",)).rows[0]
-    assert row.error == float("inf") and row.same == 0
-
-
-def test_labels_that_are_no_classes_give_no_accuracy() -> None:
-    found = sipp.compare(net(), [(points(), torch.rand(200))], keeps=(0.5,))
-    assert {row.method for row in found.rows} == set(USUAL) and found.dense_accuracy is None
-    assert all(row.accuracy is None for row in found.rows)

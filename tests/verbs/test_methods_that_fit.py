@@ -59,22 +59,6 @@ def test_a_network_is_the_one_of_the_search_from_an_even_cut(method: str) -> Non
 
 
 @pytest.mark.parametrize("method", FITTED)
-def test_values_help_and_repair_goes_on_from_there(method: str) -> None:
-    net, new = network(), points(400)[200:]
-
-    def error(model: nn.Module) -> float:
-        return float((model(new) - net(new)).norm() / net(new).norm())
-
-    bare = error(sipp.prune(net, points(), keep=0.4, method="magnitude", progress=False).model)
-    fitted = sipp.prune(net, points(), keep=0.4, method=method, progress=False)
-    repaired = sipp.prune(net, points(), keep=0.4, method=method, repair=True, progress=False)
-    assert error(repaired.model) < error(fitted.model) < bare
-    assert repaired.repair is not None and repaired.repair.way == "joint"
-    halves = sipp.prune(net, points(), pattern="2:4", method=method, progress=False)
-    assert halves.kept == 216 and bool((halves.masks["0.weight"].view(-1, 4).sum(1) == 2).all())
-
-
-@pytest.mark.parametrize("method", FITTED)
 def test_where_only_masks_are_wanted_they_are_refused(method: str, tmp_path: Path) -> None:
     net, data = network(), points()
     with pytest.raises(OptionError, match=f"method='{method}' finds new values"):
@@ -89,13 +73,3 @@ def test_where_only_masks_are_wanted_they_are_refused(method: str, tmp_path: Pat
     with pytest.raises(OptionError, match="reads the data again"):
         sipp.prune(net, iter([data]), keep=0.5, method=method)
     assert {row.name for row in METHODS if row.fitting is not None} == set(FITTED)
-
-
-def test_a_row_that_has_to_live_keeps_a_weight_that_meets_something() -> None:
-    net, data = nn.Sequential(nn.Linear(12, 6)).double(), points()
-    data[:, 0] = 0.0
-    with torch.no_grad():
-        net[0].weight[:, 0] = 100.0  # the largest of its row, and its input never occurs
-    pruned = sipp.prune(net, data, budget=6, method="sparsegpt", floor=0.001, progress=False)
-    assert pruned.masks["0.weight"].sum(1).tolist() == [1] * 6 and not bool(pruned.masks["0.weight"][:, 0].any())
-    assert bool((pruned.model.get_parameter("0.weight") != 0).any(1).all())

@@ -185,33 +185,6 @@ def test_a_killed_process_loses_no_finished_block(source: Path, tmp_path: Path) 
     assert done.n_resumed == 2 and same(tensors_in(out), tensors_in(tmp_path / "whole"))
 
 
-def test_another_task_starts_over_only_before_the_first_block_is_finished(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before that, nothing of the earlier run is used; afterwards its blocks would be mixed with those of another."""
-
-    def run(folder: str, keep: float) -> Any:
-        return sipp.prune_on_disk(empty(), source, points(), tmp_path / folder, keep=keep)
-
-    finish = on_disk.BlockFolder.finish
-    for at in (0, 1):
-
-        def stopping(self: Any, i: int, *args: Any, at: int = at) -> None:
-            if i == at:
-                raise Stopped
-            finish(self, i, *args)
-
-        monkeypatch.setattr(on_disk.BlockFolder, "finish", stopping)
-        with pytest.raises(Stopped):
-            run(f"stopped {at}", 0.3)
-    monkeypatch.setattr(on_disk.BlockFolder, "finish", finish)
-    run("undisturbed", 0.5)
-    assert run("stopped 0", 0.5).n_resumed == 0
-    assert same(tensors_in(tmp_path / "stopped 0"), tensors_in(tmp_path / "undisturbed"))
-    with pytest.raises(OptionError, match="was started with other options"):
-        run("stopped 1", 0.5)
-
-
 def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)

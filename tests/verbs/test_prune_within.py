@@ -42,11 +42,6 @@ def test_a_pruned_weight_is_never_chosen_again(method: str) -> None:
     assert pruned.dead_rows == sum(int((~mask.any(1)).sum()) for mask in pruned.masks.values())
 
 
-def test_without_it_a_budget_above_the_positive_scores_takes_pruned_weights_back() -> None:
-    pruned, alive = prune(2, False, method="sipp-det")
-    assert any(bool((mask & ~alive[name]).any()) for name, mask in pruned.masks.items())
-
-
 def test_a_repair_stays_within_too() -> None:
     pruned, alive = prune(10, True, method="magnitude", repair=True)
     for name, mask in pruned.masks.items():
