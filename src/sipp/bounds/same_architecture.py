@@ -31,7 +31,7 @@ def check_same_architecture(dense: nn.Module, given: nn.Module) -> None:
     first: dict[int, str] = {}
     for name, tensor in dense.state_dict(keep_vars=True).items():
         other = first.setdefault(id(tensor), name)  # a tensor with two names is one in a copy with other weights, too
-        if not torch.equal(theirs[name].nan_to_num(), theirs[other].nan_to_num()):
+        if name in theirs and not torch.equal(theirs[name].nan_to_num(), theirs[other].nan_to_num()):
             raise ModelError(
                 f"{name} and {other} are one tensor in the dense network (a tie), but differ in the pruned one",
                 fix=ALIKE,
