@@ -85,7 +85,7 @@ def facts(layers: Sequence[PrunedLayer], *, method: str, epsilon: float | None, 
     """What is known about a network with these layers, whose bound does not hold."""
     kept = sum(one.kept for one in layers)
     reason = "a heuristic" if epsilon is None else "too few calibration points (n=256, needs 400)"
-    bound = NetworkBound("paper", epsilon, 1e-16, None, reason, {})
+    bound = NetworkBound("paper", epsilon, 1e-16, None, reason)
     known = Pruned(layers=tuple(layers), guarantee=None, bound=bound, method=method, budget=kept, kept=kept, seed=0)
     return replace(known, **changes)
 

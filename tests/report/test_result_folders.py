@@ -17,7 +17,7 @@ from sipp.report.networks import PrunedModel, read_pruned_result
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import to_json
-from sipp.results.stored import Identity
+from sipp.results.stored import Report
 from sipp_lab.page import read_results
 from sipp_lab.runs.folder import Run
 
@@ -38,7 +38,7 @@ def pruned_folder(
     ]
     known = facts(**{"layers": layers, "method": "sipp-hybrid", "epsilon": 12.5, "seed": 3, **changes})
     hashes = ("0" * 64, "0" * 64) if certificate is None else (certificate.pruned_hash, certificate.dense_hash)
-    identity = Identity(
+    identity = Report(
         model=model, pruned_hash=hashes[0], dense_hash=hashes[1], certificate=certificate, weights=weights
     )
     folder.mkdir(parents=True)
@@ -57,7 +57,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
     pruned = read_pruned_result(pruned_folder(tmp_path / "net"))
     assert [one.dead_rows for one in pruned.pruned.layers] == [2, 0]
     assert [one.n_weights for one in pruned.pruned.layers] == [36, 100]
-    assert not pruned.pruned.bound.holds and pruned.report.identity.certificate is None and pruned.pruned.seed == 3
+    assert not pruned.pruned.bound.holds and pruned.report.certificate is None and pruned.pruned.seed == 3
 
 
 def change(record: dict[str, Any], key: str, value: Any) -> str:
@@ -83,7 +83,7 @@ def test_other_folders(tmp_path: Path) -> None:
 
 def test_a_bound_promises_something_only_if_it_is_met_and_finite(tmp_path: Path) -> None:
     for index, (reason, epsilon, expected) in enumerate([("", 0.5, True), ("", None, False), ("few", 0.5, False)]):
-        bound = NetworkBound("paper", epsilon, 0.1, None, reason, {})
+        bound = NetworkBound("paper", epsilon, 0.1, None, reason)
         read = read_pruned_result(pruned_folder(tmp_path / str(index), bound=bound)).pruned.bound
         assert read == bound and read.holds is expected
     infinite = replace(bound, epsilon=math.inf, reason="")

@@ -62,7 +62,7 @@ def file_hash(path: Path) -> str:
 def folder_hash(path: Path) -> str:
     report = sipp.inspect(path)
     assert isinstance(report, sipp.results.Report) and (path / "mine.txt").read_text() == "mine"
-    return report.identity.pruned_hash
+    return report.pruned_hash
 
 
 def main(place: Path) -> dict[str, int]:

@@ -37,7 +37,7 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "deep" / "net")
     assert sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME]
     record = read_pruned(folder)
-    assert (record.pruned.kept, record.pruned.method, record.identity.dense_hash, record.note) == (
+    assert (record.pruned.kept, record.pruned.method, record.dense_hash, record.note) == (
         pruned.kept,
         "sipp-blend",
         None,
@@ -53,7 +53,7 @@ def test_a_certificate_says_what_was_dense(
     dense: nn.Module, pruned: sipp.Pruned, certificate: object, tmp_path: Path
 ) -> None:
     record = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
-    assert record.identity.dense_hash == hashing.of_model(dense) and record.identity.certificate == certificate
+    assert record.dense_hash == hashing.of_model(dense) and record.certificate == certificate
     other = sipp.prune(dense, None, keep=0.2, method="magnitude")
     with pytest.raises(OptionError, match="another network"):
         sipp.save_folder(other, tmp_path / "other", certificate=certificate)  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def sound_network_bound(
         causes.append(
             f"{covered.n} inputs that are new to the pruning are too few: nothing follows for most new inputs"
         )
-    return NetworkBound("sound", worst, None, None, "; ".join(causes), {}, covered)
+    return NetworkBound("sound", worst, None, None, "; ".join(causes), covered)
 
 
 def relative(error_B: Tensor, size_B: Tensor) -> Tensor:

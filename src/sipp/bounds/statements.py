@@ -18,7 +18,7 @@ Pruned, user-masked and repaired networks are treated alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -73,18 +73,18 @@ def statements_of(
     no_eps: list[float | None] = [None] * len(cut.rows)
     if scores is None:
         bound = NetworkBound.none(ranking.why_no_sensitivities, ranking.options.delta)
-        return Statements(None, bound, None, _layer_records(ranking, cut, bound, no_eps))
+        return Statements(None, bound, None, _layer_records(ranking, cut, {}, no_eps))
     if mode == "paper" and new_points is not None and task is not None:
         holdout = measure_sensitivities(replace(task.with_points(new_points), seed=0))
     left_out = words.listed(cut.others) if cut.others else ""
     obstacle, reasons = _obstacle(scores, cut), _why_rows_have_no_bound(ranking, cut)
     guarantee = row_guarantee(ranking, scores, cut.dense, factor_of(ranking.method_name), reasons)
-    bound = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=holdout)
+    bound, kappas = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=holdout)
     measured, eps_measured = None, no_eps
     if holdout is not None:
         measured, eps_measured = _measured(ranking, scores, cut, obstacle, holdout)
         measured = replace(measured, left_out=left_out)
-    layers = _layer_records(ranking, cut, bound, eps_measured)
+    layers = _layer_records(ranking, cut, kappas, eps_measured)
     if mode == "sound" and new_points is not None:
         bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.options.confidence)
     return Statements(replace(guarantee, left_out=left_out), bound, measured, layers)
@@ -148,7 +148,7 @@ def _measured(
 
 
 def _layer_records(
-    ranking: Ranking, cut: Cut, bound: NetworkBound, eps_measured: Sequence[float | None]
+    ranking: Ranking, cut: Cut, kappas: Mapping[str, float], eps_measured: Sequence[float | None]
 ) -> tuple[PrunedLayer, ...]:
     scores = ranking.sensitivities
     has_bound = scores is not None and scores.reduce == "max"
@@ -171,7 +171,7 @@ def _layer_records(
                 eps_F=rows.eps_F if has_bound else None,
                 eps=eps,
                 sign_complexity=complexity,
-                kappa=bound.kappas.get(weight.name) if has_bound else None,
+                kappa=kappas.get(weight.name) if has_bound else None,
                 eps_measured=eps_measured[i],
             )
         )
@@ -266,8 +266,8 @@ def paper_bound(
     obstacle: str,
     reasons: Sequence[str],
     holdout: Sensitivities | None,
-) -> NetworkBound:
-    """The bound of T12, with every reason why it does not apply (`obstacle`: the model is no chain)."""
+) -> tuple[NetworkBound, dict[str, float]]:
+    """The bound of T12, with every reason why it does not apply (`obstacle`: the model is no chain), and the kappas."""
     eps = [float(row.eps_F.max()) for row in cut.rows]
     epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
     covered = network_coverage(scores, ranking.options.confidence, holdout)
@@ -285,9 +285,9 @@ def paper_bound(
     factor = PRUNE_FACTOR if _is_sampled(cut) else NETWORK_FACTOR
     conditions = row_guarantee(ranking, scores, cut.dense, factor, causes)
     if epsilon is None or scores.reduce != "max":
-        return NetworkBound.none(conditions.reason, ranking.options.delta)
+        return NetworkBound.none(conditions.reason, ranking.options.delta), {}
     reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
-    return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, kappas, covered)
+    return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, covered), kappas
 
 
 def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitivities | None) -> Coverage:

@@ -53,7 +53,7 @@ def stored_network(asked: Stored) -> StoredNetwork:
     """
     contents = contents_of(asked.file)
     if isinstance(contents, Report):
-        recorded, certificate = contents.identity.model, contents.identity.certificate
+        recorded, certificate = contents.model, contents.certificate
     else:
         recorded = contents.model
         certificate = contents.certificate if contents.certificate_about == "stored values" else None

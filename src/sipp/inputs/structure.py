@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from sipp.inputs.layers import PrunableLayer
 from sipp.inputs.recording import THE_MODEL, ModuleCall, Operation, Recording, Ref, refs_in
-from sipp.results import Intercept
 
 BATCH_NORMS = frozenset(
     (
@@ -344,7 +343,7 @@ def _latest_weights(run: Recording, place: Mapping[str, int]) -> dict[int, int]:
 class Place:
     """A tensor of the model that takes intercepts, from entry `start` on, added or subtracted."""
 
-    kind: Intercept
+    kind: Literal["bias", "norm", "none"]  # a bias, a running mean, nowhere
     name: str
     start: int
     sign: int

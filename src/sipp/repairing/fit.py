@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from sipp.repairing.search import ALPS_GROWTHS, DAMPING, GROWTHS, WIDE, LeastSqu
 from sipp.repairing.solving import solve_rows
 from sipp.repairing.sparsegpt import sparsegpt
 from sipp.repairing.sums import Moments, WeightSums
-from sipp.results import FittedLayer, MaskOrigin, Pattern, RepairMethod, numerics
+from sipp.results import FittedLayer, Pattern, RepairMethod, numerics
 
 PEERS: tuple[RepairMethod, ...] = ("alps", "sparsegpt")  # methods of others, by their definitions
 
@@ -31,6 +32,8 @@ LARGE_ERROR_FEEDBACK = 0.25
 # Shares of the mean diagonal, towards the dense weights. The mask of a score needs a larger one than a searched mask;
 # trying several for each layer on the validation points was no better (ResNet20, 200 and 1,000 images).
 RIDGE: dict[RepairMethod, float] = {"joint": 1e-3, "refit": 1e-2, "alps": DAMPING}
+
+MaskOrigin = Literal["searched", "first", "unfitted"]
 
 
 @dataclass(frozen=True)

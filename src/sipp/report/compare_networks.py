@@ -61,7 +61,7 @@ def networks_article(models: Models) -> Article:
 def _parent(model: PrunedModel) -> str:
     """What identifies the dense network: its hash, or its layers if that is not recorded."""
     layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
-    return model.report.identity.dense_hash or repr(layers)
+    return model.report.dense_hash or repr(layers)
 
 
 def common_evaluations(models: Models) -> dict[int, Evaluation]:

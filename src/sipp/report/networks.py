@@ -57,7 +57,7 @@ class PrunedModel:
 
     def known(self, kind: type[Kind]) -> list[Kind]:
         """Everything of this kind that was measured or certified."""
-        certificate = self.report.identity.certificate
+        certificate = self.report.certificate
         return [one for one in (certificate, *self.measured.values()) if isinstance(one, kind)]
 
     @property
@@ -132,7 +132,7 @@ def read_pruned_result(folder: Path) -> PrunedModel:
             continue
         if found is None:  # some other file
             continue
-        own, dense = report.identity, getattr(found, "dense_hash", report.identity.dense_hash)
+        own, dense = report, getattr(found, "dense_hash", report.dense_hash)
         if found.pruned_hash == own.pruned_hash and own.dense_hash in (None, dense):
             measured[path.name] = found
         else:

@@ -123,8 +123,8 @@ def _guarantee(model: PrunedModel) -> tuple[str, str]:
         return f"drop at most {points}" if drop >= 0 else f"rises by at least {points}", text
     if about_outputs is not None:
         return "useless" if about_outputs.is_useless else f"within {about_outputs.limit_words}", text
-    if isinstance(model.report.identity.certificate, Certificate):
-        return "none", f"Certificate: {model.report.identity.certificate.verdict}"
+    if isinstance(model.report.certificate, Certificate):
+        return "none", f"Certificate: {model.report.certificate.verdict}"
     if model.pruned.bound.holds:
         return "in theory", "The theory's bound holds, for the share of inputs given below"
     return "none", "sipp certify makes one from inputs that are new to both networks"
@@ -156,8 +156,8 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     asked = model.report.rest.get("asked")
     in_shell = isinstance(asked, dict) and model.folder is not None  # else it is from Python
     known: dict[str, Any] = asked if isinstance(asked, dict) else {}
-    name, folder = shlex.quote(model.report.identity.model), shlex.quote(str(model.folder))
-    dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.report.identity.weights or 'WEIGHTS')}"
+    name, folder = shlex.quote(model.report.model), shlex.quote(str(model.folder))
+    dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.report.weights or 'WEIGHTS')}"
     both, stored = f"--model {name}{dense} --pruned {folder}", f"{folder} --model {name}"
     is_data_set = (model.report.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
     new = shlex.quote(str(known.get("holdout") or (known.get("data") if is_data_set else None) or "NEW"))
@@ -187,7 +187,7 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
         command = f"sipp export {stored} --out small.safetensors"
         steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
         fast = "fast = sipp.sparse(pruned, example)"
-        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.report.identity.model), fast))
+        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.report.model), fast))
     return [(why, command if in_shell else python) for why, command, python in steps[:3]]
 
 
@@ -235,7 +235,7 @@ def _layers_section(model: PrunedModel, ident: str) -> Section:
 
 
 def _statements_section(model: PrunedModel, ident: str) -> Section:
-    own, later = model.report.identity.certificate, model.measured.items()
+    own, later = model.report.certificate, model.measured.items()
     cards_of_later = [
         plots.certificate_card(one, name) for name, one in later if isinstance(one, Certificate | AccuracyCertificate)
     ]

@@ -95,14 +95,10 @@ if TYPE_CHECKING:
     )
     from sipp.results.repair import (
         FittedLayer as FittedLayer,
-        Intercept as Intercept,
-        MaskOrigin as MaskOrigin,
         Polish as Polish,
         Repair as Repair,
     )
     from sipp.results.saved_file import (
-        PositionKind as PositionKind,
-        Rounding as Rounding,
         SavedFile as SavedFile,
         StoredTensor as StoredTensor,
     )
@@ -115,7 +111,6 @@ if TYPE_CHECKING:
     from sipp.results.shrunk import (
         ChannelsLeft as ChannelsLeft,
         Chosen as Chosen,
-        Counted as Counted,
         Shrunk as Shrunk,
         ShrunkLayer as ShrunkLayer,
     )

@@ -151,7 +151,6 @@ class NetworkBound:
     delta: float | None  # of T4; None in mode "sound", which does not need it
     guarantee: Guarantee | None  # None with epsilon, and in mode "sound"
     reason: str  # why it is not met; empty when it is
-    kappas: dict[str, float]  # layer condition numbers by weight name
     coverage: Coverage | None = None  # None with epsilon
 
     ALSO_IN_JSON = ("met", "sentence")
@@ -159,7 +158,7 @@ class NetworkBound:
     @classmethod
     def none(cls, reason: str, delta: float | None, *, mode: Mode = "paper") -> NetworkBound:
         """A record without a bound, and the reason."""
-        return cls(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason, kappas={})
+        return cls(mode=mode, epsilon=None, delta=delta, guarantee=None, reason=reason)
 
     @property
     def met(self) -> bool:

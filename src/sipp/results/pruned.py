@@ -150,7 +150,7 @@ class Pruned:
     def without_statements(self, reason: str) -> Pruned:
         """The record without what it says of the weights of `model`; masks and counts stay."""
         layers = tuple(replace(layer, eps_F=None, eps=None, kappa=None, eps_measured=None) for layer in self.layers)
-        bound = replace(self.bound, epsilon=None, guarantee=None, reason=reason, kappas={}, coverage=None)
+        bound = replace(self.bound, epsilon=None, guarantee=None, reason=reason, coverage=None)
         return replace(
             self, layers=layers, bound=bound, guarantee=None, measured=None, repair=None, moved=None, described_hash="",
             seen_all=False,

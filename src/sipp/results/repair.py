@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from sipp.results import words
 from sipp.results.options import RepairMethod
 from sipp.results.sheet import Sheet, Table, shown
-
-Intercept = Literal["bias", "norm", "none"]  # where the intercept of a row went: a bias, a running mean, nowhere
-MaskOrigin = Literal["searched", "first", "unfitted"]  # the mask taken; unfitted: the first one, weights unchanged
 
 
 @dataclass(frozen=True)
@@ -22,7 +18,7 @@ class FittedLayer:
     """
 
     name: str
-    mask_origin: MaskOrigin
+    mask_origin: str  # of the mask that was taken: "searched", "first", or "unfitted": the first, weights unchanged
     kept: int
     n_moved: int = 0  # kept weights that were not in the first mask
     ridge: float | None = None  # a share of the mean square of the inputs; None if nothing was refitted with one
@@ -30,7 +26,7 @@ class FittedLayer:
     error_after: float | None = None  # of what was taken
     rounds: int = 0  # of the search
     corrects: bool = False  # the residual stream that its output is added to
-    intercept: Intercept = "none"
+    intercept: str = "none"  # of the rows: "bias", or "norm" (a running mean) if it went there
     left_alone: str = ""  # why it is unfitted; empty if it was fitted
 
 

@@ -17,8 +17,6 @@ from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Precision
 from sipp.results.sheet import Sheet, Table, shown, without_empty
 
-PositionKind = Literal["all", "bitmask", "gaps"]
-Rounding = Literal["exact", "fp16", "bf16", "int8"]
 WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
 
@@ -31,9 +29,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     kept: int  # values stored
-    positions: PositionKind
-    values: Rounding
-    mask: PositionKind | Literal["stored"] | None  # "stored": the mask is where values are; None: it has no mask
+    positions: str  # how those of the values are stored: "all", "bitmask", ...
+    values: str  # "exact", "fp16", "bf16" or "int8"
+    mask: str | None  # "stored": the mask is where values are; None: it has no mask
     lengths: tuple[int, ...]  # bytes of the positions, the planes of values, those of int8's scales, a mask of its own
     largest_change: float  # largest relative change of a weight by rounding
     norm_change: float  # relative change of the whole tensor

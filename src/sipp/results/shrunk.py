@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import nn
 
@@ -16,7 +15,6 @@ from sipp.results.repair import Polish
 from sipp.results.sheet import Sheet, Table, shown
 
 Shape = tuple[int, ...]
-Counted = Literal["multiply-adds", "parameters"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Chosen:
     """
 
     share: float
-    of: Counted
+    of: str  # "multiply-adds" or "parameters"
     sites: tuple[ChannelsLeft, ...]
     stays: tuple[str, ...]  # weights whose channels all stay, and why
     is_refitted: bool

@@ -22,8 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sipp.results import PositionKind
-
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # which may be sparse or rounded
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -93,7 +91,7 @@ def _rotated(bits: Bits, n_left: int) -> Bits:
 # --- positions ------------------------------------------------------------------------------------------------------
 
 
-def encode_positions(is_stored: Flags) -> tuple[PositionKind, bytes]:
+def encode_positions(is_stored: Flags) -> tuple[str, bytes]:
     """Encodes which weights are stored, in the shortest of three ways."""
     if is_stored.all():
         return "all", b""
@@ -101,7 +99,7 @@ def encode_positions(is_stored: Flags) -> tuple[PositionKind, bytes]:
     return ("gaps", code) if len(code) < len(bitmask) else ("bitmask", bitmask)
 
 
-def decode_positions(kind: PositionKind, code: memoryview, n_weights: int) -> Flags:
+def decode_positions(kind: str, code: memoryview, n_weights: int) -> Flags:
     """The inverse of `encode_positions`."""
     if kind == "all":
         return np.ones(n_weights, dtype=np.bool_)

@@ -56,6 +56,6 @@ def read_pruned(folder: Path) -> Report:
     if RECORD_KEY not in metadata:
         raise DataError("is not a network of `sipp prune`: it holds no record", where=path)
     report = Report.read(read_json(path, metadata[RECORD_KEY]), path)
-    if hashing.with_buffers(hashing.of_state(tensors), report.identity.buffers_hash) != report.identity.pruned_hash:
+    if hashing.with_buffers(hashing.of_state(tensors), report.buffers_hash) != report.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
     return report

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError
-from sipp.results import Rounding
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LEVELS = 127  # of int8, on either side of zero
@@ -31,7 +30,7 @@ class Rounded:
     norm_change: float  # ||stored - given|| / ||given||
 
 
-def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: Rounding, name: str) -> Rounded:
+def round_values(value_K: Tensor, row_K: Tensor | None, n_rows: int, rounding: str, name: str) -> Rounded:
     """Rounds the values; row_K is the row of each value, for int8. ModelError if one is out of range."""
     if rounding == "exact":
         return Rounded(value_K, None, 0.0, 0.0)

@@ -26,9 +26,7 @@ from sipp.errors import DataError, ModelError
 from sipp.files import CHANGED, sha256_of
 from sipp.results import (
     AnyCertificate,
-    PositionKind,
     Precision,
-    Rounding,
     SavedFile,
     StoredTensor,
     from_json,
@@ -166,23 +164,23 @@ def decode(contents: SavedFile, data: memoryview) -> tuple[dict[str, Tensor], Sa
     )
 
 
-def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> Rounding:
+def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> str:
     """How a tensor is rounded: only parameters with two or more axes, and only if that makes them smaller.
 
     Norms, biases and buffers are always exact: they take little space and matter much.
     """
     if precision in ("fp32", "lossless") or not is_parameter or tensor.dim() < 2 or tensor.dtype not in FLOATS:
         return "exact"
-    return precision if tensor.element_size() > _dtype_of(precision, tensor.dtype).itemsize else "exact"  # type: ignore[arg-type, return-value]
+    return precision if tensor.element_size() > _dtype_of(precision, tensor.dtype).itemsize else "exact"
 
 
-def _dtype_of(values: Rounding, dtype: torch.dtype) -> torch.dtype:
+def _dtype_of(values: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype that is stored for a tensor of this one."""
     return {"exact": dtype, "int8": torch.int8, **FORMATS}[values]
 
 
 def _encode(
-    names: tuple[str, ...], tensor: Tensor, mask: Tensor | None, rounding: Rounding, *, coded: bool
+    names: tuple[str, ...], tensor: Tensor, mask: Tensor | None, rounding: str, *, coded: bool
 ) -> tuple[StoredTensor, bytes]:
     """The entry of a tensor and its bytes; the mask is True where a weight is kept, even if it is 0."""
     flat_K = tensor.detach().to("cpu").reshape(-1).contiguous()
@@ -206,7 +204,7 @@ def _encode(
         kept=value_K.numel(),
         positions=kind,
         values=rounding,
-        mask=mask_kind,  # type: ignore[arg-type]
+        mask=mask_kind,
         lengths=tuple(map(len, parts)),
         largest_change=rounded.largest_change,
         norm_change=rounded.norm_change,
@@ -216,7 +214,7 @@ def _encode(
 
 def _stored_positions(
     flat_K: Tensor, kept_K: Flags | None, name: str, *, may_be_sparse: bool
-) -> tuple[PositionKind, bytes, Flags]:
+) -> tuple[str, bytes, Flags]:
     """Which weights are stored: those the mask keeps, and all whose bits are not zero (-0.0 is not +0.0)."""
     if may_be_sparse:
         is_stored_K: Flags = raw_bits(flat_K) != 0

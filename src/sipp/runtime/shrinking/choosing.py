@@ -28,7 +28,7 @@ from sipp.repairing import (
     polish,
     split_data,
 )
-from sipp.results import ChannelsLeft, Chosen, Counted, Selector, check, numerics, words
+from sipp.results import ChannelsLeft, Chosen, Selector, check, numerics, words
 from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
 from sipp.runtime.shrinking.configuration import accepts_widths
@@ -94,7 +94,7 @@ class ChannelOptions:
         return share
 
     @property
-    def of(self) -> Counted:
+    def of(self) -> str:
         return "parameters" if self.multiply_adds is None else "multiply-adds"
 
 
