@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
-from sipp.cli.main import COMMANDS, command_of
+from sipp.cli.main import app
 
 PAGE = Path(__file__).parent / "command-line-reference.md"
 HEAD = """# Command-line reference
@@ -17,16 +17,17 @@ Every command with its options, as `sipp COMMAND --help` shows them.
 
 def reference() -> str:
     """The page."""
-    return "\n".join([HEAD, *(_section(name) for name in COMMANDS)])
+    return "\n".join([HEAD, *(_section(name) for name in app.commands)])
 
 
 def _section(name: str) -> str:
-    command = command_of(name)
+    command = app.commands[name]
     parameters = [one for one in command.params if one.name != "help"]
     arguments = [one for one in parameters if one.param_type_name == "argument"]
     options = [one for one in parameters if one.param_type_name == "option" and not one.hidden]
     usage = " ".join([f"sipp {name}", *(_argument(one) for one in arguments), *(["[OPTIONS]"] if options else [])])
-    lines = [f"## sipp {name}\n", f"{_flat(COMMANDS[name])}\n", f"`{usage}`\n"]
+    first = command.help.partition("\n\n")[0]
+    lines = [f"## sipp {name}\n", f"{_flat(first)}\n", f"`{usage}`\n"]
     rows = [(f"`{_argument(one)}`", "", _flat(one.help or "")) for one in arguments]
     rows += [(_names(one), _default(one), _flat(one.help or "")) for one in options]
     if rows:

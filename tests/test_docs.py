@@ -31,7 +31,7 @@ from shorter import narrow, shorten
 
 import sipp
 from sipp.cli.errors import run_and_report
-from sipp.cli.main import app, command_of
+from sipp.cli.main import app
 from sipp.scoring.methods import METHODS, NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -118,7 +118,7 @@ def check_command(line: str) -> None:
     words = shlex.split(command)
     words = words[words.index("sipp") + 1 :]  # behind `accelerate launch ... -m`
     if remark.startswith("not run: "):
-        command_of(words[0]).make_context(words[0], words[1:])
+        app.commands[words[0]].make_context(words[0], words[1:])
         return
     words = [found for word in words for found in (sorted(glob.glob(word)) or [word])]
     wanted = int(remark.removeprefix("exit ")) if remark.startswith("exit ") else 0

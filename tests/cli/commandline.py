@@ -1,6 +1,5 @@
 """The command line in this process: words in; exit code, stdout and stderr out."""
 
-import functools
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
@@ -8,14 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from sipp.cli import main
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
-
-BUILT = get_command(app)  # once, and so is each command: thousands are called
-main.command_of = functools.cache(main.command_of)
 
 
 @dataclass(frozen=True)
@@ -26,11 +19,11 @@ class Done:
 
 
 def run(*words: object) -> Done:
-    """What the command line does with these words, as `sipp.cli.main.main` does it, with the commands built once."""
+    """What the command line does with these words, as `sipp.cli.main.main` does it."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            code = run_and_report(BUILT, [*map(str, words)])
+            code = run_and_report(app, [*map(str, words)])
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Done(code, out.getvalue(), err.getvalue())

@@ -17,7 +17,7 @@ from typer import rich_utils
 
 import sipp
 from sipp.cli import errors
-from sipp.cli.main import COMMANDS, command_of
+from sipp.cli.main import app
 from sipp.errors import DataError, OptionError, SippError
 from sipp.results import Option, PruneOptions
 
@@ -46,17 +46,17 @@ def test_help_tells_the_exit_codes_and_names_every_command() -> None:
     assert done.returncode == 0
     text = " ".join(done.stdout.split())
     assert all(f"{code} " in text.partition("Exit codes:")[2] for code in (0, 1, 2, 3, 130, 143))
-    assert all(f" {command} " in text for command in COMMANDS)
+    assert all(f" {command} " in text for command in app.commands)
     nothing = run()
     assert nothing.returncode == 2 and (nothing.stdout + nothing.stderr).count("Usage:") == 1
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", app.commands)
 def test_every_option_has_its_meaning_in_its_group(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rich_utils, "MAX_WIDTH", 80)
     text = run(name, "--help").stdout
     assert max(map(len, text.splitlines())) <= 80 and "\N{HORIZONTAL ELLIPSIS}" not in text and "--json" in text
-    options = [one for one in command_of(name).params if one.param_type_name == "option"]
+    options = [one for one in app.commands[name].params if one.param_type_name == "option"]
     for one in options:
         rest = text[text.index([*one.opts, *one.secondary_opts][0]) :]
         assert one.help and re.search(r".*?".join(map(re.escape, one.help.split())), rest, flags=re.S), one.name
@@ -68,7 +68,7 @@ def test_every_option_has_its_meaning_in_its_group(name: str, monkeypatch: pytes
 
 
 def test_the_options_of_prune_are_the_fields_of_its_record() -> None:
-    by_name = {one.name: one for one in command_of("prune").params}
+    by_name = {one.name: one for one in app.commands["prune"].params}
     hints = get_type_hints(PruneOptions, include_extras=True)
     for field in fields(PruneOptions):
         words = next((one for one in get_args(hints[field.name])[1:] if isinstance(one, Option)), None)

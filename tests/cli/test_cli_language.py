@@ -38,7 +38,7 @@ def tokens(n: int, length: int) -> torch.Tensor:
 def test_text_is_pruned_with_certified_and_measured(here: Path) -> None:
     cheap = ["--length", 8, "--keep", 0.5, "--method", "magnitude", "--out", "net"]
     record = told("prune", *MODEL, "--data", "train.jsonl", "--points", 50, *cheap)
-    assert "50 of 120 sequences of 8 tokens of train.jsonl (several documents)" in record["data"]["what"]
+    assert "50 of 120 sequences of 8 tokens of train.jsonl" in record["data"]["what"]
     both, new = [*MODEL, "--pruned", "net"], ["--data", "new.jsonl", "--length", 8]
     certificate = told("certify", *both, "--holdout", "new.jsonl", "--length", 8, "--measure", "kl")
     assert certificate["n"] == 80 and certificate["measure"] == "kl"  # one sequence a document

@@ -7,7 +7,6 @@ one per line of a file.
 from __future__ import annotations
 
 import inspect
-import itertools
 from pathlib import Path
 
 import torch
@@ -60,20 +59,12 @@ def sequences(path: Path, model: str, length: int | None, is_holdout: bool, seed
 
     A holdout has one sequence per document if there are several, because those of one text are not independent (T22).
     """
-    n_tokens, has_several = length_of(model, length), _has_several_documents(path)
-    is_one_each = is_holdout and has_several
-    ids = sipp.text(path, tokenizer_of(model), length=n_tokens, one_a_document=is_one_each, seed=seed)
-    source = "one of each document" if is_one_each else "several documents" if has_several else "one document"
-    return ids, f"sequences of {n_tokens:,} tokens of {path.name} ({source})"
-
-
-def _has_several_documents(path: Path) -> bool:
-    """Whether the text is more than one document: a line of JSON each, or a file each."""
-    files = [file for file in path.rglob("*") if file.suffix in (*PLAIN, *JSON_LINES)] if path.is_dir() else [path]
-    if len(files) != 1 or files[0].suffix in PLAIN:
-        return len(files) > 1
-    with open(files[0], encoding="utf-8", errors="replace") as lines:
-        return sum(1 for _ in itertools.islice(filter(str.strip, lines), 2)) > 1
+    n_tokens, tokenizer = length_of(model, length), tokenizer_of(model)
+    if is_holdout:
+        ids = sipp.text(path, tokenizer, length=n_tokens, one_a_document=True, seed=seed)
+        if len(ids) > 1:
+            return ids, f"sequences of {n_tokens:,} tokens of {path.name}, one of each document"
+    return sipp.text(path, tokenizer, length=n_tokens), f"sequences of {n_tokens:,} tokens of {path.name}"
 
 
 def windows(path: Path, model: str, length: int | None, n_windows: int | None) -> tuple[Tensor, str]:
