@@ -3,9 +3,9 @@
 python benchmarks/bench_kernels.py [--busy]
 
 The kernel finds denominators, norms and the largest ratio of every weight: two products of that shape and what lies
-around them. One that disagrees with the float64 reference, or whose skipping changes a bit, is not timed. "real-like":
-activations behind a ReLU with neighbours alike, as a network has them; "random": independent values, of which less can
-be skipped.
+around them. A way that disagrees with the float64 reference, or whose skipping changes a bit, is not timed.
+"real-like": activations behind a ReLU with neighbours alike, as a network has them; "random": independent values, of
+which less can be skipped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from common import alternate, clock_for, table
 from torch import Tensor
 
-from sipp.scoring.kernels import reference
-from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels import cpu, reference
 
 SHAPES = ((64, 576, 8192), (512, 4608, 2048), (16, 27, 65536))  # rows, fan-in, patches
 AGREEMENT = 1e-5
@@ -37,9 +36,9 @@ def operands(rows: int, fan_in: int, patches: int, kind: str) -> tuple[Tensor, T
 
 def ratios(a: Tensor, weight: Tensor) -> Tensor:
     """The largest ratio of each weight, patches as positions of one point."""
-    found = cpu.new_ratios(weight, torch.ones(weight.shape[:2]).double())
-    cpu.max_ratios(found, a.transpose(1, 2)[None], 1, factors_TB=torch.tensor([[1.0], [0.0]]))
-    return cpu.largest_ratios(found)
+    found = cpu.Ratios(weight, torch.ones(weight.shape[:2]).double())
+    found.take_in(a.transpose(1, 2)[None], 1, torch.tensor([[1.0], [0.0]]))
+    return found.largest()
 
 
 def by_every_product(a: Tensor, weight: Tensor) -> Tensor:
@@ -76,7 +75,6 @@ def main() -> None:
             check(a, weight)
             times = alternate(
                 lambda a=a, w=weight: w[0] @ a[0],
-                lambda a=a, w=weight: cpu.quadrant_sums(w, a),
                 lambda a=a, w=weight: by_every_product(a, w),
                 lambda a=a, w=weight: by_skipping(a, w),
                 repeats=15,
@@ -86,7 +84,7 @@ def main() -> None:
             cells = [f"{1e3 * seconds:.1f}" for seconds in times]
             ratio = [f"{seconds / times[0]:.2f}" for seconds in times[1:]]
             rows.append([f"{n_rows} x {fan_in} x {n_patches}", kind, *cells, *ratio])
-    names = ("denominators", "every product", "skipping")
+    names = ("every product", "skipping")
     header = ["shape", "data", "matmul ms", *(f"{name} ms" for name in names), *(f"{name} / matmul" for name in names)]
     table("the CPU kernel against torch's float32 matmul", header, rows)
 

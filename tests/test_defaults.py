@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.native import memory
-from sipp.scoring.kernels.cpu.layout import MOST_WEIGHTS
+from sipp.scoring.kernels.cpu import MOST_WEIGHTS
 
 SOURCES = Path(sipp.__file__).parent
 ELSEWHERE = ("report", "cli")  # neither score nor prune

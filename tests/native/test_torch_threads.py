@@ -14,7 +14,7 @@ import sipp
 from sipp.native import compiling, memory, threads
 from sipp.native.compiling import CompiledLoop, call_each, long_at, put_long
 from sipp.results.options import Reduce
-from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels.cpu import Ratios
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
@@ -104,12 +104,11 @@ def test_results_are_the_same_bits_on_any_threads(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     windows, weight = torch.rand(1, 1, 300, 20, generator=generator), torch.rand(1, rows, 20, generator=generator) - 0.5
-    factors = {"factors_TB": torch.tensor([[1.0], [0.0]]), "row_factors_GR": torch.ones(1, rows).double()}
 
     def ratios() -> torch.Tensor:
-        found = cpu.new_ratios(weight, factors["row_factors_GR"])
-        cpu.max_ratios(found, windows, 1, factors_TB=factors["factors_TB"])
-        return cpu.largest_ratios(found)
+        found = Ratios(weight, torch.ones(1, rows).double())
+        found.take_in(windows, 1, torch.tensor([[1.0], [0.0]]))
+        return found.largest()
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

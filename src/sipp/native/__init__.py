@@ -13,7 +13,7 @@
 `llvmlite`, `numba.core` and `ctypes` are imported here and in no other room (`tests/native/test_only_here.py`). The
 versions of numba, llvmlite and torch have lower and upper bounds in `pyproject.toml`. Each has a fallback:
 
-    vector code for this processor    plain compiled loops (`scoring/kernels/cpu/plain_loops.py`)
+    vector code for this processor    plain compiled loops (`scoring/kernels/plain_loops.py`)
     a folder for Numba's cache        compiled anew in each process
     a compiler (NUMBA_DISABLE_JIT)    the float64 definition; the loops of `allocation` as Python runs them
     Numba's events                    compile time is not reported
@@ -26,6 +26,7 @@ from sipp.doors import door
 
 if TYPE_CHECKING:
     from sipp.native import (
+        compiling as compiling,
         machine_code as machine_code,
         memory as memory,
         processor as processor,
@@ -33,30 +34,6 @@ if TYPE_CHECKING:
         threads as threads,
         two_of_four as two_of_four,
         vector as vector,
-    )
-    from sipp.native.compiling import (
-        INT as INT,
-        INT64_BYTES as INT64_BYTES,
-        REAL as REAL,
-        VOID as VOID,
-        CompiledLoop as CompiledLoop,
-        as_numbers as as_numbers,
-        call_each as call_each,
-        calling as calling,
-        compiled as compiled,
-        double_at as double_at,
-        float_at as float_at,
-        inlined as inlined,
-        int_at as int_at,
-        long_at as long_at,
-        primitive as primitive,
-        put_double as put_double,
-        put_float as put_float,
-        put_int as put_int,
-        put_long as put_long,
-        put_short as put_short,
-        reading as reading,
-        short_at as short_at,
     )
     from sipp.native.exporting import (
         quiet_export as quiet_export,

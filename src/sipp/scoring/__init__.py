@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sipp.scoring.own import (
         own_scores as own_scores,
     )
-    from sipp.scoring.running_sensitivities import (
+    from sipp.scoring.running import (
         unreached_error as unreached_error,
     )
     from sipp.scoring.sensitivities import (

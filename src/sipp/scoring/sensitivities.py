@@ -40,8 +40,7 @@ from sipp.results import NormStats, Reduce, Selector, check, numerics
 from sipp.scoring import kernels
 from sipp.scoring.found import LayerSensitivities, Sensitivities
 from sipp.scoring.kernels import Kernel
-from sipp.scoring.running_norms import finish_norms
-from sipp.scoring.running_sensitivities import RunningSensitivities
+from sipp.scoring.running import RunningWeight
 from sipp.scoring.task import ChunkBytes, ScoringTask, task_of
 
 FEW_POINTS = 16  # in a batch, where sums for all of its points are held in memory
@@ -139,8 +138,8 @@ def measure_sensitivities(
 class _ScoringPass:
     """The running scores of all weights in one pass over the data."""
 
-    running: dict[str, RunningSensitivities]
-    means: dict[str, RunningSensitivities]  # empty if none are asked for, or patches cannot be assigned to points
+    running: dict[str, RunningWeight]
+    means: dict[str, RunningWeight]  # empty if none are asked for, or patches cannot be assigned to points
     n_met: int = 0  # weights that have had a use
     n_points: int = 0
     n_batches: int = 0
@@ -196,10 +195,8 @@ class _ScoringPass:
         self.add_waiting()
         on_device_B = outputs.output_norms(output, batch.n_points)
         norms_B = None if on_device_B is None else on_device_B.cpu()
-        both = *self.running.values(), *self.means.values()
-        for one in both:
-            one.finish_batch()
-        finish_norms([one.norms for one in both], norms_B)
+        for one in (*self.running.values(), *self.means.values()):
+            one.finish_batch(batch.n_points, norms_B)
         self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
         self.largest_batch = max(self.largest_batch, batch.n_points)
 
@@ -209,14 +206,13 @@ def _is_async(windows: Tensor) -> bool:
     return windows.is_cuda
 
 
-def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningSensitivities]:
+def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningWeight]:
     """The running state of every weight, empty."""
     device = numerics.device_of(task.model)
     kernel, n_bytes = kernels.pick(task.kernel, device), chunk_bytes_on(task.chunk_bytes, device)
     parameters = task.parameters()
     found = {
-        weight.name: RunningSensitivities(weight, parameters[weight.name], kernel, reduce, n_bytes)
-        for weight in task.weights
+        weight.name: RunningWeight(weight, parameters[weight.name], kernel, reduce, n_bytes) for weight in task.weights
     }
     for one in found.values():
         one.scale()

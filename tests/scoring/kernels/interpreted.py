@@ -22,7 +22,7 @@ from sipp.inputs.patches import Weight, start_value_range
 from sipp.results.options import Reduce
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference
-from sipp.scoring.running_sensitivities import RunningSensitivities
+from sipp.scoring.running import RunningWeight
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -65,7 +65,7 @@ def test_chunks_agree(shape: tuple[int, int, int, int], occurs: tuple[bool, bool
     before[:, 0, 0] = 0.8  # known already
     given = a, 2, weight, factors, occurs
     wide = a.double(), 2, weight.double(), factors, occurs
-    assert reference.KERNEL.max_chunk is not None
+    assert reference.KERNEL.max_chunk is not None and reference.KERNEL.sum_chunk is not None
     for one, other in (
         (gpu.max_chunk(*given, before.clone()), reference.KERNEL.max_chunk(*wide, before)),
         (gpu.sum_chunk(*given), reference.KERNEL.sum_chunk(*wide)),
@@ -119,7 +119,7 @@ class _Launches(TorchDispatchMode):
 def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many it takes to take in one use of a convolution, once more."""
     model, weight = nn.Conv2d(2, 4, 3), Weight("weight", (), "Conv2d", 4, 18, rows_last=False)
-    running, launches = RunningSensitivities(weight, model.weight, gpu.KERNEL, reduce, 1 << 20), _Launches()
+    running, launches = RunningWeight(weight, model.weight, gpu.KERNEL, reduce, 1 << 20), _Launches()
     running.scale()
     (use,) = conv_uses(model, (torch.rand(3, 2, 6, 6),), {}, 3)
     batch, values = Batch(0, "", (), {}, None, 3), start_value_range(use.windows, gpu.extremes)()

@@ -106,7 +106,7 @@ def caches(cache: Path) -> dict[str, object]:
     """The results from an empty cache and from a full one."""
     # what every process needs, once before they are forked: the modules, and Numba's own tables, for a function that
     # is compiled and not kept; each loads or compiles the loops themselves
-    importlib.import_module("sipp.scoring.kernels.cpu.kernel")
+    importlib.import_module("sipp.scoring.kernels.cpu")
     assert sipp.prune and sipp.sensitivity and numba.njit(lambda x: x)(1.0)
     assert not functions_in(cache)
     found: dict[str, object] = {"cold": forked(), "warm": forked(are_all=True)}

@@ -16,8 +16,7 @@ import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.results.options import Reduce
 from sipp.scoring.found import LayerSensitivities
-from sipp.scoring.kernels import reference
-from sipp.scoring.kernels.cpu import kernel as cpu
+from sipp.scoring.kernels import cpu, reference
 from sipp.scoring.kernels.protocol import KernelFunctions
 from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
 from sipp.scoring.task import task_of
@@ -93,21 +92,15 @@ def test_the_fused_kernel_takes_fewer_points(
 ) -> None:
     model, data = given()
     expected = sipp.sensitivity(model, [data], reduce=reduce)
-    name, fused = f"{reduce}_ratios", cpu.KERNEL.fused
-    assert fused is not None
-    real, asked = getattr(fused, name), []
+    real, asked = cpu.Ratios.take_in, list[int]()
 
-    def use(function: Any) -> None:
-        kernel = replace(cpu.KERNEL, fused=replace(fused, **{name: function}))
-        monkeypatch.setattr("sipp.scoring.kernels.pick", lambda *_: kernel)
-
-    def tight(ratios: cpu.Ratios, windows: Tensor, *rest: object) -> Tensor:
+    def tight(ratios: cpu.Ratios, windows: Tensor, *rest: Any) -> Tensor:
         asked.append(len(windows))
         if len(windows) > 1:
             raise MemoryError
         return real(ratios, windows, *rest)
 
-    use(tight)
+    monkeypatch.setattr(cpu.Ratios, "take_in", tight)
     got = sipp.sensitivity(model, [data], reduce=reduce)
     assert all(torch.equal(got[weight], expected[weight]) for weight in expected)
     assert asked[0] == 4 and asked.count(1) >= 4
@@ -115,7 +108,7 @@ def test_the_fused_kernel_takes_fewer_points(
     def never(*_: object) -> Tensor:
         raise MemoryError
 
-    use(never)
+    monkeypatch.setattr(cpu.Ratios, "take_in", never)
     with pytest.raises(ModelError, match="out of memory"):
         sipp.sensitivity(model, [data], reduce=reduce)
 

@@ -1,4 +1,4 @@
-"""The choice of a kernel: the definition (`reference.py`), compiled loops (`cpu/`) or Triton (`gpu.py`).
+"""The choice of a kernel: the definition (`reference.py`), compiled loops (`cpu.py`) or Triton (`gpu.py`).
 
 `protocol.py` says which functions each of them has.
 """
@@ -72,12 +72,12 @@ def _for_processor() -> KernelFunctions:
         _log.warning("NUMBA_DISABLE_JIT is set: nothing is compiled, the float64 reference runs, slower")
         return reference.KERNEL
     if not processor.HAS_VECTOR_CODE:
-        from sipp.scoring.kernels.cpu import plain_loops
+        from sipp.scoring.kernels import plain_loops
 
         _log.warning(
             "no vector code is written for %s processors: plain float64 loops run, slower", processor.PROCESSOR
         )
         return plain_loops.KERNEL
-    from sipp.scoring.kernels.cpu import kernel
+    from sipp.scoring.kernels import cpu
 
-    return kernel.KERNEL
+    return cpu.KERNEL

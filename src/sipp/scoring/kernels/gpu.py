@@ -1,7 +1,7 @@
 """The kernels on the GPU: float32, ordinary products in torch, the (max, x) product in Triton.
 
 The (max, x) product computes few products: those that can raise a maximum, the likeliest first. The test is that of the
-CPU (`cpu/maxima.py`): in column k, patch p can only matter to a band of rows if its activation times its reach is above
+CPU (`loops.py`): in column k, patch p can only matter to a band of rows if its activation times its reach is above
 the column's bar. A program handles one column and one band, and goes through the patches in chunks. In each chunk it
 takes the patch with the highest product of the two, raises the band's maxima and with them the bar, until no other
 patch of the chunk is above the bar. Where inputs and weights are of half precision, the caller lets products run in
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sipp.results import numerics
-from sipp.scoring.kernels import checks, reference, skipping
+from sipp.scoring.kernels import reference, skipping
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
@@ -74,7 +74,6 @@ def extremes(values_BN: Tensor) -> Tensor:
 
     In one reading, where torch's operations take five.
     """
-    checks.check_lines("extremes", values_BN)
     n_lines, n_values = values_BN.shape
     n_parts = triton.cdiv(n_values, LINE_BLOCK * LINE_BLOCKS)
     parts = torch.empty(3, n_lines, n_parts, dtype=torch.float64, device=values_BN.device)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sipp.results import numerics
+
+if TYPE_CHECKING:
+    from sipp.scoring.kernels.cpu import Ratios
 
 POSITIVE, NEGATIVE = 0, 1  # index of a sign, for weights and for activations
 TOTAL = 4  # index of ||Z||^2, after the four quadrants 2 t + s (T11)
@@ -21,35 +24,24 @@ Signs = tuple[bool, bool]  # whether there are positive and negative activations
 
 
 @dataclass(frozen=True)
-class FusedFunctions:
-    """Functions of windows (B, G, *positions, *fan_in), a view of a layer's inputs that is never unfolded in memory.
-
-    They divide each patch by its sum, so float32 holds more points. factors_TB are the scales of points times the sign
-    t, 0 where a point has no activation of that sign.
-    """
-
-    new_ratios: Callable[[Tensor, Tensor], Any]  # weight_GRK, row_factors_GR -> their ratios, all 0
-    max_ratios: Callable[[Any, Tensor, int, Tensor], Tensor]  # ratios, windows, n_position_dims, factors_TB -> squares
-    mean_ratios: Callable[[Any, Tensor, int, Tensor, Tensor], Tensor]  # the same, counts_B -> squares
-    largest_ratios: Callable[[Any], Tensor]  # ratios -> G x R x K
-
-
-@dataclass(frozen=True)
 class KernelFunctions:
-    """The functions of a kernel, KERNEL of `reference`, `gpu`, `cpu.kernel` and `cpu.plain_loops`.
+    """The functions of a kernel: KERNEL of `reference`, `gpu`, `cpu` and `plain_loops`.
 
     A chunk is patches_GKP (one point after the other), the number of points, weight_GRK, row_factors_GR (which take the
-    scale of the rows out of norms) and the signs that occur. Each function of a chunk
-    gives squares_QB as well, the squared norms of the quadrants and of Z for each point as it is scaled. Inputs are
-    finite: `RunningSensitivities` refuses others before any kernel sees them.
+    scale of the rows out of norms) and the signs that occur. Each function of a chunk gives squares_QB as well, the
+    squared norms of the quadrants and of Z for each point as it is scaled. Inputs are finite: `RunningWeight`
+    refuses others before any kernel sees them.
+
+    A kernel that is `fused` takes windows (B, G, *positions, *fan_in) instead, a view of a layer's inputs that is never
+    unfolded in memory, and divides each patch by its sum, so float32 holds more points.
     """
 
     extremes: Callable[[Tensor], Tensor]
     # a chunk -> sums over the patches of each point of a_kp / D_rp, T x B x G x R x K; squares
-    sum_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs], tuple[Tensor, Tensor]]
-    # a chunk, best_GRK -> the larger of best_GRK and of a_kp / D_rp over patches; squares. None where `fused` does it
+    sum_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs], tuple[Tensor, Tensor]] | None = None
+    # a chunk, best_GRK -> the larger of best_GRK and of a_kp / D_rp over patches; squares
     max_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs, Tensor], tuple[Tensor, Tensor]] | None = None
-    fused: FusedFunctions | None = None
+    fused: type[Ratios] | None = None  # of weight_GRK, row_factors_GR
     in_float64: KernelFunctions | None = None  # for points that float32 does not hold; None: this one is float64
 
 

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sipp.scoring.kernels import checks
 from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
 
 _BLOCK = 1 << 24  # elements of one broadcast product
@@ -19,14 +18,12 @@ _BLOCK = 1 << 24  # elements of one broadcast product
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
-    checks.check_sums("quadrant_sums", weight_GRK, patches_GKP)
     weight = weight_GRK.double()
     return torch.stack((weight.clamp(min=0), (-weight).clamp(min=0))) @ patches_GKP.double()
 
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
-    checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK)
     n_groups, fan_in, n_patches = patches_GKP.shape
     n_rows = inverse_SGRP.shape[2]
     best = torch.zeros(2, n_groups, n_rows, fan_in, dtype=torch.float64, device=patches_GKP.device)
@@ -40,14 +37,12 @@ def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
     """sum over the N patches of each point of the same products: B x G x R x K. An ordinary matrix product (T3)."""
-    checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2)
     total = torch.einsum("gkbn,sgrbn->sbgrk", patches_GKBN.double(), inverse_SGRBN.double())
     return torch.where(positive_GRK, total[0], total[1])
 
 
 def extremes(values_BN: Tensor) -> Tensor:
     """3 x B: lowest, highest, smallest magnitude above 0 or infinity of each line, NaN where a line has one."""
-    checks.check_lines("extremes", values_BN)
     lowest, highest = torch.aminmax(values_BN, dim=1)
     magnitude_BN = values_BN.abs()
     return torch.stack((lowest, highest, magnitude_BN.masked_fill_(magnitude_BN == 0, torch.inf).amin(1)))

@@ -1,9 +1,9 @@
-"""The numbers of the test that leaves products out, on the CPU (`cpu/maxima.py`) and on a GPU (`gpu.py`).
+"""The numbers of the test that leaves products out, on the CPU (`loops.py`) and on a GPU (`gpu.py`).
 
 Skipping is exact: line k, patch p is left out of a band of rows where
     a_kp * max_r (u_rp * scale_r)  <=  min_r (best_kr * scale_r)  less the rounding of these products,
 u the reciprocals 1/D; then a_kp * u_rp <= best_kr for every row r of the band. The left side is the activation times
-the patch's reach, the right side the column's bar (`cpu/README.md`). How lines are scaled changes how much is skipped,
+the patch's reach, the right side the column's bar (`README.md`). How lines are scaled changes how much is skipped,
 never what is found.
 """
 

@@ -1,7 +1,10 @@
-"""The sensitivities of one weight, accumulated over all of its uses and batches (T2, T3).
+"""What one weight's uses add up to, over all batches: its sensitivities (T2, T3) and the norms of its outputs (T11).
 
-A kernel turns windows into the largest ratio of each weight, and into the norms that `running_norms.py` accumulates.
-This file feeds it the windows in pieces that fit the memory, in the precision they need.
+A kernel turns windows into the largest ratio of each weight, and into squared norms. This file feeds it the windows in
+pieces that fit the memory, in the precision they need.
+
+For a point x the kernels compute ||Z^{st}(x)||^2 of the four quadrants and ||Z(x)||^2. Kept are the largest ratios,
+over all points, of these to each other and to the norm of the network's output. If one is unknown, so is the largest.
 """
 
 from __future__ import annotations
@@ -29,8 +32,7 @@ from sipp.inputs import (
 )
 from sipp.results import Reduce, numerics
 from sipp.scoring.found import LayerSensitivities
-from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
-from sipp.scoring.running_norms import RunningNorms
+from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL, KernelFunctions, Signs
 
 FLOAT_BYTES = 4
 ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the limits of float32
@@ -41,12 +43,13 @@ _log = logging.getLogger("sipp")
 
 @dataclass(frozen=True)
 class _Part:
-    """Consecutive points of a use, all of which float32 holds, or none of which it does."""
+    """Consecutive points of a use, which go through a kernel in the same precision."""
 
     use: WeightUse  # of all points
     rows: slice  # of the weight, that meet them
     values: ValueRange
     points: slice
+    n_uses: int  # of the weight in a pass
     is_wide: bool  # float64 is needed
 
     @property
@@ -69,7 +72,7 @@ class _Part:
         return replace(self.use, windows=self.use.windows[self.points], counts_B=None)
 
 
-class RunningSensitivities:
+class RunningWeight:
     """The running state of one weight: `scale` it, `add` every use, `finish_batch` after every batch, read `result`.
 
     Each row of the weight, and each point, is scaled by a power of two to a largest magnitude near 1. That does not
@@ -88,10 +91,18 @@ class RunningSensitivities:
         self.ratios: dict[tuple[int, int, int], Any] = {}
         self.order: int | None = None
         self.n_outputs = 0
-        self.norms = RunningNorms()
-        self.outputs_B: Tensor | int | None = None  # of this batch: output scalars of each point
+        # The largest ratios of norms so far; None once anything was unknown.
+        self.sign_complexity: float | None = 0.0  # (T11)
+        self.output_ratio: float | None = 0.0  # ||Z(x)|| to the norm of the output (T12)
+        self.quadrants: list[Tensor] | None = []  # sums of ||Z^{st}(x)|| to the same, of each batch (T18)
+        self._start_batch()
+
+    def _start_batch(self) -> None:
+        self.outputs_B: Tensor | int | None = None  # output scalars of each point; None: not used in this batch
+        self.is_attributed = True  # the values, to points
+        self.squares: list[tuple[slice, Tensor, np.ndarray]] = []  # of some points: Q x B as they were scaled; scales
         self.counts_BF: Tensor | None = None  # patches of each point for each row, for `sums_TBFK`
-        self.sums_TBFK: Tensor | None = None  # of this batch, `mean` only, for a weight with several uses
+        self.sums_TBFK: Tensor | None = None  # `mean` only, for a weight with several uses
 
     def scale(self) -> None:
         """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
@@ -107,33 +118,54 @@ class RunningSensitivities:
         `values` is the range of its windows.
         """
         rows = use.rows_of(self.weight)
-        self._count(use, rows, batch)
+        if use.fan_in != self.weight.fan_in:
+            raise DataError(
+                f"the inputs of {self.weight.name} show {use.fan_in} values to each output, which has "
+                f"{self.weight.fan_in} weights",
+                where=batch.where,
+                fix="give inputs of the size that the layer takes",
+            )
         if not all(map(math.isfinite, values.peaks)):
             raise overflow_error(self.weight.name, batch)
+        n_each = use.n_positions if use.counts_B is None else use.counts_B.cpu()
+        n_outputs_B = n_each * (rows.stop - rows.start)  # patches that cannot be assigned count in full for every point
+        self.outputs_B = n_outputs_B if self.outputs_B is None else self.outputs_B + n_outputs_B
+        self.is_attributed &= use.attributed
         if self.reduce == "mean":
             self._prepare_means(use, rows, batch, n_uses)
-        with numerics.exact_matmul(
-            use.windows, self.rows_FK
-        ):  # scales are powers of two: half precision stays as short
-            for part in self._parts(use, rows, values):
-                self._add_part(part, n_uses)
+        with numerics.exact_matmul(use.windows, self.rows_FK):  # powers of two: half precision stays as short
+            for part in self._parts(use, rows, values, n_uses):
+                self._add_part(part)
 
-    def finish_batch(self) -> None:
-        """Ends a batch: the points' means are complete now."""
+    def finish_batch(self, n_points: int, output_norms_B: Tensor | None) -> None:
+        """Ends a batch: the points' means are complete now. The norms of the network's outputs are None if unknown."""
         if self.outputs_B is not None:  # used in this batch
             n_outputs = int(self.outputs_B.max()) if isinstance(self.outputs_B, Tensor) else self.outputs_B
             self.n_outputs = max(self.n_outputs, n_outputs)
             if self.sums_TBFK is not None and self.counts_BF is not None:
                 self._raise_to_means(self.sums_TBFK, self.counts_BF, slice(None))
-        self.outputs_B = self.counts_BF = self.sums_TBFK = None
+        complexity = to_output = quadrants_B = None
+        if self.is_attributed:
+            norms_QB = torch.from_numpy(self._squares(n_points)).sqrt().numpy()
+            above_B, total_B = norms_QB[:TOTAL].sum(0), norms_QB[TOTAL]
+            complexity = float(_ratio(above_B, total_B).max())
+            if output_norms_B is not None:
+                to_output = float(_ratio(total_B, output_norms_B.numpy()).max())
+                quadrants_B = torch.from_numpy(_ratio(above_B, output_norms_B.numpy()))
+        self.sign_complexity = _running_max(self.sign_complexity, complexity)
+        self.output_ratio = _running_max(self.output_ratio, to_output)
+        if self.quadrants is None or quadrants_B is None:
+            self.quadrants = None
+        else:
+            self.quadrants.append(quadrants_B)
+        self._start_batch()
 
     def sensitivities(self) -> Tensor:
         """The largest ratios so far times their weights."""
         for (start, stop, n_groups), ratios in self.ratios.items():
             rows = slice(start, stop)
             weight_GRK = _rows_at(self.scaled_FK, rows).unflatten(0, (n_groups, -1))
-            ratios_GRK = ratios if self.kernel.fused is None else self.kernel.fused.largest_ratios(ratios)
-            self._raise_ratios(rows, ratios_GRK, weight_GRK)
+            self._raise_ratios(rows, ratios if self.kernel.fused is None else ratios.largest(), weight_GRK)
         return torch.zeros_like(self.scaled_FK) if self.best_FK is None else self.best_FK
 
     def result(self) -> LayerSensitivities:
@@ -145,25 +177,23 @@ class RunningSensitivities:
             sensitivity_FK=self.sensitivities(),
             order=self.order,
             n_outputs=self.n_outputs,
-            sign_complexity=self.norms.sign_complexity,
-            output_ratio=self.norms.output_ratio,
-            quadrants_B=torch.cat(self.norms.quadrants) if self.norms.quadrants else None,
+            sign_complexity=self.sign_complexity,
+            output_ratio=self.output_ratio,
+            quadrants_B=torch.cat(self.quadrants) if self.quadrants else None,
         )
 
     # --- One batch ----------------------------------------------------------------------------------------------------
 
-    def _count(self, use: WeightUse, rows: slice, batch: Batch) -> None:
-        """Counts the patches of each point. Patches that cannot be assigned count in full for every point."""
-        if self.outputs_B is None:
-            self.outputs_B = 0
-            self.norms.start_batch(batch.n_points)
-        self.norms.is_attributed &= use.attributed
-        n_each = use.n_positions if use.counts_B is None else use.counts_B.cpu()
-        self.outputs_B = self.outputs_B + n_each * (rows.stop - rows.start)
+    def _squares(self, n_points: int) -> np.ndarray:
+        """The squared norms of all points of this batch, in the units of the model, Q x B; 0 without activations."""
+        total_QB = np.zeros((N_SQUARES, n_points))
+        for points, squares_QB, scale_B in self.squares:
+            total_QB[:, points] += _unscaled(squares_QB.cpu().numpy(), scale_B)
+        return total_QB
 
     def _prepare_means(self, use: WeightUse, rows: slice, batch: Batch, n_uses: int) -> None:
         """Makes room for the sums of this batch's points if several uses are summed, and counts their patches."""
-        if not self.norms.is_attributed:
+        if not self.is_attributed:
             raise DataError(
                 f"reduce='mean' needs to know which values belong to which input, but for {self.weight.name} that is "
                 "unknown",
@@ -180,33 +210,30 @@ class RunningSensitivities:
         n_each = use.n_positions if use.counts_B is None else use.counts_B.to(self.counts_BF)[:, None]
         self.counts_BF[:, rows] += n_each
 
-    def _add_part(self, part: _Part, n_uses: int) -> None:
+    def _add_part(self, part: _Part) -> None:
         """Takes the points of a part in, as many at a time as fit the memory; fewer if they do not after all."""
         start, stop = part.points.start, part.points.stop
         while start < stop:
-            piece = replace(part, points=slice(start, min(start + self._n_at_once(part, n_uses), stop)))
-            squares_QB = self._try_in_memory(piece, n_uses)
+            piece = replace(part, points=slice(start, min(start + self._n_at_once(part), stop)))
+            squares_QB = self._try_in_memory(piece)
             if squares_QB is not None:
                 start = piece.points.stop
-                self.norms.add(squares_QB, part.values.scale_B[piece.points], piece.points)
+                self.squares.append((piece.points, squares_QB, part.values.scale_B[piece.points]))
 
-    def _n_at_once(self, part: _Part, n_uses: int) -> int:
+    def _n_at_once(self, part: _Part) -> int:
         """How many points may be taken in at once: sums take as much memory as some copies of the weight per point."""
-        if self._is_maximum(part, n_uses) or self._is_fused(part, n_uses):
+        if self._is_maximum(part) or self._kernel(part).fused is not None:
             return max(1, len(part.use.windows) * self.chunk_bytes // self.given_bytes)
         n_weights = (part.rows.stop - part.rows.start) * self.weight.fan_in
         return max(1, self.chunk_bytes // (4 * FLOAT_BYTES * n_weights))  # two signs, with temporaries
 
-    def _is_maximum(self, part: _Part, n_uses: int) -> bool:
-        return self.reduce == "max" or (n_uses == 1 and part.use.n_positions == 1)  # the mean of one patch
+    def _is_maximum(self, part: _Part) -> bool:
+        return self.reduce == "max" or (part.n_uses == 1 and part.use.n_positions == 1)  # the mean of one patch
 
-    def _is_fused(self, part: _Part, n_uses: int) -> bool:
-        return self._kernel(part).fused is not None and (self.reduce == "max" or n_uses == 1)
-
-    def _try_in_memory(self, part: _Part, n_uses: int) -> Tensor | None:
+    def _try_in_memory(self, part: _Part) -> Tensor | None:
         """What `_take_in` gives; None if memory ran out, after halving chunk_bytes; raises if that cannot help."""
         try:
-            return self._take_in(part, n_uses)
+            return self._take_in(part)
         except (MemoryError, RuntimeError) as error:
             if not numerics.is_out_of_memory(error):
                 raise
@@ -221,28 +248,28 @@ class RunningSensitivities:
         _log.warning("out of memory at %s: continuing with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
         return None
 
-    def _take_in(self, part: _Part, n_uses: int) -> Tensor:
+    def _take_in(self, part: _Part) -> Tensor:
         """Raises maxima, or the sums of points, to what these points give, and gives the squares of their norms, Q x B.
 
         It may be tried again if it fails: it raises maxima, or adds once, as its last action.
         """
-        is_maximum = self._is_maximum(part, n_uses)
-        if self._is_fused(part, n_uses):
-            return self._by_windows(part, is_maximum)
-        return self._by_maxima(part) if is_maximum else self._by_sums(part)
+        if self._kernel(part).fused is not None:
+            return self._by_windows(part)
+        return self._by_maxima(part) if self._is_maximum(part) else self._by_sums(part)
 
-    def _by_windows(self, part: _Part, is_maximum: bool) -> Tensor:
+    def _by_windows(self, part: _Part) -> Tensor:
         """One call of a fused kernel."""
-        fused, values, key = self.kernel.fused, part.values, self._key(part)
-        assert fused is not None
+        values, key = part.values, self._key(part)
         windows, factors = part.own_use.windows, values.factors_TB
         if windows.dtype != numerics.SCORE_DTYPE:
             windows, factors = values.scaled(windows, part.points), values.signs_TB
         factors_TB = torch.from_numpy(factors[:, part.points].astype(np.float32))
         if key not in self.ratios:
-            self.ratios[key] = fused.new_ratios(*self._operands(part))
-        given = self.ratios[key], windows, part.use.n_position_dims, factors_TB
-        return fused.max_ratios(*given) if is_maximum else fused.mean_ratios(*given, part.counts_B)
+            assert self.kernel.fused is not None
+            self.ratios[key] = self.kernel.fused(*self._operands(part))
+        counts_B = None if self._is_maximum(part) else part.counts_B
+        squares_QB: Tensor = self.ratios[key].take_in(windows, part.use.n_position_dims, factors_TB, counts_B)
+        return squares_QB
 
     def _by_maxima(self, part: _Part) -> Tensor:
         """Raises the largest ratios, chunk by chunk; those in float64 become sensitivities at once, to save memory."""
@@ -264,6 +291,7 @@ class RunningSensitivities:
     def _by_sums(self, part: _Part) -> Tensor:
         """Sums the ratios of points over their patches; they wait for other uses, or raise the sensitivities."""
         sum_chunk, squares = self._kernel(part).sum_chunk, list[tuple[slice, Tensor]]()
+        assert sum_chunk is not None
         weight_GRK, factors_GR = self._operands(part)
         shape = 2, part.n_points, *weight_GRK.flatten(0, 1).shape
         sums_TBFK = torch.zeros(shape, dtype=numerics.SCORE_DTYPE, device=self.scale_F.device)
@@ -312,13 +340,15 @@ class RunningSensitivities:
 
     # --- Which points float32 holds -----------------------------------------------------------------------------------
 
-    def _parts(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[_Part]:
+    def _parts(self, use: WeightUse, rows: slice, values: ValueRange, n_uses: int) -> Iterator[_Part]:
         """Parts with nonzero activations; those for which float32 might underflow are wide.
 
-        Points of zeros add nothing: all their ratios are 0/0 := 0, and Z = 0.
+        Points of zeros add nothing: all their ratios are 0/0 := 0, and Z = 0. Sums of several uses are kept for each
+        point, which no fused kernel does: they are wide too.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
-        whole = _Part(use, rows, values, slice(0, len(values.peak_B)), is_wide=False)
+        is_wide = self.reduce == "mean" and n_uses > 1 and self.kernel.fused is not None
+        whole = _Part(use, rows, values, slice(0, len(values.peak_B)), n_uses, is_wide)
         lowest, highest = values.peaks
         if (
             ORDINARY_PEAKS[0] <= lowest <= highest <= ORDINARY_PEAKS[1]
@@ -328,39 +358,15 @@ class RunningSensitivities:
             return
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
-        is_wide_B = ratio_B * self.smallest_weight < numerics.UNDERFLOW_GUARD
-        is_extreme_B = _are_extreme(use.windows, values.scale_B)
-        if not (is_wide_B | (values.peak_B == 0) | is_extreme_B).any():
-            yield whole
-            return
-        of_points = zip(values.peak_B.tolist(), is_extreme_B.tolist(), is_wide_B.tolist())
-        kinds = [
-            None if peak == 0 else extreme or (wide and self._underflows(replace(whole, points=slice(b, b + 1))))
-            for b, (peak, extreme, wide) in enumerate(of_points)
-        ]
+        is_wide_B = is_wide | (ratio_B * self.smallest_weight < numerics.UNDERFLOW_GUARD)
+        is_wide_B |= _are_extreme(use.windows, values.scale_B)
+        kinds = [None if peak == 0 else wide for peak, wide in zip(values.peak_B.tolist(), is_wide_B.tolist())]
         start = 0
         for kind, group in groupby(kinds):
             stop = start + len(list(group))
             if kind is not None:
                 yield replace(whole, points=slice(start, stop), is_wide=kind)
             start = stop
-
-    def _underflows(self, point: _Part) -> bool:
-        """Whether float32 would underflow for an activation of this point, or its product with a weight of its column.
-
-        Fused kernels divide each patch by its sum first; others do not.
-        """
-        smallest_GK: Tensor | None = None
-        for _, patches_GKP, _ in self._chunks(replace(point, is_wide=True)):
-            patches = patches_GKP.abs()
-            if bool(((patches > 0) & (patches < SMALLEST_NORMAL)).any()):
-                return True
-            shares = patches if self.kernel.fused is None else patches / patches.sum(1, keepdim=True)
-            least = torch.where(patches > 0, shares, torch.inf).amin(-1)
-            smallest_GK = least if smallest_GK is None else torch.minimum(smallest_GK, least)
-        assert smallest_GK is not None  # every point has patches
-        products = self._scaled_rows(point.rows).unflatten(0, (len(smallest_GK), -1)).abs() * smallest_GK[:, None]
-        return bool(((products > 0) & (products < numerics.UNDERFLOW_GUARD)).any())
 
     def _kernel(self, part: _Part) -> KernelFunctions:
         return (self.kernel.in_float64 if part.is_wide else None) or self.kernel
@@ -370,13 +376,12 @@ class RunningSensitivities:
 
     def _operands(self, part: _Part) -> tuple[Tensor, Tensor]:
         """The scaled weights (G x R x K), and the factors (G x R) that undo their scale."""
-        n_groups = part.use.n_groups
-        weight_FK = self._scaled_rows(part.rows) if part.is_wide else _rows_at(self.scaled_FK, part.rows)
-        factors_F = _rows_at(self.factors_F, part.rows)
-        return weight_FK.unflatten(0, (n_groups, -1)), factors_F.unflatten(0, (n_groups, -1))
-
-    def _scaled_rows(self, rows: slice) -> Tensor:
-        return self.rows_FK[rows].to(numerics.BOUND_DTYPE) * self.scale_F[rows, None]
+        n_groups, rows = part.use.n_groups, part.rows
+        if part.is_wide:
+            weight_FK = self.rows_FK[rows].to(numerics.BOUND_DTYPE) * self.scale_F[rows, None]
+        else:
+            weight_FK = _rows_at(self.scaled_FK, rows)
+        return weight_FK.unflatten(0, (n_groups, -1)), _rows_at(self.factors_F, rows).unflatten(0, (n_groups, -1))
 
     def _bytes_per_window(self, part: _Part) -> int:
         """What a window of one group takes: its values, one signed copy, and seven numbers per row."""
@@ -392,6 +397,31 @@ def _all_squares(squares: list[tuple[slice, Tensor]], part: _Part) -> Tensor:
     for points, found_QB in squares:
         squares_QB[:, points] += found_QB
     return squares_QB
+
+
+def _unscaled(squares_QB: np.ndarray, scale_B: np.ndarray) -> np.ndarray:
+    """Squares of scaled points, with the scale undone; infinite beyond the range of float64."""
+    with np.errstate(all="ignore"):
+        factor_B = np.square(scale_B)
+        is_lost_B = (factor_B == 0) | np.isinf(factor_B)
+        return np.where(is_lost_B & (squares_QB > 0), math.inf, squares_QB / factor_B)
+
+
+def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:
+    """above / below, 0 for 0/0, infinity where only the denominator is 0 or anything is not finite.
+
+    So a claim may get weaker, never stronger. (NumPy, because for so few numbers torch's overhead dominates.)
+    """
+    with np.errstate(all="ignore"):
+        ratio_B = np.where(above_B == 0, 0.0, above_B / below_B)
+    return np.where(np.isfinite(above_B) & np.isfinite(below_B), ratio_B, math.inf)
+
+
+def _running_max(best: float | None, largest: float | None) -> float | None:
+    """The larger of both; None once anything was unknown."""
+    if best is None or largest is None:
+        return None
+    return math.inf if math.isnan(largest) else max(best, largest)
 
 
 def _are_extreme(scaled: Tensor, scale_B: np.ndarray) -> np.ndarray:

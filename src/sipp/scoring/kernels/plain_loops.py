@@ -1,62 +1,42 @@
-"""The kernels in plain compiled loops, float64: no vector code, nothing that belongs to one processor.
+"""The kernel in plain compiled loops, float64: no vector code, nothing that belongs to one processor.
 
-They serve the rare points whose range of values float32 does not hold, and all points where no vector code is written
-for the processor. The terms of each sum are added in the same order whatever stands beside them and however many
-threads there are, which a matrix product does not promise. `kernel.sum_times` uses the same loop in float32.
+They serve what the float32 kernel does not: the rare points whose range of values it does not hold, means over several
+uses of a weight, and all points where no vector code is written for the processor. The terms of each sum are added in
+the same order whatever stands beside them and however many threads there are, which a matrix product does not promise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import compiled, memory, threads
-from sipp.scoring.kernels import checks, reference
+from sipp.native import compiling, memory, threads
+from sipp.scoring.kernels import reference
 from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
+
+compiled = compiling.compiled
 
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
     """D_SGRP of T2: the sums of w_k^s a_k over the fan-in, for both signs s of the weights."""
-    checks.check_sums("quadrant_sums", weight_GRK, patches_GKP, device="cpu")
-    weight, patches = (_in_line(x, torch.float64) for x in (weight_GRK, patches_GKP))
-    n_groups, n_rows, _ = weight_GRK.shape
-    result = memory.zeros(2, n_groups, n_rows, patches_GKP.shape[-1], dtype=torch.float64)
-    out, cuts = memory.array(result, torch.float64), _cuts(n_groups * n_rows)
-    threads.run_parallel(lambda i: _add_sums(weight, patches, cuts[i], cuts[i + 1], out), len(cuts) - 1)
-    return result
+    shape = 2, *weight_GRK.shape[:2], patches_GKP.shape[-1]
+    return _filled(_add_sums, shape, weight_GRK, patches_GKP, by_rows_of=weight_GRK)
 
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
-    checks.check_products("max_times", patches_GKP, inverse_SGRP, positive_GRK, device="cpu")
-    patches = _in_line(patches_GKP.transpose(1, 2), torch.float64)
-    inverse, positive = _in_line(inverse_SGRP, torch.float64), _in_line(positive_GRK, torch.bool)
-    result = memory.zeros(*positive_GRK.shape, dtype=torch.float64)
-    out, cuts = memory.array(result, torch.float64), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
-    threads.run_parallel(
-        lambda i: _raise_to_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1
-    )
-    return result
+    given = patches_GKP.transpose(1, 2), inverse_SGRP, positive_GRK
+    return _filled(_raise_to_products, positive_GRK.shape, *given, by_rows_of=positive_GRK)
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
     """sum over the N patches of each point of the products of T3: B x G x R x K."""
-    return sum_in_order(patches_GKBN, inverse_SGRBN, positive_GRK, torch.float64)
-
-
-def sum_in_order(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor, dtype: torch.dtype) -> Tensor:
-    """`sum_times` in this dtype, patch after patch."""
-    checks.check_products("sum_times", patches_GKBN, inverse_SGRBN, positive_GRK, n_dims=2, device="cpu")
-    n_points = patches_GKBN.shape[2]
-    patches = _in_line(patches_GKBN.permute(2, 0, 3, 1), dtype)
-    inverse, positive = _in_line(inverse_SGRBN, dtype), _in_line(positive_GRK, torch.bool)
-    result = memory.zeros(n_points, *positive_GRK.shape, dtype=dtype)
-    out, cuts = memory.array(result, dtype), _cuts(positive_GRK.shape[0] * positive_GRK.shape[1])
-    threads.run_parallel(lambda i: _add_products(patches, inverse, positive, cuts[i], cuts[i + 1], out), len(cuts) - 1)
-    return result
+    given = patches_GKBN.permute(2, 0, 3, 1), inverse_SGRBN, positive_GRK
+    return _filled(_add_products, (patches_GKBN.shape[2], *positive_GRK.shape), *given, by_rows_of=positive_GRK)
 
 
 KERNEL = KernelFunctions(
@@ -64,14 +44,13 @@ KERNEL = KernelFunctions(
 )
 
 
-def _in_line(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    return memory.array(tensor.detach().to(dtype).contiguous(), dtype)
-
-
-def _cuts(n_rows: int) -> list[int]:
-    """Where each thread's rows start, and the end. A row is one thread's: its sums do not depend on their number."""
-    n_threads = min(n_rows, torch.get_num_threads())
-    return [n_rows * i // n_threads for i in range(n_threads + 1)]
+def _filled(loop: Callable[..., None], shape: tuple[int, ...], *given: Tensor, by_rows_of: Tensor) -> Tensor:
+    """What a loop makes of these, in float64. A row is one thread's: its sums do not depend on their number."""
+    arrays = [(x if x.dtype == torch.bool else x.to(torch.float64)).detach().contiguous().numpy() for x in given]
+    result = memory.zeros(*shape, dtype=torch.float64)
+    cuts = threads.cut_evenly(by_rows_of.shape[0] * by_rows_of.shape[1], torch.get_num_threads())
+    threads.run_parallel(lambda i: loop(*arrays, *cuts[i], result.numpy()), len(cuts))
+    return result
 
 
 @compiled

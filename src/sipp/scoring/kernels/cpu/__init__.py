@@ -1,1 +1,0 @@
-"""The kernels on the CPU: float32, vector code and loops compiled by Numba."""
