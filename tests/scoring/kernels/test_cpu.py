@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sipp
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError, ModelError, OptionError
 from sipp.scoring import kernels
 from sipp.scoring.kernels import cpu, plain_loops, reference
 from sipp.scoring.kernels.cpu import Ratios
@@ -372,7 +372,7 @@ def test_inputs_of_another_size_than_the_layer_takes_are_refused() -> None:
     """Compiled code does not check bounds: it must not be reached."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     for x in (torch.rand(20, 9), torch.rand(20, 3, 7)):
-        with pytest.raises((DataError, sipp.ModelError)):
+        with pytest.raises((DataError, ModelError)):
             sipp.sensitivity(model, x)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import sipp
 from sipp.errors import ModelError, OptionError
@@ -79,18 +77,9 @@ def test_another_error_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
         run(monkeypatch, limited(0, RuntimeError("mat1 and mat2 shapes cannot be multiplied")), "max")
 
 
-def packed() -> tuple[nn.Module, PackedSequence]:
-    """Sequences of unequal length: their points have different numbers of patches."""
-    torch.manual_seed(0)
-    return nn.GRU(3, 4), pack_sequence([torch.randn(n, 3) for n in (7, 5, 2, 1)])
-
-
 @pytest.mark.parametrize("reduce", ["max", "mean"])
-@pytest.mark.parametrize("given", [model_and_data, packed])
-def test_the_fused_kernel_takes_fewer_points(
-    given: Callable[[], tuple[nn.Module, Any]], reduce: Reduce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, data = given()
+def test_the_fused_kernel_takes_fewer_points(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = model_and_data()
     expected = sipp.sensitivity(model, [data], reduce=reduce)
     real, asked = cpu.Ratios.take_in, list[int]()
 

@@ -44,7 +44,8 @@ def test_another_processor_gives_nearly_the_same(target: str, tmp_path: Path) ->
     other, here = torch.load(saved), scores("max", "mean")
     assert other.keys() == here.keys()
     assert max(float((other[name] - here[name]).abs().max()) for name in here) <= BETWEEN_TARGETS
-    assert any(not torch.equal(other[name], here[name]) for name in here)  # it was another target
+    differ = any(not torch.equal(other[name], here[name]) for name in here)
+    assert differ is (target != "AVX2")  # only a product that is not fused with its sum rounds otherwise
 
 
 @pytest.fixture
