@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sipp.results import numerics
-
-if TYPE_CHECKING:
-    from sipp.scoring.kernels.cpu import Ratios
 
 POSITIVE, NEGATIVE = 0, 1  # index of a sign, for weights and for activations
 TOTAL = 4  # index of ||Z||^2, after the four quadrants 2 t + s (T11)
@@ -41,7 +38,7 @@ class KernelFunctions:
     sum_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs], tuple[Tensor, Tensor]] | None = None
     # a chunk, best_GRK -> the larger of best_GRK and of a_kp / D_rp over patches; squares
     max_chunk: Callable[[Tensor, int, Tensor, Tensor, Signs, Tensor], tuple[Tensor, Tensor]] | None = None
-    fused: type[Ratios] | None = None  # of weight_GRK, row_factors_GR
+    fused: Callable[[Tensor, Tensor], Any] | None = None  # weight_GRK, row_factors_GR -> as `cpu.Ratios`
     in_float64: KernelFunctions | None = None  # for points that float32 does not hold; None: this one is float64
 
 
