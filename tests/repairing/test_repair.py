@@ -2,11 +2,9 @@
 
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from repairing.fit_points import fit_points, split_of, split_positions
 from torch import Tensor, nn
 
@@ -202,37 +200,6 @@ def test_a_better_layer_that_makes_the_output_worse_is_undone() -> None:
     assert "undone" in str(fixed)
 
 
-class Masked(nn.Module):
-    """Takes a dict of a sequence and its attention mask; what stands in the padding must not matter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.one, self.two = nn.Linear(8, 12), nn.Linear(12, 4)
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
-        hidden = self.two(F.relu(self.one(x)))
-        return {"hidden": hidden, "mean": (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1)[:, None]}
-
-
-@pytest.mark.parametrize("steps", [0, 4])
-def test_dict_batches_whose_padding_does_not_count(steps: int) -> None:
-    dense = Masked()
-    mask = (torch.arange(6) < torch.tensor([6, 2, 4, 3] * 25)[:, None]).long()
-    x = points(600).view(100, 6, 8)
-    pruned = sipp.prune(dense, None, keep=0.4, method="magnitude")
-    fixed = [
-        sipp.repair(
-            dense, pruned, [{"x": torch.where(mask[..., None] == 1, x, junk), "attention_mask": mask}], steps=steps
-        )
-        for junk in (0.0, 50.0)
-    ]
-    found = done(fixed[0])
-    assert found.output_after is not None and found.output_after < found.output_before  # type: ignore[operator]
-    for name, parameter in fixed[0].model.named_parameters():
-        assert torch.allclose(fixed[1].model.get_parameter(name), parameter, rtol=1e-3, atol=1e-5)
-
-
 def test_old_promises_are_withdrawn_and_new_ones_can_be_had() -> None:
     dense = net()
     pruned = sipp.prune(dense, points(), keep=0.5, method="sipp-det")
@@ -262,24 +229,6 @@ def test_wrong_input_is_refused() -> None:
     revived.model[0].weight.data.fill_(1)
     with pytest.raises(ModelError, match="off its mask"):
         sipp.repair(dense, revived, points())
-
-
-def test_an_expert_without_tokens_is_left_alone() -> None:
-    class Routed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.one, self.never = nn.Linear(8, 4), nn.Linear(8, 4)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.one(x) if bool(x.isfinite().all()) else self.never(x)
-
-    dense = Routed()
-    fixed = sipp.repair(dense, sipp.prune(dense, None, keep=0.5, method="magnitude"), points())
-    assert {layer.name: bool(layer.left_alone) for layer in done(fixed).layers} == {
-        "one.weight": False,
-        "never.weight": True,
-    }
 
 
 def test_held_back_points_make_batches_no_larger_than_those_given() -> None:

@@ -111,7 +111,7 @@ def test_the_error_of_a_change_is_that_of_the_patches() -> None:
     assert torch.allclose(moments_of(x_GKP, gap_GRP).error(change_GRK, shift_GR), expected)
 
 
-@pytest.mark.parametrize("n_kept", [2, 3])  # solved on the kept side, and on the removed side
+@pytest.mark.parametrize("n_kept", [2, 3])
 def test_a_system_without_a_factor_becomes_nan_and_another_row_stays(n_kept: int) -> None:
     """As rounding leaves two features that are nearly constant: their covariance above the root of their variances."""
     xx_GKK = torch.eye(4, dtype=torch.float64).repeat(2, 1, 1)

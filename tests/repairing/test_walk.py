@@ -143,15 +143,6 @@ def test_budgets_rows_and_patterns() -> None:
         assert any(layer.mask_origin == "searched" and layer.n_moved for layer in made.record.layers)
 
 
-def test_weights_that_were_zero_stay_zero() -> None:
-    net, points = block()
-    with torch.no_grad():
-        net.conv1.weight[:, ::2] = 0.0
-    _, made = found(net, points, keep=0.3)
-    assert int(made.masks["conv1.weight"][:, ::2].sum()) == 0
-    assert next(layer for layer in made.record.layers if layer.name == "conv1.weight").n_moved > 0
-
-
 def test_of_a_sparse_network_a_layer_gets_no_more_than_it_has_left() -> None:
     net, points = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 20)), alike(60, 40)
     with torch.no_grad():

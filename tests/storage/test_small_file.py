@@ -104,22 +104,6 @@ def test_random_bits_come_back(
         assert torch.equal(sipp.inspect(path).masks["weight"], mask)
 
 
-@pytest.mark.parametrize(
-    "buffer",
-    [
-        torch.tensor([-5, 2**62]), torch.tensor(7, dtype=torch.int32), torch.tensor([[True], [False]]),
-        torch.zeros(0, 4, dtype=torch.float32), torch.tensor([1 + 2j, -0j], dtype=torch.complex64),
-        torch.arange(9, dtype=torch.uint8).reshape(3, 3).t(), torch.randn(5).to(torch.float8_e4m3fn),
-        torch.tensor(float("nan"), dtype=torch.float64), torch.zeros(4, 4, dtype=torch.int16),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("values", ["fp32", "lossless", "int8"])
-def test_other_dtypes_and_layouts(path: Path, buffer: Tensor, values: str) -> None:
-    sipp.save(Bag(torch.zeros(2, 2), buffer), path, values=values)  # type: ignore[arg-type]
-    found = sipp.load(path)["buffer"]
-    assert found.shape == buffer.shape and found.dtype == buffer.dtype and bits(found) == bits(buffer)
-
-
 def test_a_pruned_record_keeps_what_was_said_of_it(path: Path) -> None:
     pruned = sipp.prune(mlp(), torch.rand(64, 30), keep=0.2, holdout=torch.rand(64, 30))
     sipp.save(pruned, path)
@@ -250,14 +234,6 @@ def test_a_certificate_is_about_the_values_it_was_made_for(path: Path, values: s
     assert sipp.inspect(path).certificate_about == "stored values" and sipp.load(path)
 
 
-def test_a_certificate_of_another_network_is_refused(path: Path) -> None:
-    dense = mlp()
-    certificate = sipp.certify(dense, mlp(1), torch.rand(100, 30))
-    with pytest.raises(OptionError, match="another network"):
-        sipp.save(sipp.prune(dense, None, keep=0.5, method="magnitude"), path, certificate=certificate)
-    assert not path.exists()
-
-
 # --- what cannot be saved or loaded ---------------------------------------------------------------------------------
 
 
@@ -330,15 +306,6 @@ def test_a_network_comes_back_ready_to_use(path: Path) -> None:
     sipp.save(net, path)
     back = sipp.load(path, into=copy.deepcopy(net))
     assert not any(module.training for module in back.modules()) and net.training
-
-
-def test_parts_of_one_memory_are_rounded(tmp_path: Path) -> None:
-    """As the weights of recurrent layers lie on a GPU: rows of one memory, none of them shared."""
-    torch.manual_seed(0)
-    net, memory = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)), torch.randn(8, 4)
-    net[0].weight.data, net[1].weight.data = memory[:4], memory[4:]
-    assert sipp.save(net, tmp_path / "net", values="int8").rounding_words
-    sipp.load(tmp_path / "net", into=net)
 
 
 def test_what_prune_and_prune_to_give_stands_for_its_network(tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
 """Least squares of many rows at once, each restricted to its own kept weights, with a ridge.
 
 Row f wants the c with  c_j = 0 off its mask  that minimises  c A c - 2 c.r,  where A = X'X + ridge I.
-With A scaled to a unit diagonal and H = A^-1 there are two exact solutions, each with a Cholesky per row:
-    kept side:     solve the kept rows and columns of A;
-    removed side:  c = r H - m H, where m is supported on the removed weights and makes c zero there:  H_mm m = (r H)_m.
-The smaller side is used, so a row costs at most (K/2)^3 / 3 products, and one that keeps everything almost nothing.
-Conjugate gradients on many rows at once are used if they cost less: on a GPU, and for large K.
+With A scaled to a unit diagonal, each row solves the rows and columns of A that it keeps, by a Cholesky factor.
+Conjugate gradients on many rows at once are used if they cost less: where many weights are kept, and on a GPU.
 """
 
 from __future__ import annotations
@@ -53,18 +50,7 @@ def solve_rows(xx_GKK: Tensor, dx_GRK: Tensor, mask_GRK: Tensor, ridge_G: Tensor
         return _by_steps(small_GKK, wanted_GRK, mask_GRK).mul_(scale_GK[:, None])
     system_GKK = (xx_GKK * scale_GK[:, :, None]).mul_(scale_GK[:, None, :])
     system_GKK.diagonal(dim1=1, dim2=2).fill_(1.0)
-    found_NK = torch.zeros_like(wanted_NK)
-    by_kept = {i: n for i, n in enumerate(n_kept) if 0 < 2 * n <= fan_in}
-    _solve_within(system_GKK, wanted_NK, mask_NK, by_kept, n_rows, found_NK)
-    if any(2 * n > fan_in for n in n_kept):
-        by_removed_N = 2 * mask_NK.sum(1) > fan_in
-        inverse_GKK = torch.cholesky_inverse(cholesky_or_nan(system_GKK))
-        free_NK = (wanted_GRK @ inverse_GKK).flatten(0, 1)
-        pushes_NK = torch.zeros_like(free_NK)
-        by_removed = {i: fan_in - n for i, n in enumerate(n_kept) if fan_in < 2 * n < 2 * fan_in}
-        _solve_within(inverse_GKK, free_NK, ~mask_NK, by_removed, n_rows, pushes_NK)
-        bound_NK = free_NK - (pushes_NK.view_as(wanted_GRK) @ inverse_GKK).flatten(0, 1)
-        found_NK = torch.where(by_removed_N[:, None], bound_NK, found_NK)
+    found_NK = _by_factors(system_GKK, wanted_NK, mask_NK, {i: n for i, n in enumerate(n_kept) if n}, n_rows)
     found_GRK = torch.where(mask_NK, found_NK, 0.0).view_as(wanted_GRK)
     return found_GRK * scale_GK[:, None]
 
@@ -80,9 +66,9 @@ def scaled_system(xx_GKK: Tensor, scale_GK: Tensor) -> Tensor:
 
 
 def _is_cheaper_by_steps(n_kept: Sequence[int], fan_in: int, device: torch.device) -> bool:
-    """Whether conjugate gradients cost less than factoring each row's smaller side."""
+    """Whether conjugate gradients cost less than a factor of each row."""
     kind = "cuda" if device.type == "cuda" else "cpu"
-    factors = sum(min(n, fan_in - n) ** 3 for n in n_kept) / 3 * FACTOR_COST[kind]
+    factors = sum(n**3 for n in n_kept) / 3 * FACTOR_COST[kind]
     return factors > TYPICAL_STEPS * (2.0 * len(n_kept) * fan_in**2 + LAUNCH_COST[kind])
 
 
@@ -136,10 +122,11 @@ def _steps(system_GKK: Tensor, residual_GRK: Tensor, mask_GRK: Tensor, unit_GR1:
     return found_GRK
 
 
-def _solve_within(
-    system_GKK: Tensor, wanted_NK: Tensor, mask_NK: Tensor, sizes: Mapping[int, int], n_rows: int, found_NK: Tensor
-) -> None:
-    """Solves some rows within their masks, given by the sizes of these, and writes into `found_NK`."""
+def _by_factors(
+    system_GKK: Tensor, wanted_NK: Tensor, mask_NK: Tensor, sizes: Mapping[int, int], n_rows: int
+) -> Tensor:
+    """The solutions within the masks by a factor of each row, given the sizes of the masks that are not empty."""
+    found_NK = torch.zeros_like(wanted_NK)
     for rows in _alike(sizes, system_GKK.device):
         size, n_full = sizes[rows[0]], sizes[rows[-1]]  # padding comes last: nothing to clear before it
         batch_N = torch.tensor(rows, dtype=torch.int64, device=system_GKK.device)
@@ -155,6 +142,7 @@ def _solve_within(
         wanted_NS = wanted_NK[batch_N].gather(1, order_NS) * is_real_NS
         solved_NS = torch.cholesky_solve(wanted_NS[..., None], cholesky_or_nan(systems_NSS))[..., 0]
         found_NK[batch_N[:, None], order_NS] = solved_NS * is_real_NS
+    return found_NK
 
 
 def cholesky_or_nan(systems_BSS: Tensor) -> Tensor:
