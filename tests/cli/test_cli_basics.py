@@ -18,7 +18,6 @@ from typer import rich_utils
 import sipp
 from sipp.cli import errors
 from sipp.cli.main import app
-from sipp.errors import DataError, OptionError, SippError
 from sipp.results import Option, PruneOptions
 
 CLI = Path(errors.__file__).parent
@@ -129,31 +128,6 @@ def test_signals_have_their_own_exit_codes(points: Path, model: str, code: int, 
         [sys.executable, "-m", "sipp", *words], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
     )
     assert done.returncode == code and "stopped by" in done.stderr and not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "lines"),
-    [
-        (
-            DataError("3 values are NaN", where="a.npz", fix="drop it"),
-            ("a.npz: 3 values are NaN", "--data x", "drop it"),
-        ),
-        (DataError("no points; it was cut"), ("no points; it was cut", "--data x", "give another")),
-        (
-            OptionError("keep=2 is not in (0, 1]", fix="give keep=0.5", option="keep"),
-            ("--keep 2 is not in (0, 1]", "--data x", "give --keep 0.5"),
-        ),
-        (errors.CommandError("lost", where="--out y", fix="look for it"), ("lost", "--out y", "look for it")),
-    ],
-)
-def test_the_fields_of_an_error_become_three_lines(
-    error: SippError, lines: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def app(**options: object) -> None:
-        with errors.naming_option("--data x", "give another"):
-            raise error
-
-    assert errors.run_and_report(app, ["prune"]) == 2 and three_lines(capsys.readouterr().err) == lines
 
 
 def test_messages_are_bounded_and_a_warning_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

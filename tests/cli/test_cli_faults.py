@@ -126,23 +126,6 @@ def test_a_missing_gpu_is_named(tmp_path: Path) -> None:
     refused(run(*command(tmp_path, ["--device", "cuda"])), "--device", "CUDA")  # fault 34
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("network: !!python/object/apply:os.mkdir ['ran']\n", "tag"),
-        ("base: digits-iterative\nnot_a_key: 1\n", "not_a_key"),
-        ("base: digits-iterative\nseed: .nan\n", "seed"),
-        ("base: digits-iterative\nnet: cli_zoo:mlp\n", "unknown network"),  # code comes from the command line only
-    ],
-)
-def test_recipes_are_refused_by_key(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text(text)  # fault 7
-    done = run("run", tmp_path / "bad.yaml", "--out", tmp_path / "runs")
-    assert done.returncode == 2 and words in done.stderr.lower() and three_lines(done.stderr)
-    assert list(files_in(tmp_path)) == ["bad.yaml"]
-    assert run("run", "no-such-recipe", "--out", tmp_path).returncode == 2
-
-
 def test_a_set_that_cannot_be_fetched_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sipp_lab.data.cifar10.CIFAR10", replace(CIFAR10, url="http://127.0.0.1:9/x"))
     done = run("data", "cifar10", tmp_path)  # fault 33
@@ -192,13 +175,6 @@ def test_what_a_command_reads_is_never_replaced(name: str, folder: Path) -> None
     for path in ("w.safetensors", "net/../w.safetensors"):
         fix = refused(run(*COMMANDS[name], "--out", path, "--force"), "--out", "reads")
         assert fix and files_in(folder) == before
-
-
-def test_weights_put_by_others_into_our_folder_stay(folder: Path) -> None:
-    save_file({"theirs": torch.ones(1)}, "net/model.safetensors")
-    before = files_in(folder)
-    refused(run(*COMMANDS["prune"], "--out", "net", "--force"), "--out", "that is not of sipp")
-    assert files_in(folder) == before
 
 
 def test_one_broken_run_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """--data: arrays and tensors in files, pictures and how their bytes become numbers; all through `sipp eval`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +127,6 @@ def test_bytes_are_normalised_as_asked(text: str, mean: tuple[float, ...], std: 
     assert said.count("bytes x as (x / 255 - mean) / std") == 1 and f"std {std[0]:g}" in said
 
 
-def test_the_record_holds_the_normalisation(here: Path, tmp_path: Path) -> None:
-    words = ["prune", "--model", "cli_zoo:small_conv", "--data", "bytes.npy", "--keep", 0.5, "--out", tmp_path / "net"]
-    assert run(*words, "--normalise", "0.5,0.5,0.5/0.25,0.25,0.25").returncode == 0
-    record = json.loads((tmp_path / "net" / "report.json").read_text())
-    assert record["data"]["normalisation"] == {"mean": [0.5] * 3, "std": [0.25] * 3}
-    floats = told("compare", "--model", "cli_zoo:small_conv", "--data", "floats.npy", "--methods", "magnitude")
-    assert floats["data"]["normalisation"] is None
-
-
 @pytest.mark.parametrize(
     ("text", "data", "what"),
     [
@@ -181,9 +171,3 @@ def test_a_folder_with_parts_is_calibrated_on_train_and_held_out_on_val(here: Pa
     record = told("prune", *net, "--holdout", "parts", "--epsilon", 0.5, "--share", 0.9, "--dry-run")
     assert record["data"]["what"].startswith("4 training images of parts")
     assert record["holdout"]["what"].startswith("6 validation images of parts")
-
-
-def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "0.png").write_bytes(b"no image")
-    done = run("prune", "--model", "resnet20", "--data", tmp_path, "--keep", 0.5, "--dry-run")
-    assert done.returncode == 2 and "0.png" in three_lines(done.stderr)[0]

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.cli.networks import load_model
-from sipp.verbs import prune_on_disk as on_disk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the head, stays as it is")
 MODEL = ["--model", "hf:llama"]
@@ -67,14 +65,6 @@ def test_what_a_length_cannot_mean_is_refused(here: Path) -> None:
     assert "--length" in refused(run(*short), "--data", f"none has {LENGTH} tokens")
 
 
-def test_buffers_that_the_network_makes_itself_may_be_in_a_file(here: Path) -> None:
-    state, model = load_file("llama/model.safetensors"), load_model("hf:llama")
-    made = [name for name, _ in model.named_buffers() if name not in model.state_dict()]
-    assert made, "a rotary embedding has such"
-    save_file(state | {made[0]: torch.ones(3)}, "more.safetensors")
-    load_model("hf:llama", Path("more.safetensors"))
-
-
 # --- on the disk ------------------------------------------------------------------------------------------------------
 
 
@@ -100,27 +90,6 @@ def test_a_folder_goes_in_and_one_that_transformers_reads_comes_out(here: Path) 
     found = told("eval", *MODEL, "--pruned", "half", "--data", "one.txt")
     expected = sipp.perplexity(whole.model, tokens(12, LENGTH), progress=False).perplexity
     assert found["perplexity"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish, goal = on_disk.BlockFolder.finish, ("--pattern", "2:4", "--repair")
-
-    def stopping(self: Any, i: int, *args: Any) -> None:
-        if i == 1:
-            raise KeyboardInterrupt
-        finish(self, i, *args)
-
-    monkeypatch.setattr(on_disk.BlockFolder, "finish", stopping)
-    assert on_disk_pruned("stopped", *goal).returncode == 130
-    monkeypatch.setattr(on_disk.BlockFolder, "finish", finish)
-    assert "2 blocks, 1 of them by an earlier run" in on_disk_pruned("stopped", *goal).stdout
-    on_disk_pruned("whole", *goal)
-    whole, stopped = (load_file(f"{name}/block-00001.safetensors") for name in ("whole", "stopped"))
-    assert whole.keys() == stopped.keys() and all(torch.equal(whole[name], stopped[name]) for name in whole)
-    other = on_disk_pruned("stopped", "--keep", 0.5)
-    assert other.returncode == 2 and "was started with other options" in three_lines(other.stderr)[0]
 
 
 @pytest.mark.parametrize(

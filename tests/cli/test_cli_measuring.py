@@ -1,8 +1,6 @@
 """`compare`, `sensitivity`, `certify` and `eval`: what the public functions give, in print and as JSON."""
 
 import json
-import sys
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,6 @@ from commandline import refused, run, three_lines, told
 from safetensors.torch import load_file, save_file
 
 import sipp
-from sipp.cli.errors import run_and_report
-from sipp.cli.main import app
 
 NET = ["--model", "cli_zoo:mlp"]
 BOTH = [*NET, "--dense", "dense.safetensors", "--pruned", "net"]
@@ -162,15 +158,3 @@ def test_accuracy_loss_and_error_are_those_of_the_networks(tmp_path: Path) -> No
     plain = run("eval", *BOTH, "--data", "plain.npy", "--out", tmp_path / "e.json")
     assert "accuracy:        not measured: plain.npy holds no array 'labels'" in plain.stdout
     assert json.loads((tmp_path / "e.json").read_text())["error_mean"] == found["error_mean"]
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_shown_in_a_terminal_only(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream, out = StringIO(), StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(sys, "stdout", out)
-    code = run_and_report(app, ["eval", *map(str, BOTH), "--data", "plain.npy", "--json"])
-    assert code == 0 and json.loads(out.getvalue())["n_inputs"] == 300
-    assert ("measuring" in stream.getvalue()) == is_terminal

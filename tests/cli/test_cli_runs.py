@@ -1,9 +1,6 @@
 """`sipp run`, `sipp study` and `sipp demo`: from nothing to a page, resumed; what would be trained; recipes."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,19 +56,6 @@ def test_studies_and_recipes_are_listed_and_explained() -> None:
     assert any(line.split()[:2] == ["retrain.epochs", "150"] for line in text.splitlines())
     keys = told("run", "digits-iterative", "--show")["keys"]
     assert {"key": "train.epochs", "value": 8, "meaning": "epochs of training"} in keys
-
-
-def test_a_study_in_two_processes_gives_the_runs_of_one(tmp_path: Path) -> None:
-    words = ["study", "paper-fully-connected", *SMALL, "--set=prune.methods=[magnitude]", "--json"]
-    assert run(*words, "--out", tmp_path / "one").returncode == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sipp"]
-    done = subprocess.run(
-        [*launch, *map(str, words), "--out", str(tmp_path / "two")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert [one["n_made"] for one in json.loads(done.stdout)["runs"]] == [2, 2]  # of one process: the other only helps
-    names = [sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("one", "two")]
-    assert names[0] == names[1]
 
 
 def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

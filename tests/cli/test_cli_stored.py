@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 import sipp
 from sipp.results import Bench, SavedFile, from_json
-from sipp.runtime import timing
 
 NET = ["--model", "cli_zoo:mlp"]
 
@@ -131,14 +130,6 @@ def test_bench_tells_size_and_speed_and_its_record_is_shown_beside_the_network(f
     assert [run.n_inputs for run in found.runs] == [1, 20] and max(run.off_by for run in found.runs) < 1e-5
     assert found.pruned_hash == contents.certificate.pruned_hash
     refused(run(*words, "--out", record), "--out", "exists")
-
-
-def test_where_torch_runs_all_of_it_nothing_is_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If torch runs every layer, no speed-up is shown, whatever was timed."""
-    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 1e3)  # every step by itself wins,
-    monkeypatch.setattr(timing, "race", lambda fast, dense: ([2.0], [1.0]))  # and all together lose
-    done = run("bench", "net", *NET, "--data", "data.npy", "--batch-size", 4)
-    assert "run by torch: nothing gained" in " ".join(done.stdout.split())
 
 
 def test_what_lies_beside_a_network_is_on_its_page_until_the_network_changes(folder: Path, tmp_path: Path) -> None:

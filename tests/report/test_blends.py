@@ -61,13 +61,3 @@ def test_an_output_that_is_not_finite_has_no_bar(tmp_path: Path) -> None:
     page, plots = page_of(tmp_path / "net")
     (plot,) = [plot for name, plot in plots.items() if "-blend" in name]
     assert plot["views"][0]["series"][0]["values"][-1] is None and "inputs that were also used for scoring" in page
-
-
-def test_an_untrained_network_has_one_and_the_page_says_why(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
-    pruned = sipp.prune(net, torch.rand(40, 12), keep=0.5, norm_stats="batch", progress=False)
-    sipp.save_folder(pruned, tmp_path / "net")
-    page, plots = page_of(tmp_path / "net")
-    assert "in shares of its layer" in page and "no other was tried" in page
-    assert not any("-blend-table" in name for name in plots)

@@ -15,7 +15,7 @@ from sipp.files import seal
 from sipp.report.networks import read_pruned_result
 from sipp.report.rendering import about_method
 from sipp_lab.page import read_results, render
-from sipp_lab.page.run_article import method_table, run_titles
+from sipp_lab.page.run_article import method_table
 from sipp_lab.runs.folder import read_run
 
 SCREEN = 900  # pixels high, of a window that is 1440 wide
@@ -104,16 +104,3 @@ def test_the_dense_accuracy_is_in_every_table_and_words_are_explained(study: Pat
         assert re.search(rf'title="[^"]+"[^>]*>{name}<', page), name
     assert about_method("magnitude") in page and "a score from the user's own code" in about_method("mine")
     assert "Words on this page" in page and "keep 10 % means 90 % zeros" in page
-
-
-def test_own_networks_and_data_are_called_by_their_names(study: Path) -> None:
-    run = read_run(study / "part0" / "0")
-    own = {
-        **run.config,
-        "net": "own",
-        "data": {**run.config["data"], "name": "own"},
-        "code": {"net": "my:make", "data": None},
-    }
-    assert run_titles([replace(run, config=own)]) == ["net0-own: my:make on own"]
-    own["code"] = {"net": "my:make", "data": "my:load", "methods": {"mine": "abc"}}
-    assert run_titles([replace(run, config=own)]) == ["net0-own: my:make on my:load"]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sipp.report.palette import FREE_COLOURS, FREE_STYLES, STYLES, style_of
-from sipp.scoring.methods import NAMES
 
 BACKGROUNDS = {"light": "#ffffff", "dark": "#161c24"}
 # Full dichromacy, after Machado, Oliveira and Fernandes (2009), on linear RGB.
@@ -57,11 +56,6 @@ def test_methods_can_be_told_apart(scheme: str, vision: str) -> None:
     assert least_distance([*(getattr(style, scheme) for style in STYLES.values()), *free], vision) > LEAST_DISTANCE
 
 
-def test_red_and_green_alone_would_fail() -> None:
-    assert least_distance(["#cc4125", "#6f8f1f"], "full") > LEAST_DISTANCE
-    assert least_distance(["#a8631c", "#6f7d1f"], "deutan") < LEAST_DISTANCE
-
-
 @pytest.mark.parametrize("scheme", BACKGROUNDS)
 def test_methods_stand_out(scheme: str) -> None:
     for style in (*STYLES.values(), *FREE_STYLES):
@@ -71,21 +65,6 @@ def test_methods_stand_out(scheme: str) -> None:
 def test_markers_and_dashes_tell_methods_apart_without_colour() -> None:
     looks = {(style.marker, style.dash) for style in (*STYLES.values(), *FREE_STYLES)}
     assert len(looks) == len(STYLES) + len(FREE_STYLES)
-
-
-def test_a_method_without_a_row_gets_a_look_of_its_own_and_always_the_same() -> None:
-    assert set(STYLES) <= set(NAMES)  # no look of a method that is gone
-    own = tuple(f"mine{i}" for i in range(40))
-    names = (*own[:5], *STYLES, *own[5:], "mine3 repaired", "sipp-det mean")
-    looks = {name: style_of(name, names) for name in (*STYLES, *own)}
-    assert len({(one.marker, one.dash) for one in looks.values()}) == len(looks)
-    n_colours = len(STYLES) + len(FREE_COLOURS)
-    assert len({looks[name].light for name in (*STYLES, *own[: len(FREE_COLOURS)])}) == n_colours
-    assert looks == {name: style_of(name, names) for name in (*STYLES, *own)}
-    repaired = style_of("mine3 repaired", names)
-    assert (repaired.light, repaired.marker, repaired.hollow) == (looks["mine3"].light, looks["mine3"].marker, True)
-    assert style_of("alone", ()) == style_of("alone", ("magnitude", "alone")) == looks["mine0"]
-    assert style_of("magnitude ", ("magnitude", "magnitude ")) == looks["mine0"]  # no arm: it names no reduction
 
 
 def test_repaired_networks_look_like_their_method_and_are_told_from_it_without_colour() -> None:

@@ -1,7 +1,6 @@
 """Folders that are whole, unfinished, broken or something else."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from report.synthetic import big_run, certificate, facts, layer
 from sipp.errors import DataError
 from sipp.files import seal
 from sipp.report.networks import PrunedModel, read_pruned_result
-from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.jsonio import to_json
 from sipp.results.stored import Report
@@ -53,22 +51,6 @@ def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
     assert [type(one) for one in found] == [PrunedModel, Run]
 
 
-def test_a_pruned_model(tmp_path: Path) -> None:
-    pruned = read_pruned_result(pruned_folder(tmp_path / "net"))
-    assert [one.dead_rows for one in pruned.pruned.layers] == [2, 0]
-    assert [one.n_weights for one in pruned.pruned.layers] == [36, 100]
-    assert not pruned.pruned.bound.holds and pruned.report.certificate is None and pruned.pruned.seed == 3
-
-
-def change(record: dict[str, Any], key: str, value: Any) -> str:
-    *path, last = key.split(".")
-    place: Any = record
-    for part in path:
-        place = place[int(part) if part.isdigit() else part]
-    place[last] = value
-    return json.dumps(record)
-
-
 def test_other_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither a run .* give a folder written by sipp prune"):
         read_results([tmp_path])
@@ -79,13 +61,3 @@ def test_other_folders(tmp_path: Path) -> None:
         read_results([tmp_path / "file"])
     with pytest.raises(DataError, match="not a report of"):
         read_pruned_result(pruned_folder(tmp_path / "net", kind="other"))
-
-
-def test_a_bound_promises_something_only_if_it_is_met_and_finite(tmp_path: Path) -> None:
-    for index, (reason, epsilon, expected) in enumerate([("", 0.5, True), ("", None, False), ("few", 0.5, False)]):
-        bound = NetworkBound("paper", epsilon, 0.1, None, reason)
-        read = read_pruned_result(pruned_folder(tmp_path / str(index), bound=bound)).pruned.bound
-        assert read == bound and read.holds is expected
-    infinite = replace(bound, epsilon=math.inf, reason="")
-    read = read_pruned_result(pruned_folder(tmp_path / "inf", bound=infinite)).pruned.bound
-    assert read == infinite and not read.holds

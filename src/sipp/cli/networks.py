@@ -163,9 +163,7 @@ def _load_into(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
         raise ModelError(f"{path} does not fit {type(model).__name__}, {' '.join(str(error).split())}") from error
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(parameter) for name, parameter in parameters.items() if name in state}
-    buffers = {name for name, _ in model.named_buffers()}  # including those that are not stored
     missing = [name for name in missing if id(parameters.get(name)) not in loaded]  # unless tied
-    unknown = [name for name in unknown if name not in buffers]
     differences = [f"not in the file: {words.listed(missing)}"] if missing else []
     differences += [f"not in the network: {words.listed(unknown)}"] if unknown else []
     if differences:
