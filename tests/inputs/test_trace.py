@@ -417,9 +417,9 @@ def test_a_map_prints_like_a_table_of_contents() -> None:
     assert str(trace(mlp().eval(), rows())).splitlines() == [
         "Sequential: 3 weights in 3 layers, 8 operations on 3 inputs",
         "a chain of fully-connected layers",
-        "0.weight  Linear  5 x 4",
-        "2.weight  Linear  3 x 5",
-        "4.weight  Linear  2 x 3",
+        "0.weight  Linear  5 x 4  intercept 0.bias",
+        "2.weight  Linear  3 x 5  intercept 2.bias",
+        "4.weight  Linear  2 x 3  intercept 4.bias",
     ]
     of_lstm = str(trace(Tagger(batch_first=False).eval(), steps())).splitlines()
     assert of_lstm[-1] == f"not assigned to inputs, {ELSEWHERE}: fc.weight"

@@ -113,8 +113,8 @@ def trace(
         >>> print(sipp.inputs.trace.trace(model, torch.rand(8, 4)))
         Sequential: 2 weights in 2 layers, 5 operations on 3 inputs
         a chain of fully-connected layers
-        0.weight  Linear  3 x 4
-        2.weight  Linear  2 x 3
+        0.weight  Linear  3 x 4  intercept 0.bias
+        2.weight  Linear  2 x 3  intercept 2.bias
     """
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
@@ -367,10 +367,11 @@ def _lines(found: ModelMap) -> Iterator[str]:
         at = found.blocks.at
         state = f"argument {at}" if isinstance(at, int) else at
         yield f"{len(names)} blocks pass a state along ({state}): {some}"
-    yield "a chain of fully-connected layers" if not found.no_chain else f"no chain of the paper's: {found.no_chain}"
+    yield "a chain of fully-connected layers" if not found.no_chain else f"no plain chain: {found.no_chain}"
     if found.run.depends_on_values:
         yield f"values decide what runs: {found.run.depends_on_values}"
-    yield from _table([_row(found, name) for name in found.order])
+    beside = {name for group in found.same_input for name in group[1:]}
+    yield from _table([_row(found, name, "same input" if name in beside else "") for name in found.order])
     missing = [weight.name for weight in found.weights if weight.name not in found.order]
     if missing:
         yield f"not used by these inputs: {', '.join(missing)}"
@@ -379,9 +380,9 @@ def _lines(found: ModelMap) -> Iterator[str]:
         yield f"not assigned to inputs, {reason}: {', '.join(of_reason)}"
 
 
-def _row(found: ModelMap, name: str) -> tuple[str, ...]:
-    """A weight, its layer, its size, how often it is used, the norm behind it, and what its output is added to."""
-    weight = next(one for one in found.weights if one.name == name)
+def _row(found: ModelMap, name: str, beside: str) -> tuple[str, ...]:
+    """A weight, its layer and size, its uses, what it reads, its intercept, the norm behind it, what it is added to."""
+    weight, place = next(one for one in found.weights if one.name == name), found.places[name]
     n_uses, norm, one = found.n_uses[name], found.norms.get(name, ""), found.sums.get(name)
     added = "" if one is None else f"what follows {one.latest}" if one.latest else "what comes before any weight"
     return (
@@ -389,6 +390,8 @@ def _row(found: ModelMap, name: str) -> tuple[str, ...]:
         weight.layer_type,
         f"{weight.n_rows} x {weight.fan_in}",
         "" if n_uses == 1 else f"used {n_uses} times",
+        beside,
+        f"intercept {place.name}" if place.name else "",
         f"then {norm}" if norm else "",
         f"added to {added}" if added else "",
     )
