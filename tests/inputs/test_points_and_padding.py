@@ -238,11 +238,7 @@ def test_the_same_text_padded_to_32_and_to_128_gives_the_same_masks_and_certific
         calibration, holdout = [sentences(40, to, 0), sentences(40, to, 1)], [sentences(60, to, 2)]
         pruned = sipp.prune(model, calibration, keep=0.5)
         by_loss = sipp.prune(
-            model,
-            calibration,
-            keep=0.5,
-            method="snip",
-            loss=lambda out, labels: F.cross_entropy(out.logits, labels),
+            model, calibration, keep=0.5, method="snip", loss=lambda out, labels: F.cross_entropy(out.logits, labels)
         )
         output = sipp.certify(model, pruned.model, holdout, output="logits", calibration=calibration)
         accuracy = sipp.certify_accuracy(model, pruned.model, holdout, output="logits")

@@ -224,158 +224,132 @@ def facts(found: ModelMap) -> dict[str, Any]:
 
 
 NOTHING: dict[str, Any] = {"sums": {}, "norms": {}, "blocks": (), "unassigned": {}, "values": "", "twice": {}}
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, Any]]] = {
-    "perceptron": (
-        mlp,
-        rows,
-        {"order": ("0.weight", "2.weight", "4.weight"), "intercepts": {"bias": 3}, "no_chain": ""},
-    ),
-    "VGG": (
+Case = tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, Any]]
+
+
+def case(make: Callable[[], nn.Module], data: Callable[[], Tensor], **said: Any) -> Case:
+    """A network, its data, and what a person says of it; what is not said is nothing."""
+    return make, data, NOTHING | said
+
+
+CASES: dict[str, Case] = {
+    "perceptron": case(mlp, rows, order=("0.weight", "2.weight", "4.weight"), intercepts={"bias": 3}, no_chain=""),
+    "VGG": case(
         lambda: vgg(norms=False),
         images,
-        {
-            "order": ("0.weight", "3.weight", "7.weight", "10.weight"),
-            "intercepts": {"bias": 4},
-            "no_chain": "||kernel||_F does not bound a convolution (0)",
-        },
+        order=("0.weight", "3.weight", "7.weight", "10.weight"),
+        intercepts={"bias": 4},
+        no_chain="||kernel||_F does not bound a convolution (0)",
     ),
-    "VGG with BatchNorm": (
+    "VGG with BatchNorm": case(
         lambda: vgg(norms=True),
         images,
-        {
-            "order": ("0.weight", "4.weight", "9.weight", "12.weight"),
-            "norms": {"0.weight": "1", "4.weight": "5"},
-            "intercepts": {"bias": 2, "norm": 2},
-        },
+        order=("0.weight", "4.weight", "9.weight", "12.weight"),
+        norms={"0.weight": "1", "4.weight": "5"},
+        intercepts={"bias": 2, "norm": 2},
     ),
-    "ResNet, shortcuts padded": (
+    "ResNet, shortcuts padded": case(
         lambda: ResNet(projects=False),
         images,
-        {
-            "blocks": ("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
-            "sums": {
-                "layer1.0.conv2.weight": "conv.weight",
-                "layer1.1.conv2.weight": "layer1.0.conv2.weight",
-                "layer2.0.conv2.weight": "layer1.1.conv2.weight",
-                "layer2.1.conv2.weight": "layer2.0.conv2.weight",
-            },
-            "norms": "all but fc.weight",
-            "intercepts": {"bias": 1, "norm": 9},
+        blocks=("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
+        sums={
+            "layer1.0.conv2.weight": "conv.weight",
+            "layer1.1.conv2.weight": "layer1.0.conv2.weight",
+            "layer2.0.conv2.weight": "layer1.1.conv2.weight",
+            "layer2.1.conv2.weight": "layer2.0.conv2.weight",
         },
+        norms="all but fc.weight",
+        intercepts={"bias": 1, "norm": 9},
     ),
-    "ResNet, shortcuts projected": (
+    "ResNet, shortcuts projected": case(
         lambda: ResNet(projects=True),
         images,
-        {
-            "blocks": ("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
-            "sums": {
-                "layer1.0.conv2.weight": "conv.weight",
-                "layer1.1.conv2.weight": "layer1.0.conv2.weight",
-                "layer2.0.down.0.weight": "layer2.0.conv2.weight",  # the later one of two that are added
-                "layer2.1.conv2.weight": "layer2.0.down.0.weight",
-            },
-            "norms": "all but fc.weight",
+        blocks=("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
+        sums={
+            "layer1.0.conv2.weight": "conv.weight",
+            "layer1.1.conv2.weight": "layer1.0.conv2.weight",
+            "layer2.0.down.0.weight": "layer2.0.conv2.weight",  # the later one of two that are added
+            "layer2.1.conv2.weight": "layer2.0.down.0.weight",
         },
+        norms="all but fc.weight",
     ),
-    "DenseNet": (
+    "DenseNet": case(
         DenseNet,
         images,
-        {
-            "order": ("first.weight", "layers.0.weight", "layers.1.weight", "fc.weight"),
-            "intercepts": {"bias": 1, "none": 3},
-        },
+        order=("first.weight", "layers.0.weight", "layers.1.weight", "fc.weight"),
+        intercepts={"bias": 1, "none": 3},
     ),
-    "MobileNet's block": (
+    "MobileNet's block": case(
         lambda: nn.Sequential(conv(3, 4), Inverted(4), Inverted(4)),
         images,
-        {
-            "blocks": ("1", "2"),
-            "sums": {"1.project.weight": "0.weight", "2.project.weight": "1.project.weight"},
-            "norms": "all but 0.weight",
-        },
+        blocks=("1", "2"),
+        sums={"1.project.weight": "0.weight", "2.project.weight": "1.project.weight"},
+        norms="all but 0.weight",
     ),
-    "a concatenation across the network": (
-        UNet,
-        images,
-        {"order": ("down.weight", "low.weight", "up.weight", "out.weight")},
+    "a concatenation across the network": case(
+        UNet, images, order=("down.weight", "low.weight", "up.weight", "out.weight")
     ),
-    "LSTM": (
+    "LSTM": case(
         lambda: Tagger(batch_first=True),
         steps,
-        {"order": (*LSTM, "fc.weight"), "no_chain": "layer lstm (LSTM)", "intercepts": {"bias": 5}},
+        order=(*LSTM, "fc.weight"),
+        no_chain="layer lstm (LSTM)",
+        intercepts={"bias": 5},
     ),
-    "LSTM, time first": (
-        lambda: Tagger(batch_first=False),
-        steps,
-        {"order": (*LSTM, "fc.weight"), "unassigned": {"fc.weight": ELSEWHERE}},
+    "LSTM, time first": case(
+        lambda: Tagger(batch_first=False), steps, order=(*LSTM, "fc.weight"), unassigned={"fc.weight": ELSEWHERE}
     ),
-    "LSTM, as many steps as inputs": (
-        lambda: Tagger(batch_first=False),
-        lambda: steps(3, 3),
-        {"unassigned": {"fc.weight": NOT_MOVED}},
+    "LSTM, as many steps as inputs": case(
+        lambda: Tagger(batch_first=False), lambda: steps(3, 3), unassigned={"fc.weight": NOT_MOVED}
     ),
-    "encoder of torch": (
+    "encoder of torch": case(
         encoder,
         steps,
-        {
-            "order": each("layers.{}.", IN_ENCODER),
-            "blocks": ("layers.0", "layers.1"),
-            "sums": chain("layers.{}.", "self_attn.out_proj.weight", "linear2.weight"),
-        },
+        order=each("layers.{}.", IN_ENCODER),
+        blocks=("layers.0", "layers.1"),
+        sums=chain("layers.{}.", "self_attn.out_proj.weight", "linear2.weight"),
     ),
-    "GPT-2": (
+    "GPT-2": case(
         lambda: language_model("GPT2"),
         sequences,
-        {
-            "order": each("transformer.h.{}.", IN_GPT2),
-            "blocks": ("transformer.h.0", "transformer.h.1"),
-            "sums": chain("transformer.h.{}.", "attn.c_proj.weight", "mlp.c_proj.weight"),
-            "intercepts": {"bias": 8},
-        },
+        order=each("transformer.h.{}.", IN_GPT2),
+        blocks=("transformer.h.0", "transformer.h.1"),
+        sums=chain("transformer.h.{}.", "attn.c_proj.weight", "mlp.c_proj.weight"),
+        intercepts={"bias": 8},
     ),
-    "Llama": (
+    "Llama": case(
         lambda: language_model("Llama"),
         sequences,
-        {
-            "order": each("model.layers.{}.", IN_LLAMA),
-            "blocks": ("model.layers.0", "model.layers.1"),
-            "sums": chain("model.layers.{}.", "self_attn.o_proj.weight", "mlp.down_proj.weight"),
-            "intercepts": {"none": 14},
-        },
+        order=each("model.layers.{}.", IN_LLAMA),
+        blocks=("model.layers.0", "model.layers.1"),
+        sums=chain("model.layers.{}.", "self_attn.o_proj.weight", "mlp.down_proj.weight"),
+        intercepts={"none": 14},
     ),
-    "Gemma": (  # norms behind layers: what is added is no layer's output
+    "Gemma": case(  # norms behind layers: what is added is no layer's output
         lambda: language_model("Gemma3"),
         sequences,
-        {
-            "order": each("model.layers.{}.", IN_LLAMA),
-            "blocks": ("model.layers.0", "model.layers.1"),
-            "norms": {
-                f"model.layers.{i}.{layer}.weight": f"model.layers.{i}.post_{norm}_layernorm"
-                for i in (0, 1)
-                for layer, norm in (("self_attn.o_proj", "attention"), ("mlp.down_proj", "feedforward"))
-            },
+        order=each("model.layers.{}.", IN_LLAMA),
+        blocks=("model.layers.0", "model.layers.1"),
+        norms={
+            f"model.layers.{i}.{layer}.weight": f"model.layers.{i}.post_{norm}_layernorm"
+            for i in (0, 1)
+            for layer, norm in (("self_attn.o_proj", "attention"), ("mlp.down_proj", "feedforward"))
         },
     ),
-    "experts that are sent some inputs": (
+    "experts that are sent some inputs": case(
         Routed,
         routed_rows,
-        {
-            "unassigned": {"experts.0.weight": BY_VALUES, "experts.1.weight": BY_VALUES},
-            "values": "nonzero in the model itself",
-        },
+        unassigned={"experts.0.weight": BY_VALUES, "experts.1.weight": BY_VALUES},
+        values="nonzero in the model itself",
     ),
-    "a weight of two layers": (
-        Tied,
-        rows,
-        {"order": ("a.weight", "c.weight"), "twice": {"a.weight": 2}, "intercepts": {"bias": 1, "none": 1}},
+    "a weight of two layers": case(
+        Tied, rows, order=("a.weight", "c.weight"), twice={"a.weight": 2}, intercepts={"bias": 1, "none": 1}
     ),
-    "a module called twice": (tied, rows, {"order": ("0.weight",), "twice": {"0.weight": 2}}),
-    "a branch that goes by values": (
-        Branching,
-        lambda: rows().abs(),
-        {"order": ("a.weight",), "values": "_local_scalar_dense in the model itself"},
+    "a module called twice": case(tied, rows, order=("0.weight",), twice={"0.weight": 2}),
+    "a branch that goes by values": case(
+        Branching, lambda: rows().abs(), order=("a.weight",), values="_local_scalar_dense in the model itself"
     ),
-    "one input": (lambda: Tagger(batch_first=False), lambda: steps(1), {"order": (*LSTM, "fc.weight")}),
+    "one input": case(lambda: Tagger(batch_first=False), lambda: steps(1), order=(*LSTM, "fc.weight")),
 }
 
 
@@ -389,7 +363,7 @@ def test_the_map_says_what_a_person_says(case: str) -> None:
         said = said | {"norms": {name: norm for name, norm in found.norms.items() if name != rest}}
         assert found.norms.keys() == set(found.order) - {rest}
     found_facts = facts(found)
-    assert {name: found_facts[name] for name in NOTHING | said} == NOTHING | said
+    assert {name: found_facts[name] for name in said} == said
     assert found.n_points == (1 if case == "one input" else 3)
 
 
