@@ -21,6 +21,7 @@ from sipp.errors import DataError, OptionError
 from sipp.results import check
 
 LENGTH = 2048  # tokens per sequence, as usual for calibration and perplexity of language models
+MOST_LENGTH = 1 << 32
 PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
 FIELD = "text"  # of a JSON line
 BETWEEN = "\n\n"  # separates documents that are read as one text
@@ -54,7 +55,7 @@ def text(
         >>> sipp.text(file, lambda words: {"input_ids": [ord(one) for one in words]}, length=5).shape
         torch.Size([3, 5])
     """
-    check.whole("length", length, least=2)
+    check.whole("length", length, least=2, most=MOST_LENGTH)
     if n_sequences is not None:
         check.whole("n_sequences", n_sequences, least=1)
     generator = torch.Generator("cpu").manual_seed(check.seed("seed", seed))
