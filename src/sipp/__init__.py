@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from sipp.bounds.assumption import check_assumption as check_assumption
+    from sipp.bounds.sample_size import sample_size as sample_size
     from sipp.inputs.text import text as text
     from sipp.pruning.masking import hold as hold, release as release
     from sipp.report.page import page as page
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sipp.runtime.sparse_network import sparse as sparse
     from sipp.scoring.methods import methods as methods, register_method as register_method
     from sipp.scoring.sensitivities import sensitivity as sensitivity
-    from sipp.scoring.task import sample_size as sample_size
     from sipp.verbs.assess import assess as assess
     from sipp.verbs.bench import bench as bench
     from sipp.verbs.certify import certify as certify, certify_accuracy as certify_accuracy

@@ -17,11 +17,11 @@ from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.bounds.assumption import LEAST_OF_ROW
+from sipp.bounds.sample_size import calibration_needed
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.rows import eps_given
 from sipp.results.jsonio import to_json
 from sipp.results.pruned import Pruned
-from sipp.scoring.task import calibration_needed
 
 
 def mlp(sizes: tuple[int, ...] = (5, 7, 3), seed: int = 0, between: type[nn.Module] = nn.Tanh) -> nn.Sequential:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from sipp.bounds.assumption import floored, measure_constant
+from sipp.bounds.sample_size import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed, factor_of
 from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
 from sipp.pruning import Cut, Ranking
@@ -38,12 +39,8 @@ from sipp.results import (
     words,
 )
 from sipp.scoring import (
-    NETWORK_FACTOR,
-    PRUNE_FACTOR,
     ScoringTask,
     Sensitivities,
-    calibration_needed,
-    factor_of,
     measure_sensitivities,
 )
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sipp.inputs import Data, Weight, copy_of, outputs
 from sipp.results import BlendChoice, BlendTrial, NormStats, Reduce, numerics
-from sipp.scoring import ScoringTask, Sensitivities, method_of, score_of, shares_of
+from sipp.scoring import ScoringTask, Sensitivities, method_of, scores_of, shares_of
 
 POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
 UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
@@ -69,7 +69,7 @@ def blend_inputs(task: ScoringTask, sensitivities: Sensitivities | None, held_ba
             by_reduce["mean"] = tuple(means)
     wanda_scores: tuple[Tensor, ...] | None = None
     if task.norm_stats != "batch":
-        by_name = score_of(method_of("wanda"))(task)
+        by_name = scores_of(task, method_of("wanda"))
         wanda_scores = tuple(weight.rows(by_name[weight.name]).cpu() for weight in task.weights)
         if sensitivities is None:  # the start of a search in a large network: half of the memory is enough
             wanda_scores = tuple(score_FK.to(numerics.SCORE_DTYPE) for score_FK in wanda_scores)

@@ -30,7 +30,7 @@ from sipp.pruning.rows import (
 )
 from sipp.pruning.sampling import sampled_rows
 from sipp.results import BlendChoice, OutputChange, Pattern, PruneOptions, check, hashing, numerics
-from sipp.scoring import CutRule, ScoringTask, method_of
+from sipp.scoring import ScoringTask, method_of
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:
     )
 
 
-def _masks(ranking: Ranking, among: CutRule, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
+def _masks(ranking: Ranking, among: str, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
     """The weights to keep: the largest scores of the network, of each layer or of each row, above the floor.
 
     With an n:m pattern, the largest of each group.

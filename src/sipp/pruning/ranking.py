@@ -25,8 +25,7 @@ from sipp.scoring import (
     checked_method,
     measure_sensitivities,
     method_of,
-    own_scores,
-    score_of,
+    scores_of,
 )
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
@@ -132,7 +131,7 @@ def rank(
     scores: Sequence[Tensor] | None = None
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            found = own_scores(method_task, info) if info.is_own else score_of(info)(method_task)
+            found = scores_of(method_task, info)
         scores = [weight.rows(found[weight.name]).cpu() for weight in task.weights]
     sensitivities, sample = None, None
     if not why_not:

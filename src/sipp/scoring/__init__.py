@@ -5,20 +5,16 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
+    from sipp.scoring.calling import (
+        scores_of as scores_of,
+    )
     from sipp.scoring.found import (
         Sensitivities as Sensitivities,
     )
     from sipp.scoring.methods import (
-        CutRule as CutRule,
         MethodInfo as MethodInfo,
         checked_method as checked_method,
         method_of as method_of,
-        refuse_fitted as refuse_fitted,
-        repairs_of as repairs_of,
-        score_of as score_of,
-    )
-    from sipp.scoring.own import (
-        own_scores as own_scores,
     )
     from sipp.scoring.running import (
         unreached_error as unreached_error,
@@ -29,11 +25,7 @@ if TYPE_CHECKING:
         ratios_of as ratios_of,
     )
     from sipp.scoring.task import (
-        NETWORK_FACTOR as NETWORK_FACTOR,
-        PRUNE_FACTOR as PRUNE_FACTOR,
         ScoringTask as ScoringTask,
-        calibration_needed as calibration_needed,
-        factor_of as factor_of,
         task_of as task_of,
     )
     from sipp.scoring.weight_scores import (

@@ -67,6 +67,11 @@ class MethodInfo:
     def needs_data(self) -> bool:
         return bool(self.needs)
 
+    def repairs(self, repair: bool) -> list[RepairMethod]:
+        """What finds new values after the cut: the method's own fit, then the repair."""
+        own: list[RepairMethod] = [] if self.fitting is None else [self.fitting]
+        return own + (["joint"] if repair else [])
+
 
 METHODS: tuple[MethodInfo, ...] = (
     MethodInfo("sipp-blend", "sensitivity^p magnitude^(1-p), p chosen by the error on held-back inputs",
@@ -179,8 +184,11 @@ def _own_name(score: Any) -> str:
     return name if name.isidentifier() else "own score"  # a lambda has none
 
 
-def checked_method(options: PruneOptions) -> MethodInfo:
-    """The entry of the method in `METHODS`; raises if it samples weights and a pattern is asked for."""
+def checked_method(options: PruneOptions, *, masks_only: str = "") -> MethodInfo:
+    """The row of the method; raises if it samples weights and a pattern is asked for.
+
+    `masks_only` says why no values can be changed, where that is so: a method that fits them is refused.
+    """
     info = method_of(options.method)
     if options.pattern is not None and info.is_sampled:
         raise OptionError(
@@ -188,18 +196,13 @@ def checked_method(options: PruneOptions) -> MethodInfo:
             fix="choose a method that ranks, such as sipp-det, or leave out the pattern",
             option="method",
         )
-    return info
-
-
-def refuse_fitted(method: Any, what: str) -> None:
-    """Raises an OptionError if a method changes values too, while `what` needs masks only."""
-    row = method_of(method)
-    if row.fitting is not None:
+    if masks_only and info.fitting is not None:
         raise OptionError(
-            f"method={row.name!r} finds new values along with its mask, but {what}",
+            f"method={info.name!r} finds new values along with its mask, but {masks_only}",
             fix="use it with sipp.prune or sipp.compare",
             option="method",
         )
+    return info
 
 
 def own_methods() -> dict[str, MethodInfo]:
@@ -213,9 +216,3 @@ def score_of(row: MethodInfo) -> Callable[[Any], Any]:
     file, _, function = row.score.partition(":")
     found: Callable[[Any], Any] = getattr(import_module(f"sipp.scoring.{file}"), function)
     return found
-
-
-def repairs_of(info: MethodInfo, repair: bool) -> list[RepairMethod]:
-    """What finds new values after the cut: the method's own fit, then the repair."""
-    own: list[RepairMethod] = [] if info.fitting is None else [info.fitting]
-    return own + (["joint"] if repair else [])

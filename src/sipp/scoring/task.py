@@ -1,13 +1,12 @@
-"""What is scored: a model, its prunable weights and the points (`ScoringTask`), and how many points T4 asks for."""
+"""What is scored: a model, its prunable weights and the points (`ScoringTask`)."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -19,7 +18,6 @@ from sipp.inputs import (
     OnUse,
     PrunableLayer,
     Weight,
-    WeightUse,
     data_of,
     find_prunable_layers,
     read_uses,
@@ -28,7 +26,6 @@ from sipp.inputs import (
 from sipp.results import (
     Loss,
     NormStats,
-    PruneOptions,
     Selector,
     check,
     numerics,
@@ -131,59 +128,3 @@ def task_of(
 
 def _data_for(model: nn.Module, data: AnyData | None) -> Data | None:
     return None if data is None else data_of(data, device=numerics.device_of(model))
-
-
-# --- How many points the guarantees need (T4) -------------------------------------------------------------------------
-
-# The factor c of T4: how many events share the failure probability.
-PRUNE_FACTOR = 8
-SIMPLE_FACTOR = 16
-NETWORK_FACTOR = 6
-
-
-def factor_of(method: str) -> int:
-    """The factor c of T4 for the statement about the rows that a method prunes."""
-    return SIMPLE_FACTOR if method == "sipp-simple" else PRUNE_FACTOR
-
-
-def sample_size(
-    model: nn.Module,
-    example: Any,
-    delta: float = PruneOptions.delta,
-    *,
-    include: Selector | None = None,
-    exclude: Selector | None = None,
-    k_constant: float = PruneOptions.k_constant,
-) -> int:
-    """Returns how many calibration inputs the theory asks for at failure probability `delta`.
-
-    `example` is one batch; the sizes of the model's outputs and patches are read from one run on it. The
-    method `sipp-simple` needs a few more.
-
-    Example:
-        >>> import sipp, torch
-        >>> sipp.sample_size(torch.nn.Linear(4, 3), torch.rand(1, 4), delta=1e-16)
-        125
-    """
-    task = task_of(model, [example], include=include, exclude=exclude)
-    outputs: dict[str, int] = {}
-    fan_ins: list[int] = []
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        most = use.n_positions if use.counts_B is None else int(use.counts_B.max())
-        outputs[weight.name] = outputs.get(weight.name, 0) + most * use.n_rows_of(weight)
-        fan_ins.append(weight.fan_in)
-
-    for batch in task.batches():
-        read_uses(task.model, task.layers, batch, on_use)
-    if not fan_ins:
-        raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
-    factor = factor_of("sipp-blend")
-    return calibration_needed(sum(outputs.values()), max(fan_ins), delta, factor=factor, k_constant=k_constant)
-
-
-def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
-    """n = ceil(K_s ln(c eta rho / delta)) of T4."""
-    check.share("delta", delta)
-    check.number("k_constant", k_constant, above=0)
-    return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))

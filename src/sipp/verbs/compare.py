@@ -18,7 +18,7 @@ from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, is_like_a_language_model, rank
 from sipp.repairing import split_data
 from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, Selector, check, numerics
-from sipp.scoring import ScoringTask, method_of, repairs_of, task_of
+from sipp.scoring import ScoringTask, method_of, task_of
 from sipp.verbs.prune import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
@@ -83,7 +83,7 @@ def compare(
             for keep in sorted(budgets, reverse=True):
                 for ranking in rankings:
                     network_cut, asked = cut(ranking, budgets[keep], seed=seed), ranking.options.repair
-                    if repairs := repairs_of(method_of(method), asked):
+                    if repairs := method_of(method).repairs(asked):
                         assert split is not None
                         start = network_cut.model
                         network_cut, _ = repaired_cut(ranking, network_cut, split, repairs, start=start)

@@ -23,7 +23,7 @@ from sipp.results import (
     cut_times,
     numerics,
 )
-from sipp.scoring import checked_method, refuse_fitted, task_of
+from sipp.scoring import checked_method, task_of
 
 MOST_STEPS = 10**9  # a larger number is taken for a mistake
 
@@ -66,8 +66,7 @@ def gradual(
     """
     _check_loop(train_step, data, steps, progress)
     options = PruneOptions(method=method)
-    info = checked_method(options)
-    refuse_fitted(options.method, "training finds the values here")
+    info = checked_method(options, masks_only="training finds the values here")
     weights = task_of(model, None, include=include, exclude=exclude).weights
     n_weights = sum(weight.n_weights for weight in weights)
     last = numerics.budget_of(keep, n_weights)

@@ -40,7 +40,7 @@ from sipp.results import (
     numerics,
     words,
 )
-from sipp.scoring import ScoringTask, checked_method, repairs_of, task_of
+from sipp.scoring import ScoringTask, checked_method, task_of
 
 
 @check.explain_unknown_options
@@ -114,7 +114,7 @@ def prune(
         norm_stats=options.norm_stats,
         loss=options.loss,
     )
-    repairs = repairs_of(info, options.repair)
+    repairs = info.repairs(options.repair)
     _refuse_contradictions(options, task.data, repairs, has_holdout=holdout is not None)
     budget = budget_for(options, task.weights)
     alive = _checked_within(within, task, budget)

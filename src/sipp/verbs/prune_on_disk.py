@@ -26,7 +26,7 @@ from sipp.progress import progress_bar, progress_line
 from sipp.pruning import budget_for, cut, rank
 from sipp.repairing import DataSplit, Part, Side, repair_part, split_data
 from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, check
-from sipp.scoring import checked_method, refuse_fitted, task_of
+from sipp.scoring import checked_method, task_of
 from sipp.storage import BlockFolder, NetworkInFiles
 
 
@@ -101,8 +101,7 @@ def _check(model: object, options: PruneOptions, *, repair: bool, progress: bool
         raise ModelError(f"the model is a {type(model).__name__}", fix="give an nn.Module without weights")
     if (options.keep is None) == (options.pattern is None):
         raise OptionError("give exactly one of keep and pattern", fix="give keep=0.5 or pattern='2:4'")
-    refuse_fitted(options.method, "prune_on_disk fits only with repair=True")
-    if "labels" in checked_method(options).needs:
+    if "labels" in checked_method(options, masks_only="prune_on_disk fits only with repair=True").needs:
         raise OptionError(
             f"method={options.method!r} needs labels, and states between blocks have none", option="method"
         )

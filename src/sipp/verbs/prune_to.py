@@ -51,7 +51,7 @@ from sipp.results import (
     hashing,
     numerics,
 )
-from sipp.scoring import checked_method, refuse_fitted, task_of
+from sipp.scoring import checked_method, task_of
 from sipp.verbs.prune import pruned_of, repaired_cut, warn_of_dead_rows
 
 N_LEVELS, SPARSEST = 30, 0.02
@@ -107,8 +107,7 @@ def prune_to(
         method=method, confidence=confidence, seed=seed, include=include, exclude=exclude,
         repair=repair, norm_stats=norm_stats, loss=loss,
     )  # fmt: skip
-    checked_method(options)
-    refuse_fitted(options.method, "prune_to would have to fit every level again")
+    checked_method(options, masks_only="prune_to would have to fit every level again")
     claim = claim_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
