@@ -62,7 +62,7 @@ def sound_network_bound(
         data = data_of(points, device=numerics.device_of(dense), role="holdout")
         if data.is_empty:
             raise NoBound("too few inputs to hold one back: pass more, or a holdout")
-        worst, keys, is_same = 0.0, set[str](), hashing.of_tensors(dense) == hashing.of_tensors(pruned)
+        worst, keys, is_same = 0.0, set[str](), hashing.of_model(dense) == hashing.of_model(pruned)
         for batch in data.batches():
             error_B, size_B = error_bounds(dense, pruned, batch)
             if not is_same:

@@ -11,23 +11,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from sipp.errors import OptionError
-from sipp.results import check
-
 
 def k_allowed(n: int, share: float, beta: float) -> int | None:
     """k* = max{k : BinCDF(k; n, share) <= beta} (T14), or None if even k = 0 proves nothing."""
-    check.share("share", share)
-    check.share("beta", beta)
-    _check_counts(0, n)
     proved = bisect_right(range(n), beta, key=lambda k: _cdf(k, n, share))  # how many k, from 0 on, prove the claim
     return proved - 1 if proved else None
 
 
 def holdout_needed(share: float, beta: float) -> int:
     """The smallest n with (1 - share)^n <= beta: T14 can certify nothing with fewer."""
-    check.share("share", share)
-    check.share("beta", beta)
     about = math.ceil(math.log(beta) / math.log1p(-share))  # rounding may take it across an integer
     return next((n for n in (about - 1, about) if n >= 1 and _cdf(0, n, share) <= beta), max(1, about + 1))
 
@@ -36,8 +28,6 @@ def upper_limit(k: int, n: int, beta: float) -> float:
     """U(k; beta): the Clopper-Pearson limit that a true share exceeds with probability at most beta; 1 if k = n."""
     from scipy import special  # slow to import, and only claims need it
 
-    _check_counts(k, n)
-    check.share("beta", beta)
     return 1.0 if k == n else float(special.betainccinv(k + 1, n - k, beta))
 
 
@@ -50,8 +40,6 @@ def lower_limit(k: int, n: int, beta: float) -> float:
     """L(k; beta): the Clopper-Pearson limit that a true share undercuts with probability at most beta; 0 if k = 0."""
     from scipy import special  # slow to import, and only claims need it
 
-    _check_counts(k, n)
-    check.share("beta", beta)
     return 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, beta))
 
 
@@ -61,7 +49,6 @@ def drop_limit(n_lost: int, n_gained: int, n: int, beta: float, *, n_copies: int
     If there are copies beside the n distinct points, b counts every copy and c no point twice. L is taken for c among
     all points, copies included, which is the smallest it can be.
     """
-    _check_counts(n_lost + n_gained, n + n_copies)
     return share_limit(n_lost, n, beta / 2) - lower_limit(n_gained, n + n_copies, beta / 2)
 
 
@@ -70,9 +57,3 @@ def _cdf(k: int, n: int, share: float) -> float:
     from scipy import special  # slow to import, and only claims need it
 
     return float(special.betaincc(k + 1, n - k, share))
-
-
-def _check_counts(k: int, n: int) -> None:
-    """Raises unless n >= 1 and 0 <= k <= n."""
-    if n < 1 or not 0 <= k <= n:
-        raise OptionError(f"k = {k} of n = {n} is not a count; it needs n >= 1 and 0 <= k <= n")

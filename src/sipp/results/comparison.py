@@ -48,17 +48,12 @@ class Comparison:
     is_held_back: bool  # they were held back from the data; False: a holdout was given
     dense_accuracy: float | None
 
-    ALSO_IN_JSON = ("keeps", "best_methods", "sentence")
+    ALSO_IN_JSON = ("keeps", "sentence")
 
     @property
     def keeps(self) -> tuple[float, ...]:
         """The values of keep, from dense to sparse."""
         return tuple(sorted({row.keep for row in self.rows}, reverse=True))
-
-    @property
-    def best_methods(self) -> tuple[str, ...]:
-        """The best method at each of these."""
-        return tuple(self.best(keep).name for keep in self.keeps)
 
     def best(self, keep: float) -> Compared:
         """The row with the smallest error at this keep; the first of equal ones."""

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import ModelError
-
 WRAPPERS = frozenset({"module", "_orig_mod"})  # what DDP and torch.compile add to names
-
-Entry = tuple[list[Any], bytes | memoryview]  # dtype and shape, or repr of the value; bytes
-Value = TypeVar("Value")
 
 
 def of_model(model: nn.Module) -> str:
@@ -29,20 +24,10 @@ def of_model(model: nn.Module) -> str:
 
 def of_buffers(model: nn.Module) -> str | None:
     """The same over non-persistent buffers, which the state_dict leaves out; None if there are none."""
-    outside = buffers_outside(model)
-    return of_state(outside) if outside else None
-
-
-def buffers_outside(model: nn.Module) -> dict[str, Tensor]:
-    """The non-persistent buffers by name."""
     inside = model.state_dict().keys()
     buffers = model.named_buffers(remove_duplicate=False)
-    return {name: buffer for name, buffer in buffers if name not in inside}
-
-
-def of_tensors(model: nn.Module) -> str:
-    """The hash over tensors alone; works for any network, and detects changes of its weights and buffers."""
-    return with_buffers(of_state(tensors(model)), of_buffers(model))
+    outside = {name: buffer for name, buffer in buffers if name not in inside}
+    return of_state(outside) if outside else None
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -51,18 +36,16 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def of_state(state: Mapping[str, Any]) -> str:
-    """SHA-256 of a state_dict."""
-    return of_entries(state, _entry)
-
-
-def _entry(name: str, value: Any) -> Entry:
-    if isinstance(value, Tensor):
-        # of a copy: a tensor that NumPy has seen can no longer be resized
-        own = value.clone() if value.device.type == "cpu" else value
-        return [str(value.dtype), list(value.shape)], raw_bytes(own).numpy().data
-    if value is not None and not isinstance(value, (str, int, float, bytes)):
-        raise ModelError(f"state_dict entry {name!r} is a {type(value).__name__}, whose content has no stable hash")
-    return [repr(value)], b""
+    """SHA-256 over the tensors of a state_dict, sorted by canonical name."""
+    digest = hashlib.sha256()
+    for name in sorted(state, key=canonical):
+        tensor = state[name]
+        if isinstance(tensor, Tensor):
+            # of a copy: a tensor that NumPy has seen can no longer be resized
+            own = tensor.clone() if tensor.device.type == "cpu" else tensor
+            digest.update(json.dumps([canonical(name), str(tensor.dtype), list(tensor.shape)]).encode())
+            digest.update(raw_bytes(own).numpy().data)
+    return digest.hexdigest()
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
@@ -79,16 +62,6 @@ def class_name(model: object) -> str:
 def canonical(name: str) -> str:
     """The name of a parameter or buffer without the prefixes of wrappers."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def of_entries(values: Mapping[str, Value], read: Callable[[str, Value], Entry]) -> str:
-    """SHA-256 over all values, sorted by canonical name; each is read when its turn comes."""
-    digest = hashlib.sha256()
-    for name in sorted(values, key=canonical):
-        kind, data = read(name, values[name])
-        digest.update(json.dumps([canonical(name), *kind]).encode())
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def with_buffers(state: str, buffers: str | None) -> str:

@@ -143,7 +143,7 @@ class Pruned:
     @property
     def up_to_date(self) -> Pruned:
         """The record, without its statements if weights or buffers changed since (training, an edit, BatchNorm)."""
-        if self.model is None or hashing.of_tensors(self.model) == self.described_hash:
+        if self.model is None or hashing.of_model(self.model) == self.described_hash:
             return self
         return self.without_statements(REGROWN.format(self.regrown) if self.regrown else CHANGED)
 

@@ -89,7 +89,7 @@ def points_seen(given: NetworkLike) -> SeenPoints:
     record = given.pruned if isinstance(given, PrunedTo) else given
     if not isinstance(record, Pruned | Shrunk):
         return SeenPoints(frozenset(), is_all=False)
-    is_all = record.seen_all and hashing.of_tensors(network_of(given)) == record.described_hash
+    is_all = record.seen_all and hashing.of_model(network_of(given)) == record.described_hash
     return SeenPoints(record.seen, is_all)
 
 

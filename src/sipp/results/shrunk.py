@@ -94,7 +94,7 @@ class Shrunk:
     @property
     def is_as_made(self) -> bool:
         """Whether the weights are unchanged since `shrink`."""
-        return hashing.of_tensors(self.model) == self.described_hash
+        return hashing.of_model(self.model) == self.described_hash
 
     @property
     def sheet(self) -> Sheet:

@@ -245,7 +245,7 @@ def pruned_of(
         measured=stated.measured,
         choice=network_cut.choice,
         repair=None if repaired is None else repaired.record,
-        described_hash=hashing.of_tensors(network_cut.model),
+        described_hash=hashing.of_model(network_cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
         seen=ranking.seen | (frozenset() if repaired is None else repaired.keys),

@@ -94,7 +94,7 @@ def repair(
         model=result.model,
         masks=result.masks,
         layers=_recounted(undescribed.layers, dense, result.masks) if moves_mask else undescribed.layers,
-        described_hash=hashing.of_tensors(result.model),
+        described_hash=hashing.of_model(result.model),
         repair=result.record,
         moved=result.moved,
         seen=before.hashes | result.keys,

@@ -107,7 +107,7 @@ def shrink(
     _set_cache(small, caches)
     if chosen is not None:
         match_configuration(small, chosen.sites)
-    before = hashing.of_tensors(network)
+    before = hashing.of_model(network)
     chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
     layers, n_before, n_after = count_both(found.program, own, small)
@@ -122,7 +122,7 @@ def shrink(
         off_by=found.off_by,
         left_alone=found.left_alone,
         hash_before=before,
-        described_hash=hashing.of_tensors(small),
+        described_hash=hashing.of_model(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
         seen=chosen_by.hashes | used,
         seen_all=chosen_by.is_all or (chosen is not None and isinstance(model, nn.Module)),
