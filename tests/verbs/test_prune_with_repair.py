@@ -14,7 +14,7 @@ from sipp.pruning import cutting
 from sipp.repairing import split_data, walk
 from sipp.results import numerics
 
-walking = importlib.import_module("sipp.verbs.prune")  # the file: the name is that of the function too
+walking = importlib.import_module("sipp.verbs.prune_to")  # the file: the name is that of the function too
 
 
 def net() -> nn.Module:
