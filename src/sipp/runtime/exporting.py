@@ -42,6 +42,7 @@ from sipp.results import (
 )
 from sipp.runtime.copying import plain_copy
 from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example
+from sipp.runtime.graph import reason_of
 from sipp.runtime.hugging_face_folder import model_card, save_folder
 
 Values = Literal["same", "bf16", "fp16"]
@@ -181,7 +182,7 @@ def _write_onnx(model: nn.Module, call: Call, path: Path, sparse: bool) -> Expor
             content = proto.SerializeToString()
         except Exception as error:  # its many passes raise anything
             raise ModelError(
-                f"torch.onnx cannot convert it ({_reason(error)})",
+                f"torch.onnx cannot convert it ({reason_of(error)})",
                 fix="an ONNX file cannot exceed 2 GB, and not every operation has a form in it",
             ) from error
     off_by = output_difference(_by_onnxruntime(content, call), _tensors(expected))
@@ -216,7 +217,7 @@ def _by_onnxruntime(content: bytes, call: Call) -> list[Tensor]:
         return [torch.from_numpy(output) for output in session.run(None, named)]
     except Exception as error:  # a dtype or operation that it does not implement
         raise ModelError(
-            f"onnxruntime cannot run it on the CPU ({_reason(error)})",
+            f"onnxruntime cannot run it on the CPU ({reason_of(error)})",
             fix="for float16 or bfloat16: export model.float() with an example in float32",
         ) from error
 
@@ -269,7 +270,7 @@ def _trace(model: nn.Module, call: Call) -> torch.export.ExportedProgram:
             return torch.export.export(model, args, kwargs, dynamic_shapes=dict(shapes))
         except Exception as error:  # whatever their forward does, or torch.export has no rule for
             raise ModelError(
-                f"torch.export cannot trace it ({_reason(error)})",
+                f"torch.export cannot trace it ({reason_of(error)})",
                 fix="write the weights: torch.save(model.state_dict(), path), or a Hugging Face folder",
             ) from error
 
@@ -280,7 +281,3 @@ def _only_size(program: torch.export.ExportedProgram, axis: int) -> int | None:
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [value.shape[axis] for value in values if isinstance(value, Tensor) and value.ndim > axis]
     return next((int(size) for size in sizes if isinstance(size, int)), None)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]

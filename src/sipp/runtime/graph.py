@@ -95,14 +95,16 @@ def program_of(
             return exported if is_done else exported.run_decompositions({})
     except Exception as error:
         raise Untraceable(
-            f"torch.export cannot trace it ({type(error).__name__}: {_first_line(error)})",
+            f"torch.export cannot trace it ({reason_of(error)})",
             where=type(model).__name__,
             fix="its forward pass must not depend on values of its inputs; give tensors, lists, tuples or dicts",
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip()[:LINE] for line in str(error).splitlines() if line.strip()), "")
+def reason_of(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = (line.strip()[:LINE] for line in str(error).splitlines())
+    return f"{type(error).__name__}: {next(filter(None, lines), '')}"
 
 
 def _is_mutating(target: Any) -> bool:
