@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from sipp.report.palette import style_of
 from sipp.report.plots import Curve, Point
 from sipp_lab.page import read_results, series
-from sipp_lab.page.compare_runs import panels_of
+from sipp_lab.page.panels import panels_of
 from sipp_lab.runs.folder import Run
 
 RESULTS = Path(__file__).parent.parent / "results"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sipp_lab.page import read_results
-from sipp_lab.page.compare_runs import panels_of
+from sipp_lab.page.panels import panels_of
 from sipp_lab.runs.folder import Run
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -44,13 +44,11 @@ class Section:
     finding: Finding
     rows: Sequence[Sequence[Plot]] = ()
     table: Table | None = None
-    folded: tuple[str, Plot] | None = None  # a plot hidden behind a line of text until opened
     note: str = ""
-    is_closed: bool = False  # collapsed to its heading
 
     @property
     def plots(self) -> list[Plot]:
-        return [plot for row in self.rows for plot in row] + ([] if self.folded is None else [self.folded[1]])
+        return [plot for row in self.rows for plot in row]
 
 
 @dataclass(frozen=True)

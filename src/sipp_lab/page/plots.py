@@ -9,7 +9,6 @@ from sipp.report import numbers, plots
 from sipp_lab.page import series
 from sipp_lab.page.series import METRICS
 from sipp_lab.runs.folder import Run
-from sipp_lab.runs.records import NetworkRecord
 
 Plot = dict[str, Any]  # plain values for the page's script
 
@@ -23,16 +22,6 @@ def metric_view(run: Run, key: str) -> dict[str, Any]:
 def metric_views(run: Run) -> dict[str, dict[str, Any]]:
     """The views of all metrics that the run has curves for, by key."""
     views = {key: metric_view(run, key) for key in series.metrics_of(run)}
-    return {key: view for key, view in views.items() if view["series"]}
-
-
-def epsilon_views(run: Run) -> dict[str, dict[str, Any]]:
-    """The certified and theoretical epsilons against keep, if there are any."""
-    certified, theory = series.certified_curves(run), series.theory_curves(run)
-    views = {
-        "certified": plots.curve_view(certified, "certified epsilon (holdout)", "share", are_errors=True),
-        "theory": plots.curve_view(theory, "epsilon of the theory", "number", are_errors=True),
-    }
     return {key: view for key, view in views.items() if view["series"]}
 
 
@@ -60,39 +49,15 @@ def side_by_side(run: Run, ident: str) -> list[Plot]:
     return drawn
 
 
-def epsilon_plots(run: Run, ident: str) -> dict[str, Plot]:
-    """The plots of `epsilon_views`."""
-    return {key: plots.lines(f"{ident}-{key}", view["y"]["label"], view) for key, view in epsilon_views(run).items()}
+def certified_plot(run: Run, ident: str) -> Plot:
+    """The certified epsilons against keep; empty if there are none."""
+    view = plots.curve_view(series.certified_curves(run), "certified epsilon (holdout)", "share", are_errors=True)
+    return plots.lines(ident, view["y"]["label"], view) if view["series"] else {}
 
 
-def _level_choice(run: Run, *, starts_last: bool = False) -> dict[str, Any]:
+def _level_choice(run: Run) -> dict[str, Any]:
     options = [f"keep {numbers.number(keep, 'share')} (level {level})" for level, keep in series.levels_of(run).items()]
-    return {"label": "Level", "options": options, "start": len(options) - 1 if starts_last else 0}
-
-
-def statements_plot(run: Run, ident: str) -> Plot:
-    """The bound and the certificate of every network, in words and numbers."""
-    seeds = series.seeds_of(run)
-    views = []
-    for method in series.methods_of(run):
-        by_level = []
-        for level in series.levels_of(run):
-            by_seed = {record.seed: record for record in series.records_at(run, method, level)}
-            by_level.append([_network_cards(by_seed[seed]) if seed in by_seed else None for seed in seeds])
-        views.append(by_level)
-    seed_choice = {"label": "Seed", "options": [str(seed) for seed in seeds]}
-    method_choice = {"label": "Method", "options": list(series.methods_of(run))}
-    choices = [method_choice, _level_choice(run), seed_choice]
-    return plots.cards(ident, "Statements about one network", views, choices=choices)
-
-
-def _network_cards(record: NetworkRecord) -> list[dict[str, Any]]:
-    if record.pruned is None:
-        return []
-    cards = plots.statement_cards(record.pruned, record.certificate, record.why_no_certificate)
-    if record.pruned.choice is not None:
-        cards.append({"title": "Chosen blend", "text": f"{record.pruned.choice.sentence}.", "rows": []})
-    return cards
+    return {"label": "Level", "options": options, "start": len(options) - 1}
 
 
 def layers_plot(run: Run, ident: str) -> Plot:
@@ -108,7 +73,7 @@ def layers_plot(run: Run, ident: str) -> Plot:
     views = {label: [level[label] for level in levels] for label in plots.LAYER_UNITS}
     for view in views[plots.SHARE]:
         view["series"].append(dense)
-    choices = [{"label": "Show", "options": list(views)}, _level_choice(run, starts_last=True)]
+    choices = [{"label": "Show", "options": list(views)}, _level_choice(run)]
     return plots.bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
 
 

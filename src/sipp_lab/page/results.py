@@ -16,8 +16,9 @@ from sipp.report import (
     render as render_page,
 )
 from sipp_lab.page import series
-from sipp_lab.page.compare_runs import StudySummary, runs_article
-from sipp_lab.page.run_article import run_article, run_titles
+from sipp_lab.page.article import panel_article
+from sipp_lab.page.comparison import StudySummary, comparison
+from sipp_lab.page.panels import panels_of
 from sipp_lab.runs.folder import HOW_TO_REPAIR, MANIFEST, Run, read_run
 
 DEPTH = 2  # of nested folders: results/STUDY/RUN
@@ -127,7 +128,8 @@ def render(
 ) -> str:
     """The page of these results in order, with those that could not be read.
 
-    With several runs, or for a study, it starts with a panel for each network; single results are collapsed below.
+    Runs that differ only in seeds or methods share an article. With several articles, or for a study, the page starts
+    with a comparison, and the articles are collapsed below.
     `title` is used for a page with several results.
     """
     articles = _articles(results, study)
@@ -145,10 +147,10 @@ def render(
 
 def _articles(results: Sequence[Result], study: StudySummary | None) -> list[Article]:
     """The articles of the page: comparisons first, then single results."""
-    runs = [result for result in results if isinstance(result, Run)]
+    panels = panels_of([result for result in results if isinstance(result, Run)])
     models = [result for result in results if isinstance(result, PrunedModel)]
-    compared = [runs_article(runs, study)] if len(runs) > 1 or study is not None else []
-    single = [run_article(run, f"part{i}", title) for i, (run, title) in enumerate(zip(runs, run_titles(runs)))]
+    compared = [comparison(panels, study)] if len(panels) > 1 or study is not None else []
+    single = [panel_article(panel, f"part{i}") for i, panel in enumerate(panels)]
     of_networks = network_articles(models) if models else []
     if len(models) > 1:
         compared.append(of_networks.pop(0))

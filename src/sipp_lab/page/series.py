@@ -128,11 +128,6 @@ def certified_curves(run: Run) -> tuple[plots.Curve, ...]:
     return _curves(_points(run, _certified))
 
 
-def theory_curves(run: Run) -> tuple[plots.Curve, ...]:
-    """Epsilon of the theoretical bound against keep, whether or not its conditions hold."""
-    return _curves(_points(run, lambda record: None if record.pruned is None else record.pruned.bound.finite))
-
-
 def _certified(record: NetworkRecord) -> float | None:
     claim = record.certificate
     return claim.limit if isinstance(claim, Certificate) and claim.measure == "output" else None

@@ -9,7 +9,7 @@ from sipp.report import numbers, plots
 from sipp.report.plots import Curve, Point
 from sipp.results import words
 from sipp.results.jsonio import to_json
-from sipp_lab.page import run_article, series
+from sipp_lab.page import article, series
 from sipp_lab.runs.folder import Run, read_run
 
 
@@ -110,25 +110,25 @@ def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) ->
 
 def test_headings_state_the_numbers_of_the_run(tmp_path: Path) -> None:
     run = small_run(tmp_path)
-    spread = run_article.spread_words(run)
+    spread = article.spread_words(run)
     assert "sipp-det changes top-1 accuracy by -6.00 points (mean), magnitude by -35.00 points" in spread
     assert "2 seeds" in spread and "overlap" not in spread
-    assert run_article.certificate_finding(run).heading == (
+    assert article.certificate_finding(run).heading == (
         "At keep 50 %, outputs are certified within 10 % for every method"
     )
-    assert "best of several does not" in run_article.certificate_finding(run).detail
-    assert "4.5 dead rows" in run_article.layers_finding(run).heading
-    assert run_article.time_finding(run).heading == "Pruning and certifying took 5.2 % of 18 min 0 s"
+    assert "best of several does not" in article.certificate_finding(run).detail
+    assert "4.5 dead rows" in article.layers_finding(run).heading
+    assert article.time_finding(run).heading == "Pruning and certifying took 5.2 % of 18 min 0 s"
 
 
 def test_reach_ends_at_the_first_level_that_loses_more() -> None:
     points = [Point(keep, mean, mean, mean, 1) for keep, mean in ((0.5, 0.0), (0.25, -0.02), (0.1, 0.0))]
-    assert run_article.sparsest_within_tolerance(Curve("magnitude", tuple(points))) == 0.5
-    assert run_article.sparsest_within_tolerance(Curve("magnitude", tuple(points[1:]))) is None
+    assert article.sparsest_within_tolerance(Curve("magnitude", tuple(points))) == 0.5
+    assert article.sparsest_within_tolerance(Curve("magnitude", tuple(points[1:]))) is None
 
 
 def test_a_single_seed_is_mentioned(tmp_path: Path) -> None:
-    assert "One seed" in run_article.spread_words(small_run(tmp_path, n_seeds=1))
+    assert "One seed" in article.spread_words(small_run(tmp_path, n_seeds=1))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ function drawTable(table) {
 const tied = (words) => words.replace(/(\d) %/g, "$1\u00a0%"); // no line begins with the sign
 
 function drawCards(view) {
-  const cards = (view || [{ title: "Not there yet", text: "This network is not finished.", rows: [] }]).map((card) => {
+  const cards = view.map((card) => {
     const rows = card.rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)));
     const inside = [make("p", {}, tied(card.text)), make("table", {}, make("tbody", {}, ...rows))];
     if (card.folded) return make("details", {}, make("summary", {}, `${card.title}: ${card.folded}`), ...inside);

@@ -1,31 +1,29 @@
-"""The article on one run: which method to use, guarantees, dead rows, and where the time went."""
+"""The article on one panel: which method to use, guarantees, dead rows, and where the time went."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sipp.report import Article, Cell, Finding, Section, Table, numbers, plots
 from sipp.results import Certificate, to_json, words
 from sipp_lab.page import series
+from sipp_lab.page.panels import Panel
 from sipp_lab.page.plots import (
     Plot,
     accuracy_plot,
-    epsilon_plots,
+    certified_plot,
     layers_plot,
     side_by_side,
-    statements_plot,
     times_plot,
 )
 from sipp_lab.runs.folder import Run
 
-FOLDED_THEORY = "The theory's epsilon: its conditions are not met here, so this is not a guarantee"
 
-
-def run_article(run: Run, ident: str, title: str) -> Article:
-    """The article on one run."""
+def panel_article(panel: Panel, ident: str) -> Article:
+    """The article on one network, data set and pipeline."""
+    run = panel.run
     n_done, pipeline = len(run.records), series.pipeline_of(run)
     caveats = []
     if not run.finished:
@@ -40,38 +38,22 @@ def run_article(run: Run, ident: str, title: str) -> Article:
     return Article(
         ident=ident,
         topic=f"{run.config['pipeline']}: {'another pipeline' if pipeline is None else pipeline.description}",
-        title=title,
+        title=f"{panel.title}, {_seed_words(run)}",
         state="" if run.finished else f"unfinished, {n_done} of {run.n_stages}",
         caveats=caveats,
         notes=run.notes,
         tiles=_tiles(run),
         sections=_sections(run, ident),
-        tables=[("Versions and hashes", _origins(run)), ("Configuration", run.config)],
+        tables=[("Versions and hashes", _origins(panel)), ("Configuration", run.config)],
     )
 
 
-def run_titles(runs: Sequence[Run]) -> list[str]:
-    """The title of each run; runs of one recipe are distinguished by seeds, or else by folder."""
-    short = [f"{run.config['name']}: {network_and_data(run)}" for run in runs]
-    with_seeds = [f"{title}, {_seed_text(series.seeds_of(run))}" for title, run in zip(short, runs)]
-    with_folders = [f"{title}, {run.name[-12:][:6]}" for title, run in zip(with_seeds, runs)]
-    return [
-        next((titles[i] for titles in (short, with_seeds) if titles.count(titles[i]) == 1), with_folders[i])
-        for i in range(len(runs))
-    ]
-
-
-def _seed_text(seeds: Sequence[int]) -> str:
+def _seed_words(run: Run) -> str:
     """'seed 3', 'seeds 0 to 11', 'seeds 0, 2, 5'."""
+    seeds = series.seeds_of(run)
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"seeds {seeds[0]} to {seeds[-1]}"
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
-
-
-def network_and_data(run: Run) -> str:
-    """Which network on which data, with the names of the user's own code if used."""
-    code = run.config.get("code") or {}
-    return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
@@ -99,18 +81,12 @@ def _sections(run: Run, ident: str) -> list[Section]:
     first = Section("Which to use", choice, accuracies, method_table(run), note=spread_words(run))
     if not series.methods_of(run):
         return [first]
-    epsilons, folded = epsilon_plots(run, ident), None
-    if "theory" in epsilons and not any(
-        record.pruned is not None and record.pruned.bound.holds for record in run.records
-    ):
-        folded = (FOLDED_THEORY, epsilons.pop("theory"))
-    guarantees = _rows(list(epsilons.values()), [statements_plot(run, f"{ident}-statements")])
     others = [
-        Section("Guarantees", certificate_finding(run), guarantees, folded=folded),
+        Section("Certificates", certificate_finding(run), _rows([certified_plot(run, f"{ident}-certified")])),
         Section("Layers", layers_finding(run), _rows([layers_plot(run, f"{ident}-layers")])),
         Section("Time", time_finding(run), _rows([times_plot(run, f"{ident}-times")])),
     ]
-    return [first, *(section for section in others if section.rows)]
+    return [first, *(section for section in others if section.rows or section.topic == "Certificates")]
 
 
 def _rows(*rows: list[Plot]) -> list[list[Plot]]:
@@ -119,8 +95,9 @@ def _rows(*rows: list[Plot]) -> list[list[Plot]]:
     return [row for row in known if row]
 
 
-def _origins(run: Run) -> dict[str, Any]:
-    values: dict[str, Any] = {"run folder": run.name}
+def _origins(panel: Panel) -> dict[str, Any]:
+    run = panel.run
+    values: dict[str, Any] = {"run folders": ", ".join(panel.folders)}
     for index, origin in enumerate(run.origins):
         prefix = f"origin {index + 1}: " if len(run.origins) > 1 else ""
         values |= {prefix + key: value for key, value in to_json(origin).items()}
@@ -250,8 +227,8 @@ def certificate_finding(run: Run) -> Finding:
     curves = series.certified_curves(run)
     n_tried = sum(record.certificate is not None or bool(record.why_no_certificate) for record in run.records)
     if not curves:
-        if n_tried:
-            return Finding("No network got a certificate", "The reason for each refusal is given below.")
+        if reasons := sorted({record.why_no_certificate for record in run.records} - {""}):
+            return Finding("No network got a certificate", "; ".join(reasons))
         return Finding(
             "No certificate: the run has no holdout",
             "Set data.n_holdout in the recipe to have every pruned network certified before it is retrained.",
