@@ -227,6 +227,16 @@ def test_later_blocks_mend_what_earlier_ones_lost() -> None:
     assert off_by(net[:2], small.model[:2], x) < 0.2 * off_by(net[:1], small.model[:1], x)
 
 
+def test_what_the_output_hardly_shows_goes_first() -> None:
+    torch.manual_seed(0)
+    seen, hidden = (nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 4)) for _ in range(2))
+    net = Part(lambda x, f, g: f(x) + 0.01 * g(x), seen, hidden).eval()
+    small = sipp.shrink(net, torch.randn(300, 10), weights=0.6, progress=False)
+    assert small.chosen is not None
+    left = {site.reader: site.after for site in small.chosen.sites}
+    assert left["modules_held.0.2.weight"] == 24 and left["modules_held.1.2.weight"] < 6
+
+
 def test_widths_are_multiples_and_uniform_ones_are_alike() -> None:
     net, data, _ = made("residual")
     small = sipp.shrink(net, data, multiply_adds=0.7, multiple_of=4, progress=False)
