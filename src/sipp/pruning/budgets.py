@@ -143,12 +143,12 @@ def draws_for(worth_GK: np.ndarray, kept_G: np.ndarray) -> np.ndarray:
 
 
 def _draws_for(rates_GK: np.ndarray, kept_G: np.ndarray) -> np.ndarray:
-    can_be_drawn = rates_GK > 0
-    cap_G = can_be_drawn.sum(1).astype(np.float64)
+    can_be_drawn = (rates_GK > 0).astype(np.float64)
+    cap_G = can_be_drawn.sum(1)
     with np.errstate(over="ignore", under="ignore"):
         draws_G = np.minimum(-(cap_G / rates_GK.sum(1)) * np.log1p(-kept_G / cap_G), MAX_DRAWS)
         for _ in range(_SOLVER_STEPS):
-            left_GK = np.where(can_be_drawn, np.exp(-draws_G[:, None] * rates_GK), 0.0)
+            left_GK = np.exp(-draws_G[:, None] * rates_GK) * can_be_drawn
             lack_G = left_GK.sum(1)
             fall_G = draws_G * (rates_GK * left_GK).sum(1) / lack_G  # -d log(lack) / d log N
             step_G = np.maximum(np.log(lack_G / (cap_G - kept_G)) / fall_G, 0.0)

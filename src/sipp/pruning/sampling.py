@@ -189,9 +189,10 @@ def draw_until(share_DK: np.ndarray, kept_D: np.ndarray, rng: np.random.Generato
         arrival_DK = np.where(share_DK > 0, np.minimum(time_DK / share_DK, np.finfo(np.float64).max), np.inf)
     is_hit_DK = largest_in_rows(torch.from_numpy(-arrival_DK), torch.from_numpy(kept_D)).numpy()
     tau_D1 = np.where(is_hit_DK, arrival_DK, 0.0).max(1, keepdims=True)
-    rate_DK = np.where(is_hit_DK, share_DK * (tau_D1 - np.where(is_hit_DK, arrival_DK, 0.0)), 0.0)
-    again_DK = np.where(rate_DK < _LARGEST_RATE, rng.poisson(np.minimum(rate_DK, _LARGEST_RATE)), rate_DK)
-    return np.where(is_hit_DK, 1.0 + again_DK, 0.0)
+    count_DK = is_hit_DK.astype(np.float64)
+    rates = (share_DK * np.where(is_hit_DK, tau_D1 - arrival_DK, 0.0))[is_hit_DK]
+    count_DK[is_hit_DK] += np.where(rates < _LARGEST_RATE, rng.poisson(np.minimum(rates, _LARGEST_RATE)), rates)
+    return count_DK
 
 
 def draw_fixed(share_DK: np.ndarray, n_draws_D: np.ndarray, rng: np.random.Generator) -> np.ndarray:
