@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sipp
 from sipp.errors import OptionError
-from sipp.integrations.masks import masks_to_hold, packed, unpacked
+from sipp.integrations.masks import masks_to_hold
 from sipp.pruning.masking import hold
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,24 +43,12 @@ def data() -> TensorDataset:
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def test_stored_masks_come_back_and_fit_their_network_only() -> None:
-    found = pruned()
-    bits = packed(found.masks)
-    assert sum(one.nbytes for one in bits.values()) == -(-63 // 8) + -(-18 // 8)
-    back = unpacked(bits, found.model)
-    assert all(torch.equal(mask, back[name]) for name, mask in found.masks.items())
-    with pytest.raises(OptionError, match="of another network"):
-        unpacked(bits, nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 2)))
-    with pytest.raises(OptionError, match="of another network"):
-        unpacked(bits, nn.Linear(7, 9))
-
-
 def test_what_is_given_must_be_what_is_stored() -> None:
     found = pruned()
     other = {name: ~mask for name, mask in found.masks.items()}
     assert masks_to_hold(found.model, other, None).keys() == other.keys()
     with pytest.raises(OptionError, match="other masks than the ones given"):
-        masks_to_hold(found.model, other, packed(found.masks))
+        masks_to_hold(found.model, other, found.masks)
 
 
 # --- Lightning --------------------------------------------------------------------------------------------------------

@@ -15,12 +15,7 @@ import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.masking import hold, masks_of
 
-NETS: dict[str, Callable[[], nn.Module]] = {
-    "buffers": lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
-    "no buffers": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
-}
 AVERAGES: dict[str, Callable[[nn.Module], AveragedModel]] = {
-    "SWA": AveragedModel,
     "EMA": lambda net: AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
     "own": lambda net: AveragedModel(net, avg_fn=lambda average, new, n: 0.5 * average + 0.5 * new),
     "with buffers": lambda net: AveragedModel(net, use_buffers=True),
@@ -40,9 +35,9 @@ def loop(net: nn.Module, update: Callable[[int], object]) -> tuple[Any, torch.op
     return step, optimizer
 
 
-def made(name: str) -> nn.Module:
+def made() -> nn.Module:
     torch.manual_seed(0)
-    return NETS[name]()
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def alive(net: nn.Module, masks: dict[str, Tensor]) -> int:
@@ -52,9 +47,8 @@ def alive(net: nn.Module, masks: dict[str, Tensor]) -> int:
 
 @pytest.mark.parametrize("start", [0, 15])
 @pytest.mark.parametrize("kind", AVERAGES)
-@pytest.mark.parametrize("name", NETS)
-def test_an_average_that_is_given_is_zero_where_the_network_is(name: str, kind: str, start: int) -> None:
-    net = made(name)
+def test_an_average_that_is_given_is_zero_where_the_network_is(kind: str, start: int) -> None:
+    net = made()
     average = AVERAGES[kind](net)
 
     def update(number: int) -> None:
@@ -73,7 +67,7 @@ def test_an_average_that_is_given_is_zero_where_the_network_is(name: str, kind: 
 
 
 def test_an_average_that_is_not_given_is_left_alone() -> None:
-    net = made("buffers")
+    net = made()
     average = AveragedModel(net)
     step, optimizer = loop(net, lambda _: average.update_parameters(net))
     done = sipp.gradual(net, step, X, keep=0.3, steps=10, optimizer=optimizer, method="magnitude")
@@ -81,7 +75,7 @@ def test_an_average_that_is_not_given_is_left_alone() -> None:
 
 
 def test_what_is_no_average_is_refused_before_any_training() -> None:
-    net = made("no buffers")
+    net = made()
     held = copy.deepcopy(net)
     hold(held, {"0.weight": torch.ones(8, 6, dtype=torch.bool)})
     steps: list[int] = []

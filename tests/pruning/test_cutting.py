@@ -138,7 +138,7 @@ def test_output_change_is_measured_on_calibration_points(method: str, keep: floa
 
 def test_a_repair_updates_the_output_change() -> None:
     """The old number would describe weights that have been replaced."""
-    pruned = sipp.prune(net(), X, keep=0.2, method="magnitude")
+    pruned = sipp.prune(net(), X, keep=0.05, method="magnitude")
     fixed = sipp.repair(net(), pruned, X)
     assert fixed.moved == OutputChange(fixed.repair.output_after, fixed.repair.n_test, is_held_back=True)
     assert fixed.moved.error < pruned.moved.error

@@ -21,9 +21,7 @@ from sipp.pruning.masking import Hold, hold, masks_of, release
 Masks = dict[str, Tensor]
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], Optimizer]] = {
     "sgd": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-2),
-    "sgd-dampened": lambda p: SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
     "adam": lambda p: Adam(p, lr=1e-2, weight_decay=1e-2),
-    "amsgrad": lambda p: Adam(p, lr=1e-2, amsgrad=True),
     "adamw": lambda p: AdamW(p, lr=1e-2, weight_decay=0.1),
 }
 
@@ -137,7 +135,7 @@ def without_optimizer(model: nn.Module, masks: Masks, *, optimizer: Optimizer) -
 # --- training -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "net"), zip(OPTIMIZERS, [*NETS, "conv"]))
+@pytest.mark.parametrize(("kind", "net"), [("sgd", "conv"), ("adam", "mha"), ("adamw", "lstm"), ("sgd", "tied")])
 def test_no_weight_is_alive_after_a_step_with_old_momentum(kind: str, net: str) -> None:
     assert revived_in_steps(hold, OPTIMIZERS[kind], net) == 0
     assert revived_in_steps(only_once, OPTIMIZERS[kind], net) > 0
@@ -370,22 +368,14 @@ def test_refusals_name_the_parameter_and_the_way_out() -> None:
     assert all(torch.equal(v, was[n]) for n, v in held.state_dict().items())  # refused as a whole
 
 
-@pytest.mark.parametrize("way", ["prune", "parametrize"])
-def test_a_parameter_renamed_while_held_is_reported_and_can_be_released(way: str) -> None:
+def test_a_parameter_renamed_while_held_is_reported_and_can_be_released() -> None:
     model, plain = make(), make()
-    masks = masks_for(model)
+    hold(model, masks_for(model))
     for one in (model, plain):
-        if one is model:
-            hold(one, masks)
-        if way == "prune":
-            prune.custom_from_mask(one[1], "weight", masks["1.weight"])
-        else:
-            parametrize.register_parametrization(one[1], "weight", nn.Identity())
+        parametrize.register_parametrization(one[1], "weight", nn.Identity())
     with pytest.raises(ModelError, match=r"'weight' of .*Conv2d was renamed"):
         model(X)
     release(model)
-    if way == "prune":  # its masks are made permanent too, in the order before them
-        plain = make()
     assert list(model.state_dict()) == list(plain.state_dict())
     model(X)
 

@@ -120,17 +120,6 @@ def test_a_mask_by_the_name_that_torch_gives_it() -> None:
         sipp.assess(net(), masks, X)
 
 
-def test_masks_alone_leave_no_negative_zeros(tmp_path: Path) -> None:
-    masks: dict[str, Tensor] = {
-        name.removesuffix("_mask"): value
-        for name, value in masked_by_torch(net()).state_dict().items()
-        if name.endswith("_mask")
-    }
-    judged = sipp.assess(net(), masks, X)
-    assert n_negative_zeros(judged.model) == 0
-    assert sipp.save(judged, tmp_path / "net.safetensors").n_bytes < 0.25 * 4 * 9472
-
-
 def test_a_network_with_negative_zeros_is_stored_as_it_is_with_a_warning(tmp_path: Path) -> None:
     model = masked_by_torch(net())
     for module in (model[0], model[2]):  # type: ignore[index]

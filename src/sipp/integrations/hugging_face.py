@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save
 
 from sipp.extras import needed_for
 from sipp.files import write_atomic
-from sipp.integrations.masks import masks_to_hold, packed
+from sipp.integrations.masks import masks_to_hold
 from sipp.pruning import WithMasks, hold, masks_in, masks_of, release
 
 with needed_for("holding masks in the HF Trainer"):
@@ -41,7 +41,7 @@ class HoldMasks(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         place = _place(args, state)
         if state.is_world_process_zero and place.parent.is_dir():
-            write_atomic(place, save(packed(masks_of(kwargs["model"]))))
+            write_atomic(place, save(masks_of(kwargs["model"])))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         release(kwargs["model"])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sipp.extras import needed_for
-from sipp.integrations.masks import masks_to_hold, packed
+from sipp.integrations.masks import masks_to_hold
 from sipp.pruning import WithMasks, hold, masks_in, release
 
 with needed_for("holding masks in Lightning"):
@@ -48,7 +48,7 @@ class HoldMasks(Callback):  # type: ignore[misc,unused-ignore]
         release(pl_module.get_submodule(self.part))
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.masks is None else {"masks": packed(self.masks)}
+        return {} if self.masks is None else {"masks": self.masks}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._stored = state_dict.get("masks")
