@@ -15,8 +15,7 @@ versions of numba, llvmlite and torch have lower and upper bounds in `pyproject.
 
     vector code for this processor    plain compiled loops (`scoring/kernels/plain_loops.py`)
     a folder for Numba's cache        compiled anew in each process
-    a compiler (NUMBA_DISABLE_JIT)    the float64 definition; the loops of `allocation` as Python runs them
-    Numba's events                    compile time is not reported
+    a compiler (NUMBA_DISABLE_JIT)    the float64 definition
     torch's OpenMP library            plain threads (generated code: one), with the same results
 """
 

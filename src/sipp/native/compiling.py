@@ -1,10 +1,9 @@
 """Functions compiled by Numba: Python loops, the vector code they call, and a cache on disk for both.
 
-    @compiled                          a function of arrays and numbers, compiled on its first call
-    @CompiledLoop                      a function of integers (sizes and addresses), compiled separately; other compiled
-                                       code calls it through its address (`calling`), Python on threads (`call_each`)
+    @CompiledLoop                      a function of integers (sizes and addresses), compiled on its first call; Python
+                                       calls it, alone or on threads (`call_each`)
     @inlined                           inlined into the functions that call it
-    @primitive(VOID, INT, INT)         written in LLVM instructions (`vector.py`); all of the above can call it
+    @primitive(VOID, INT, INT)         written in LLVM instructions (`vector.py`); both of the above can call it
 
 No fast-math flag is ever set. With one, LLVM may reorder sums or fuse a multiply and an add, and it decides differently
 for a function inlined just now and one loaded from the cache: the same seed would not give the same bits. Where a sum
@@ -29,12 +28,11 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
-from torch import Tensor
 
 from sipp.native.machine_code import Arguments, MachineCode, argument_list, generate, run
-from sipp.native.processor import HAS_VECTOR_CODE, IS_COMPILED
+from sipp.native.processor import HAS_VECTOR_CODE
 from sipp.native.threads import run_parallel, torch_openmp
-from sipp.native.vector import F32, F64, I16, I32, I64, address_of, call_at, element, load
+from sipp.native.vector import F32, F64, I32, I64, address_of, call_at, element, load
 
 _log = logging.getLogger("sipp")
 
@@ -63,61 +61,13 @@ def _stamped(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles the function with Numba on its first call, cached on disk if a cache folder is writable.
-
-    It may call compiled functions of its own folder and of the one above.
-    """
-    if not IS_COMPILED:
-        return _interpreted(function)
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-    try:
-        dispatcher = numba.njit(cache=True, **options)(_stamped(function))
-    except RuntimeError:  # neither this folder nor the user's cache folder is writable
-        _not_kept("no folder can be written")
-        return numba.njit(**options)(function)
-    _survive_full_disk(dispatcher)
-    return dispatcher
-
-
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Inlines the function into its callers; it is never compiled on its own."""
     return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
 
 
-def _survive_full_disk(dispatcher: Any) -> None:
-    """Lets the function run even if it cannot be saved to the cache; Numba has no public option for this."""
-    cache: Any = getattr(dispatcher, "_cache", None)
-    save = getattr(cache, "save_overload", None)
-    if save is None:  # another version of Numba: leave it as it is
-        return
-
-    def save_if_possible(*overload: Any) -> None:
-        try:
-            save(*overload)
-        except OSError as error:
-            _not_kept(str(error))
-
-    cache.save_overload = save_if_possible
-
-
-def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs the function as plain Python (NUMBA_DISABLE_JIT=1); like compiled code, it does not warn about 1 / 0."""
-
-    @functools.wraps(function)
-    def run(*arguments: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return function(*arguments)
-
-    return run
-
-
 class CompiledLoop:
-    """A function of integers (sizes, addresses), compiled separately on its first call.
-
-    Called from Python, it runs without the GIL. Compiled code calls it through its `address` (`calling`), so it is not
-    compiled again for every caller, and not at all if no call needs it.
-    """
+    """A function of integers (sizes, addresses), compiled on its first call; it runs without the GIL."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = _stamped(function)
@@ -146,15 +96,23 @@ class CompiledLoop:
 
 
 def _cached_cfunc(signature: Any, function: Callable[..., None]) -> Any:
-    """Compiles the function now, or loads it from the cache if one is writable."""
-    _start_clock()
+    """Compiles the function now, or loads it from the cache if one is writable.
+
+    Garbage collection rests meanwhile: the compiler creates many small objects and keeps them, and scanning them again
+    and again, together with everything torch has loaded, took up to a fifth of the time.
+    """
+    start, is_kept, collects = time.perf_counter(), True, gc.isenabled()
+    gc.disable()
     try:
         return numba.cfunc(signature, cache=True, error_model="numpy")(function)
     except (RuntimeError, OSError) as error:  # no folder for the cache, or a full disk
-        _not_kept(str(error))
+        _log.info("Numba's cache could not be written (%s): each process compiles again", error)
+        is_kept = False
         return numba.cfunc(signature, error_model="numpy")(function)
     finally:
-        _stop_clock()
+        if collects:
+            gc.enable()
+        _add_seconds(time.perf_counter() - start, is_kept)
 
 
 def call_each(function: CompiledLoop, rows: Sequence[tuple[int, ...]]) -> None:
@@ -208,22 +166,6 @@ def primitive(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
     return wrap
 
 
-def calling(*candidates: CompiledLoop) -> Any:
-    """Returns call(address, *numbers) for compiled code, which calls whichever candidate is at the address.
-
-    All candidates must have the same parameters, otherwise ValueError.
-    """
-    parameters = {native.parameters for native in candidates}
-    if len(parameters) != 1:
-        raise ValueError(f"functions for one address take different arguments: {sorted(parameters)}")
-
-    @primitive(VOID, *[INT] * (1 + len(parameters.pop())))
-    def call(b: Any, address: Any, *numbers: Any) -> None:
-        call_at(b, address, numbers)
-
-    return call
-
-
 def reading(record: type) -> Any:
     """Returns a function for compiled code that reads a NamedTuple of integers from an address."""
     n = len(record._fields)  # type: ignore[attr-defined]
@@ -236,11 +178,6 @@ def reading(record: type) -> Any:
         return packed
 
     return read
-
-
-def as_numbers(record: tuple[Any, ...]) -> np.ndarray:
-    """A record as compiled code reads it (`reading`): tensors become addresses, so the caller must keep them alive."""
-    return np.array([x.data_ptr() if isinstance(x, Tensor) else x for x in record], np.int64)
 
 
 def _array_of(number: Any, kind: Any) -> tuple[Any, Any]:
@@ -260,7 +197,6 @@ def _array_of(number: Any, kind: Any) -> tuple[Any, Any]:
 
 float_at, put_float = _array_of(REAL, F32)
 double_at, put_double = _array_of(DOUBLE, F64)
-short_at, put_short = _array_of(types.int16, I16)
 int_at, put_int = _array_of(types.int32, I32)
 long_at, put_long = _array_of(INT, I64)
 
@@ -269,70 +205,14 @@ long_at, put_long = _array_of(INT, I64)
 
 _REPORTED_AFTER = 1.0  # seconds of compiling
 _spent = 0.0
-_is_kept = True  # compiled code is cached for the next process
-_begun: list[float] = []
-_collects = True  # whether the garbage collector was enabled before
-_clock_lock = threading.Lock()
 
 
-def _start_clock() -> None:
-    """Starts the clock; nested compilations count as part of the outer one.
-
-    Garbage collection is off meanwhile: the compiler creates many small objects and keeps them, and scanning them again
-    and again, together with everything torch has loaded, took up to a fifth of the time.
-    """
-    global _collects
-    with _clock_lock:
-        if not _begun:
-            _collects = gc.isenabled()
-            gc.disable()
-        _begun.append(time.perf_counter())
-
-
-def _stop_clock() -> None:
-    with _clock_lock:
-        begun = _begun.pop()
-        if not _begun:
-            if _collects:
-                gc.enable()
-            _add_seconds(time.perf_counter() - begun)
-
-
-def _add_seconds(seconds: float) -> None:
+def _add_seconds(seconds: float, is_kept: bool) -> None:
     """Adds to the compile time, and logs once that compiling takes a while."""
     global _spent
     before, _spent = _spent, _spent + seconds
     if before < _REPORTED_AFTER <= _spent:
-        often = (
-            "the first time this part is used"
-            if _is_kept
-            else "in each process: set NUMBA_CACHE_DIR to a folder for it"
-        )
+        often = "the first time this part is used"
+        if not is_kept:
+            often = "in each process: set NUMBA_CACHE_DIR to a folder for it"
         _log.warning("compiling for this processor: a few seconds, %s", often)
-
-
-def _not_kept(why: str) -> None:
-    """Records that compiled code could not be written to Numba's cache."""
-    global _is_kept
-    _is_kept = False
-    _log.info("Numba's cache could not be written (%s): each process compiles again", why)
-
-
-def _listen() -> None:
-    """Starts and stops the clock on Numba's compile events; without them, only `CompiledLoop`s are counted."""
-    try:
-        from numba.core import event
-    except ImportError:
-        return
-
-    class Listener(event.Listener):
-        def on_start(self, event: object) -> None:
-            _start_clock()
-
-        def on_end(self, event: object) -> None:
-            _stop_clock()
-
-    event.register("numba:compile", Listener())
-
-
-_listen()

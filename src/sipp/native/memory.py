@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import sys
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,32 +27,10 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
-def clear(whole: Tensor, start: int, stop: int) -> None:
-    """Sets bytes start .. stop of a tensor to 0; faster than torch for few bytes."""
-    if not 0 <= start <= stop <= len(whole):
-        raise DataError(
-            f"bytes {start} to {stop} of {len(whole)} were to be cleared: this is a fault of sipp",
-            fix="please report it",
-        )
-    ctypes.memset(address(whole, torch.uint8) + start, 0, stop - start)
-
-
-def array(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """The tensor as a NumPy array; DataError unless it has this dtype, is on the CPU and contiguous."""
-    _check_plain(tensor, dtype)
-    return tensor.numpy()
-
-
 def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
     """The address of such a tensor, for compiled code that takes only numbers."""
     _check_plain(tensor, dtype)
     return tensor.data_ptr()
-
-
-def plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The tensor itself, checked as above, for a record that compiled code reads by address (`as_numbers`)."""
-    _check_plain(tensor, dtype)
-    return tensor
 
 
 def strided_address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
