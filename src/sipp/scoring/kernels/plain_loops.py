@@ -7,6 +7,7 @@ the same order whatever stands beside them and however many threads there are, w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -45,7 +46,9 @@ KERNEL = KernelFunctions(
 )
 
 
-def _filled(loop: CompiledLoop, shape: tuple[int, ...], sizes: tuple[int, int, int, int], *given: Tensor) -> Tensor:
+def _filled(
+    loop: Callable[..., None], shape: tuple[int, ...], sizes: tuple[int, int, int, int], *given: Tensor
+) -> Tensor:
     """What a loop makes of these, in float64; sizes are groups, rows of each, fan-in and patches.
 
     A row is one thread's: its sums do not depend on their number.
