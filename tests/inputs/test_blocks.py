@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sipp.inputs.data import Batch, data_of
 from sipp.inputs.structure import Blocks, find_blocks
-from sipp.inputs.trace import trace_layers
+from sipp.inputs.trace import trace, trace_layers
 from sipp.repairing import Part
 
 
@@ -107,3 +107,38 @@ def test_what_does_not_pass_a_state_alone_has_none(way: str) -> None:
 def test_blocks_that_speak_past_their_outputs_are_not_taken() -> None:
     Talking.said.clear()
     assert blocks_in(Net("plain", Talking).eval()) is None
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Residual(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class SkipsAtTheEnd(nn.Module):
+    """The output of the last block is added to that of the first, behind both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Bare() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.blocks[0](x)
+        return first + self.blocks[2](self.blocks[1](first))
+
+
+def test_a_sum_behind_the_block_of_its_layer_is_told_from_one_inside() -> None:
+    found = trace(SkipsAtTheEnd().eval(), torch.rand(5, 6))
+    assert found.blocks is not None and found.blocks.ends == (NAMES[0],)
+    one = found.sums["blocks.2.inner.weight"]
+    assert (one.latest, one.nth, one.in_block) == ("blocks.0.inner.weight", 1, False)
+    inside = trace(nn.Sequential(nn.Linear(4, 6), Residual(), Residual()).eval(), torch.rand(5, 4)).sums
+    assert {name: one.in_block for name, one in inside.items()} == {"1.inner.weight": True, "2.inner.weight": True}
