@@ -47,7 +47,7 @@ def test_a_broken_page_fails_the_same_check(tmp_path: Path) -> None:
 
 
 def test_all_plots_are_drawn(played: Visit) -> None:
-    assert played.seen["figures"] == played.seen["drawn"] == 8
+    assert played.seen["figures"] == played.seen["drawn"] == 6
 
 
 def test_legend_hides_and_shows(played: Visit) -> None:
@@ -72,7 +72,6 @@ def test_every_plot_has_a_table_with_all_its_numbers(played: Visit) -> None:
     expected = {
         "accuracy": 5 * 20,
         "certified": 5 * 20,
-        "theory": 2 * 20,
         "layers": N_LAYERS,
         "times": 6,
     }
@@ -85,7 +84,7 @@ def test_choices_change_the_plot(played: Visit) -> None:
     assert "top-1 accuracy" in played.seen["label"] and "change" not in played.seen["label"]
 
 
-SAVED = "resnet56-cifar10-iterative-resnet56-on-cifar10-accuracy-against-keep-top-1-accuracy"
+SAVED = "resnet56-on-cifar10-iterative-seeds-0-to-2-accuracy-against-keep-top-1-accuracy"
 
 
 def test_downloads_say_what_they_are(played: Visit) -> None:
@@ -107,7 +106,7 @@ def test_the_table_and_the_csv_have_one_unit(played: Visit) -> None:
 def test_readable_on_a_phone(page: str, tmp_path: Path) -> None:
     found = visit(page, tmp_path, width=PHONE, steps=LOOK + "return seen;")
     assert found.problems() == [] and found.width == PHONE
-    assert found.seen["figures"] == found.seen["drawn"] == 8
+    assert found.seen["figures"] == found.seen["drawn"] == 6
     assert found.seen["scale"] > 0.95  # plots are drawn for this width, not shrunk to it: text keeps its size
 
 
