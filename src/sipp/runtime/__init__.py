@@ -19,14 +19,10 @@ if TYPE_CHECKING:
         ChannelOptions as ChannelOptions,
         choose_channels as choose_channels,
     )
-    from sipp.runtime.shrinking.configuration import (
-        match_configuration as match_configuration,
-    )
     from sipp.runtime.shrinking.removing import (
         without_dead_channels as without_dead_channels,
     )
     from sipp.runtime.sparse_network import (
-        Sparse as Sparse,
         sparse as sparse,
     )
 else:

@@ -23,7 +23,7 @@ from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
 from sipp.results import Bench, BenchRun, BenchStep, NetworkLike, Speed, hashing, network_of
-from sipp.runtime import Sparse, call_of, output_difference, plain_copy, sparse
+from sipp.runtime import call_of, output_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
 REPEATS = 15  # pairs of calls, of which the median counts
@@ -55,7 +55,7 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
     for n in sorted({1, n_inputs}):
         call = pytree.tree_map(partial(_first, n), (args, kwargs))
         fast = sparse(model, call[0] if call[0] else call[1])
-        runs.append(_time_calls(model, fast, call, n))
+        runs.append(_time_calls(model, fast, call, n, runs_dense=fast.latest.is_dense))
     contents = content_of(pruned, Path("network"))[1]
     is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [
@@ -83,7 +83,9 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
     )  # fmt: skip
 
 
-def _time_calls(model: nn.Module, fast: Sparse, call: tuple[Any, Any], n_inputs: int) -> BenchRun:
+def _time_calls(
+    model: nn.Module, fast: Callable[..., Any], call: tuple[Any, Any], n_inputs: int, *, runs_dense: bool
+) -> BenchRun:
     """Times a call, dense and sparse; ModelError if the outputs differ."""
     args, kwargs = call
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
@@ -108,7 +110,7 @@ def _time_calls(model: nn.Module, fast: Sparse, call: tuple[Any, Any], n_inputs:
     sparse_ms, dense_ms = (MS * statistics.median(times) / n_calls for times in taken)
     return BenchRun(
         n_inputs=n_inputs, dense_ms=dense_ms, sparse_ms=sparse_ms, off_by=gap,
-        faster=Speed.of(*taken, runs_dense=fast.latest.is_dense),
+        faster=Speed.of(*taken, runs_dense=runs_dense),
     )  # fmt: skip
 
 

@@ -26,7 +26,6 @@ from sipp.runtime import (
     call_of,
     choose_channels,
     count_both,
-    match_configuration,
     plain_copy,
     without_dead_channels,
 )
@@ -100,13 +99,11 @@ def shrink(
         bounds = assess(own, smaller.model, scored, progress=progress)
         chosen = replace(smaller.chosen, layers=bounds.layers, guarantee=bounds.guarantee)
         own, call, used = smaller.model, smaller.call, smaller.split.keys
-    found = without_dead_channels(own, call)
+    found = without_dead_channels(own, call, None if chosen is None else chosen.sites)
     small = found.model
     for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
     _set_cache(small, caches)
-    if chosen is not None:
-        match_configuration(small, chosen.sites)
     before = hashing.of_model(network)
     chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,9 @@ from torch.nn.modules.conv import _ConvNd
 from sipp.errors import ModelError, SippError
 from sipp.inputs import ONE_AT_A_TIME, Batch, run_batch, scoring_mode
 from sipp.native import pytree
+from sipp.results import ChannelsLeft
 from sipp.runtime.examples import Call, cloned, output_difference, rounding_of, rounding_tolerance
+from sipp.runtime.shrinking.configuration import match_configuration
 from sipp.runtime.shrinking.dependencies import ALWAYS, Channels, Product, channels_in, reads_of
 from sipp.runtime.shrinking.running import Traced, parameters_and_buffers
 
@@ -182,8 +184,11 @@ class WithoutDead:
     left_alone: tuple[str, ...]  # operations that keep all channels they read
 
 
-def without_dead_channels(own: nn.Module, call: Call) -> WithoutDead:
-    """A copy without its dead channels; ModelError if it gives other outputs on the example."""
+def without_dead_channels(own: nn.Module, call: Call, sites: Iterable[ChannelsLeft] | None = None) -> WithoutDead:
+    """A copy without its dead channels; ModelError if it gives other outputs on the example.
+
+    `sites` are where channels were chosen, whose widths a Hugging Face model's configuration takes over.
+    """
     expected = outputs_of(own, call)
     if not any(isinstance(output, Tensor) for output in expected):
         raise ModelError("returns no tensor to compare", where=type(own).__name__, fix="let forward return one")
@@ -193,6 +198,8 @@ def without_dead_channels(own: nn.Module, call: Call) -> WithoutDead:
     moved = output_difference(outputs_of(small, call), expected)
     if not moved <= rounding_tolerance(expected):
         raise differs(moved)
+    if sites is not None:
+        match_configuration(small, sites)
     return WithoutDead(small, moved, program, tuple(channels.left_alone))
 
 
