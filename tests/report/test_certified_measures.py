@@ -13,6 +13,7 @@ from report.test_result_folders import pruned_folder
 from sipp.report.compare_networks import comparisons_of, networks_table
 from sipp.report.networks import read_pruned_result
 from sipp.results.certificate import Certificate
+from sipp.results.jsonio import to_json
 from sipp_lab.page import read_results, render
 
 
@@ -69,6 +70,15 @@ def test_an_epsilon_that_was_asked_for_and_not_certified_is_no_limit(tmp_path: P
     asked = replace(certificate(0.1, verdict="not certified"), fixed="epsilon")
     model = read_pruned_result(pruned_folder(tmp_path / "net", certificate=asked))
     assert model.certified_error is None
+
+
+def test_of_several_certificates_the_weakest_counts(tmp_path: Path) -> None:
+    """The best of several is not a claim at their confidence."""
+    own = certificate(0.2)
+    folder = pruned_folder(tmp_path / "net", certificate=own)
+    later = replace(certificate(0.5), dense_hash=own.dense_hash, pruned_hash=own.pruned_hash)
+    (folder / "c.json").write_text(json.dumps({"kind": "Certificate", **to_json(later)}))
+    assert read_pruned_result(folder).certified_error == 0.5
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 0.95, 1.0, 1.25])
