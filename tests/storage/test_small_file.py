@@ -195,6 +195,14 @@ def test_rounding_twice_is_rounding_once_at_any_scale(tmp_path: Path, seed: int,
     assert torch.equal(sipp.load(path)["weight"], once) and saved.tensors[0].largest_change == 0
 
 
+def test_the_largest_weight_of_a_row_gives_the_scale_of_int8_again() -> None:
+    """For every significand of a float32."""
+    largest = (np.arange(1 << 23, dtype=np.uint32) + np.uint32(127 << 23)).view(np.float32)
+    scale = (largest.astype(np.float64) / 127).astype(np.float32)
+    again = ((scale * np.float32(127)).astype(np.float64) / 127).astype(np.float32)
+    assert np.array_equal(scale, again)
+
+
 def test_a_kept_weight_that_becomes_zero_stays_in_the_mask(path: Path) -> None:
     weight = torch.tensor([[1.0, 1e-9, 0.0]])
     masks = {"weight": torch.tensor([[True, True, False]])}

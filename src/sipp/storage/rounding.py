@@ -1,8 +1,8 @@
 """Rounds kept values to fp16, bf16, or int8 with a scale per row, and restores them.
 
-Rounding is idempotent, also for int8: a scale has 16 significant bits, so that a level times its scale is exact in
-float32, and the largest weight of a row gives the same scale again. So a network that was loaded from such a file can
-be certified and saved again with the same bits. A row whose scale would be too small for this becomes 0.
+Rounding is idempotent, also for int8: the largest weight of a row, 127 times its scale rounded to float32, gives the
+same scale again (true of all 2^23 significands), and every other level as well. So a network that was loaded from such
+a file can be certified and saved again with the same bits. A row whose scale would be too small for this becomes 0.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from sipp.errors import ModelError
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LEVELS = 127  # of int8, on either side of zero
-TINY_SCALE = 2.0**-110  # smaller ones have no 16 bits to spare
-SCALE_DROPPED = 0xFF  # bits of a float32 that a scale leaves zero: 16 significant ones are left
+TINY_SCALE = 2.0**-110  # smaller ones, or weights of them, would have fewer bits
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,11 @@ def restore_values(stored_K: Tensor, scale_F: Tensor | None, row_K: Tensor | Non
 
 
 def _scales(value_K: Tensor, row_K: Tensor, n_rows: int) -> Tensor:
-    """The largest magnitude of each row divided by 127, rounded up to 16 significant bits; 0 if it is tiny."""
+    """The largest magnitude of each row divided by 127; 0 if it is tiny."""
     largest_F = torch.zeros(n_rows, dtype=torch.float64, device="cpu")
     largest_F.scatter_reduce_(0, row_K, value_K.abs().to(torch.float64), "amax")
     scale_F = (largest_F / LEVELS).to(torch.float32)
-    rounded_F = ((scale_F.view(torch.int32) + SCALE_DROPPED) & ~SCALE_DROPPED).view(torch.float32)
-    return torch.where(rounded_F < TINY_SCALE, 0.0, rounded_F)
+    return torch.where(scale_F < TINY_SCALE, 0.0, scale_F)
 
 
 def _levels(value_K: Tensor, row_K: Tensor, scale_F: Tensor) -> Tensor:
