@@ -123,10 +123,10 @@ def test_batches_change_nothing() -> None:
 
 
 def test_a_ratio_of_exactly_one_over_c_does_not_exceed_it() -> None:
-    """Three equal products of a row: each ratio is 1/3, which float32 rounds up."""
-    x = torch.ones(4, 3)
-    assert check_assumption(linear([[1.0, 1.0, 1.0]]), x).total.n_holding == 0
-    assert check_assumption(linear([[1.0, 1.0, 1.0]]), x, c_constant=3.01).total.n_holding == 3
+    """Equal products of a row: each ratio is 1/13, which float32 rounds up."""
+    x = torch.full((4, 13), 0.3)
+    assert check_assumption(linear([[1.0] * 13]), x, c_constant=13.0).total.n_holding == 0
+    assert check_assumption(linear([[1.0] * 13]), x, c_constant=13.01).total.n_holding == 13
 
 
 # --- The calibration points as the holdout ---------------------------------------------------------------------------

@@ -62,6 +62,32 @@ def test_the_default_method_has_a_floor_of_its_own_and_others_mean_something() -
             sipp.prune(net(), None, keep=0.5, method="magnitude", floor=floor)
 
 
+# --- Within the masks of an earlier pruning ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [row.name for row in METHODS if not row.fitting])
+def test_no_weight_that_an_earlier_pruning_removed_comes_back(method: str) -> None:
+    """Also where a row has fewer weights left than an even share, and one whose weights left have no sensitivity."""
+    x, model, generator = X.clone(), net(), torch.Generator().manual_seed(0)
+    x[:, :2] = 0.0
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.ndim == 2}
+    masks = {name: torch.rand(shape, generator=generator) < 0.6 for name, shape in shapes.items()}
+    masks["0.weight"][0] = torch.arange(30) < 2
+    pruned = sipp.prune(model, [(x, torch.arange(200) % 4)], keep=0.4, method=method, within=masks, floor=0.1)
+    for name, mask in pruned.masks.items():
+        assert not bool((mask & ~masks[name]).any())
+        assert not bool(pruned.model.get_parameter(name)[~mask].any())
+    assert bool(pruned.masks["0.weight"][0].any())
+
+
+def test_a_repair_within_masks_needs_the_network_that_they_pruned() -> None:
+    first = sipp.prune(net(), X, keep=0.5, method="wanda")
+    with pytest.raises(OptionError, match="a repair would use them"):
+        sipp.prune(net(), X, keep=0.2, method="wanda", within=first.masks, repair=True)
+    again = sipp.prune(first.model, X, keep=0.2, method="wanda", within=first.masks, repair=True)
+    assert all(not bool(again.model.get_parameter(name)[~mask].any()) for name, mask in first.masks.items())
+
+
 # --- Patterns ---------------------------------------------------------------------------------------------------------
 
 

@@ -76,13 +76,13 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, into: nn.Module | None 
                 masks, choice = _masks_of_blend(ranking, budget, advance)
             else:
                 masks = _masks(ranking, info.cut, ranking.scores, budget)
+            if ranking.alive:  # a row may have fewer weights left than its even share
+                masks = [mask_FK & alive_FK for mask_FK, alive_FK in zip(masks, ranking.alive)]
             c_constant = ranking.options.c_constant
             rows = [
                 masked_rows(dense_FK, mask_FK, ranking.sensitivity(i), c_constant=c_constant)
                 for i, (dense_FK, mask_FK) in enumerate(zip(dense, masks))
             ]
-    if ranking.alive:  # a weight that is left and exactly 0 ties with pruned ones
-        rows = [replace(row, mask_FK=row.mask_FK & alive_FK) for row, alive_FK in zip(rows, ranking.alive)]
     model, by_name = copy_of(ranking.model) if into is None else into, {}
     with torch.no_grad():
         for weight, row in zip(ranking.weights, rows):

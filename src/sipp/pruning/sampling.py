@@ -43,7 +43,8 @@ def sampled_rows(ranking: Ranking, budget: int, *, seed: int) -> list[SparseRows
     least, layer_least = None, None
     if ranking.floor is not None:
         least = [_one_in_each_row(worth_GK, problem.n_signs) for worth_GK in problem.worths]
-        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, dense)]
+        left = [torch.where(*layer, 0.0) for layer in zip(ranking.alive, dense)] if ranking.alive else dense
+        best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, left)]
         if sum(int(mask.sum()) for mask in best) + sum(int(one.sum()) for one in least) <= budget:
             undrawable = best  # rows that can be drawn from come first
         limits = minimum_of_layers(ranking.scores, budget, ranking.floor)

@@ -117,7 +117,7 @@ def prune(
     repairs = info.repairs(options.repair)
     _refuse_contradictions(options, task.data, repairs, has_holdout=holdout is not None)
     budget = budget_for(options, task.weights)
-    alive = _checked_within(within, task, budget)
+    alive = _checked_within(within, task, budget, has_repair=bool(repairs))
     task, new_points = _with_new_points(task, options, holdout)
     states = options.statements or info.uses_sensitivities
     ranking = rank(task, options, alive=alive, statements=states, progress=progress)
@@ -166,7 +166,9 @@ def repaired_cut(
     return found, repaired
 
 
-def _checked_within(within: Mapping[str, Tensor] | None, task: ScoringTask, budget: int) -> Mapping[str, Tensor]:
+def _checked_within(
+    within: Mapping[str, Tensor] | None, task: ScoringTask, budget: int, *, has_repair: bool
+) -> Mapping[str, Tensor]:
     """The masks to stay within, empty if there are none; raises if they do not fit the weights or the budget."""
     if within is None:
         return {}
@@ -178,6 +180,11 @@ def _checked_within(within: Mapping[str, Tensor] | None, task: ScoringTask, budg
                 f"within= holds no bool mask of the shape of {weight.name}", fix="give the masks of a pruned network"
             )
         alive[weight.name] = mask.to(parameters[weight.name].device)
+        if has_repair and bool(parameters[weight.name][~alive[weight.name]].any()):
+            raise OptionError(
+                f"within= prunes weights of {weight.name} that are not 0 in the model, and a repair would use them",
+                fix="give the pruned network as the model",
+            )
     n_alive = sum(int(mask.sum()) for mask in alive.values())
     if budget > n_alive:
         raise OptionError(f"{budget:,} weights are asked for, but within= leaves {n_alive:,}", fix="keep fewer")
