@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     np.save("data.npy", rng.normal(size=(N_POINTS, 6)).astype(np.float32))
-    np.savez("new.npz", inputs=rng.normal(size=(400, 6)), labels=rng.integers(0, 3, 400))
+    np.savez("new.npz", inputs=rng.normal(size=(400, 6)), labels=rng.integers(0, 3, 400).astype(np.int32))
     np.save("images.npy", rng.normal(size=(N_POINTS, 4, 6, 6)).astype(np.float32))
     np.savez("tokens.npz", input_ids=rng.integers(0, 50, (N_POINTS, 8)))
     for name in ("sides", "new-sides"):
@@ -105,7 +105,7 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(folder: Path) -> None:
     assert "nothing was written" in done.stdout and record["written"] == {} and files_in(folder) == before
 
 
-@pytest.mark.parametrize("method", ["sipp-rand", "magnitude", "snip", "lamp"])
+@pytest.mark.parametrize("method", ["sipp-rand", "snip"])
 def test_methods_and_layers_are_chosen(method: str, folder: Path) -> None:
     record = told(*words("--keep", 50 / 144, "--method", method, "--dry-run", data="new.npz"))
     assert (record["method"], record["kept"]) == (method, 50)

@@ -51,7 +51,7 @@ def source_of(kind: Literal["file", "text"], tensors: dict[str, Tensor], what: s
 
 
 def array_file(path: Path, normalised: Normalisation | None) -> Source:
-    """The arrays of a file by name, of equal length; integer labels become int64.
+    """The arrays of a file by name, of equal length.
 
     Values are used as they are; those to be normalised must be images as bytes.
     """
@@ -76,8 +76,6 @@ def array_file(path: Path, normalised: Normalisation | None) -> Source:
         wrong = "no inputs"
     if wrong:
         raise DataError(f"{path} holds {wrong}", fix=f"expected {INPUTS}, or the names of the network's arguments")
-    if LABELS in tensors and not tensors[LABELS].is_floating_point():
-        tensors[LABELS] = tensors[LABELS].long()
     if normalised is not None:
         name = INPUTS if INPUTS in tensors else next(iter(tensors))
         tensors[name] = normalised.apply(tensors[name])
