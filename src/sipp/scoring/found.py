@@ -30,7 +30,6 @@ class Sensitivities:
 
     layers: tuple[LayerSensitivities, ...]  # in the order of the model's parameters
     n_points: int
-    n_batches: int
     largest_batch: int
     reduce: Reduce
     norm_stats: NormStats

@@ -205,11 +205,6 @@ def checked_method(options: PruneOptions, *, masks_only: str = "") -> MethodInfo
     return info
 
 
-def own_methods() -> dict[str, MethodInfo]:
-    """The methods that were registered, by name."""
-    return {name: row for name, row in _ROWS.items() if row.is_own}
-
-
 def score_of(row: MethodInfo) -> Callable[[Any], Any]:
     """The function that scores for a method of the package that has one."""
     assert isinstance(row.score, str)

@@ -122,7 +122,6 @@ def measure_sensitivities(
     return Sensitivities(
         layers=scoring_pass.layers(),
         n_points=scoring_pass.n_points,
-        n_batches=scoring_pass.n_batches,
         largest_batch=scoring_pass.largest_batch,
         reduce=reduce,
         norm_stats=norm_stats,
