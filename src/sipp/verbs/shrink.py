@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import ONE_AT_A_TIME, data_of
+from sipp.inputs import ONE_AT_A_TIME, data_of, turn_off_caches
 from sipp.native import pytree
 from sipp.results import (
     NetworkLike,
@@ -64,9 +64,9 @@ def shrink(
     layer can do without, and every layer gets new weights by least squares, so that it gives what the dense network
     has there; `repair=False` leaves that out. `steps` of Adam then bring the outputs closer to the dense ones.
     `uniform=True` takes the same share of every layer, which a Hugging Face model needs, because its configuration has
-    one width for all layers; it is set to the new one. `multiple_of=8` leaves multiples of eight channels, and layers
-    named in `exclude` (as in `prune`) keep all their inputs. One input in ten is held back, to stop Adam and to measure
-    the error. All inputs are held in memory.
+    one width for all layers; it is set to the new one, and as many heads stay as it accepts. `multiple_of=8` leaves
+    multiples of eight channels, and layers named in `exclude` (as in `prune`) keep all their inputs. One input in ten
+    is held back, to stop Adam and to measure the error. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -88,7 +88,7 @@ def shrink(
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
-    caches = _turn_off_cache(own)  # torch.export knows no cache among the outputs
+    has_cache = bool(turn_off_caches(own.modules()))  # torch.export knows no cache among the outputs
     chosen, used = None, frozenset[str]()
     if not options.has_budget:
         call = _on_device(own, call_of(data, own))
@@ -103,7 +103,8 @@ def shrink(
     small = found.model
     for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
-    _set_cache(small, caches)
+    if has_cache:
+        _turn_on_caches(small)
     before = hashing.of_model(network)
     chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
@@ -144,16 +145,10 @@ def _check_budget(small: Shrunk) -> None:
             )
 
 
-def _turn_off_cache(model: nn.Module) -> bool:
-    """Lets a Hugging Face model return no cache; whether it would have."""
-    uses_cache = bool(getattr(getattr(model, "config", None), "use_cache", False))
-    _set_cache(model, False)
-    return uses_cache
-
-
-def _set_cache(model: nn.Module, uses_cache: bool) -> None:
-    if hasattr(getattr(model, "config", None), "use_cache"):
-        model.config.use_cache = uses_cache  # type: ignore[union-attr]
+def _turn_on_caches(model: nn.Module) -> None:
+    for module in model.modules():
+        if hasattr(config := vars(module).get("config"), "use_cache"):
+            config.use_cache = True
 
 
 def _on_device(model: nn.Module, call: Arguments) -> Arguments:
