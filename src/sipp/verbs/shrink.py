@@ -147,7 +147,8 @@ def _check_budget(small: Shrunk) -> None:
 
 def _turn_on_caches(model: nn.Module) -> None:
     for module in model.modules():
-        if hasattr(config := vars(module).get("config"), "use_cache"):
+        config: Any = vars(module).get("config")
+        if hasattr(config, "use_cache"):
             config.use_cache = True
 
 
