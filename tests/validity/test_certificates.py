@@ -310,3 +310,52 @@ def test_certificates_on_points_drawn_again_and_again(monkeypatch: pytest.Monkey
     hashes = "sipp.inputs.data.Batch.hashes"
     monkeypatch.setattr(hashes, lambda batch: [str(next(fresh)) for _ in range(batch.n_points)])
     assert whole_way.is_false_too_often(None)
+
+
+# --- T15: a walk over levels that stops at the first failure ----------------------------------------------------------
+
+N_AXES = 8
+LEVELS = tuple((N_AXES + 1 - j) / (N_AXES + 1) for j in range(1, N_AXES))
+
+
+def in_order() -> nn.Module:
+    """Its weights go one after another; the last, of what all inputs have, stays."""
+    model = nn.Linear(N_AXES + 1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([*(1 + 0.01 * j for j in range(N_AXES)), 10.0])[None])
+    return model
+
+
+def with_failures(n: int, seed: int) -> Tensor:
+    """A share of inputs just beyond SHARE fails at level j and at no other: weights j and j + 1 cancel in them."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = (torch.rand(n, generator=generator) / BARELY_BAD).long()
+    x = nn.functional.one_hot(torch.full((n,), N_AXES)).float()
+    for j in range(N_AXES - 1):
+        x[kind == j, j], x[kind == j, j + 1] = 1.0, -1.0
+    return x * (1 + torch.rand(n, 1, generator=generator))
+
+
+def sparsest_level(levels: tuple[float, ...], seed: int) -> bool:
+    """Whether a level is certified, which is false at each of them."""
+    data = nn.functional.one_hot(torch.full((20,), N_AXES)) * torch.linspace(1, 2, 20)[:, None]
+    found = sipp.prune_to(
+        in_order(),
+        data,
+        with_failures(59, seed),
+        epsilon=0.05,
+        share=SHARE,
+        method="magnitude",
+        levels=levels,
+        progress=False,
+    )
+    return found.keep < 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_walk_is_false_no_more_often_than_one_level_and_the_best_of_all_levels_is() -> None:
+    def walks(is_best_of_all: bool) -> list[bool]:
+        alone = [(level,) for level in LEVELS] if is_best_of_all else [LEVELS]
+        return [any(sparsest_level(levels, seed) for levels in alone) for seed in range(200)]
+
+    Claim(walks, False, {"every level is tested": True}, rate=BETA).check()
