@@ -18,7 +18,7 @@ from sipp.cli.options import DEFAULT_ROOT, KINDS, Reading
 from sipp.cli.sources import INPUTS, LABELS, Source, array_file, source_of
 from sipp.cli.texts import N_SEQUENCES, is_language_model, is_text, sentences, sequences
 from sipp.errors import DataError
-from sipp.results import Method, words
+from sipp.results import Method, numerics, words
 from sipp_lab.data.cifar10 import load_cifar10
 from sipp_lab.data.digits import load_digits
 from sipp_lab.nets import NETS
@@ -26,8 +26,6 @@ from sipp_lab.nets import NETS
 N_HOLDOUT = 5000  # default for image folders, whose images are large
 BLEND, HELD_BACK = "sipp-blend", 0.25  # the method that keeps this share of the inputs for its choice
 IMAGENET_SIDE = 224  # pixels, the default of a folder of images
-# Inputs in a batch: many small ones, few large ones; fewer sequences, whose activations are large.
-FEWEST, MOST, BATCH_NUMBERS, GPU_BATCH_NUMBERS, BATCH_TOKENS = 16, 1024, 2**18, 2**24, 2048
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class Reader:
         dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         device = parameters[0].device if parameters else torch.device("cpu")
-        step = batch_size or min(_inputs_per_batch(tensor, device) for tensor in tensors.values())
+        step = batch_size or min(numerics.points_per_batch(tensor, device) for tensor in tensors.values())
         batches: list[Any] = []
         for start in range(0, len(items), step):
             part = {name: tensor[start : start + step] for name, tensor in tensors.items()}
@@ -210,13 +208,3 @@ def _image_folder(path: Path, is_holdout: bool, normalised: Normalisation, side:
     what = f"{part} of {path}, {shown} x {shown}, " + (f"{len(classes)} classes" if classes else "without labels")
     why = "" if classes else f"{path} is not divided into one folder for each class"
     return Source("folder", n, what, take, has_parts, normalised, classes, why)
-
-
-def _inputs_per_batch(tensor: Tensor, device: torch.device) -> int:
-    if not tensor.is_floating_point():
-        is_tokens = tensor.dim() == 2
-        return max(1, min(FEWEST, BATCH_TOKENS // tensor.shape[1])) if is_tokens else FEWEST
-    if tensor.element_size() < 4 and device.type == "cpu":  # slow in torch, and on some processors it crashes
-        return FEWEST
-    most = BATCH_NUMBERS if device.type == "cpu" else GPU_BATCH_NUMBERS
-    return min(max(most // max(1, tensor[0].numel()), FEWEST), MOST)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
         Data as Data,
         data_of as data_of,
         hash_of_points as hash_of_points,
-        is_tokens as is_tokens,
-        points_per_batch as points_per_batch,
     )
     from sipp.inputs.layers.registry import (
         PrunableLayer as PrunableLayer,
