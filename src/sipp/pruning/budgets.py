@@ -13,7 +13,7 @@ bound follows from what it keeps, so the choice changes how well the budget is s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -36,8 +36,6 @@ _LOG_MULTIPLIERS = (-700.0, 700.0)  # the range of float64
 _KNOTS_PER_OCTAVE, _FIRST_OCTAVE, _LINEAR_OCTAVE, _LAST_OCTAVE = 2, -24, -6, 40  # of the numbers of draws tried
 _LACK = 0.25  # a curve that lacks less than this many weights is worse than keeping the group whole
 _INTEGER_SLACK = 1e-9  # a relaxed number this close to an integer is that integer
-
-Respond = Callable[[float], np.ndarray]  # the weights that each group keeps at a logarithm of the multiplier
 
 
 @dataclass(frozen=True)

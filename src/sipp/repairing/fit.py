@@ -132,7 +132,7 @@ def _block(
     rows, fit = slice(key[0], key[0] + key[1]), sums.fit[key].aimed(task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
     before_GRK = before_FK[rows].view(dx_GRK.shape)
-    system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n, has_intercept)
+    system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n)
     return _Block(rows, fit, sums.validation[key].aimed(task.error_feedback), system)
 
 

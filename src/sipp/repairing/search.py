@@ -43,7 +43,6 @@ class LeastSquares:
     wanted_GRK: Tensor  # and of products of inputs and targets
     dense_GRK: Tensor
     n: float  # patches
-    is_centred: bool = False  # the means were subtracted: an intercept compensates
 
     def ridge(self, share: float) -> Tensor:
         """A share of the mean diagonal (G); added to the diagonal, it pulls towards the dense weights."""
