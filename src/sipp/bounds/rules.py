@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sipp.bounds.operator_norms import ROUND_UP, average_pool_norm, conv_norm, linear_norm, max_pool_gain
+from sipp.inputs import name_of_operation
 
 
 class NoBound(Exception):
@@ -43,8 +44,7 @@ class Call:
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function, self.given = function, (args, kwargs)
         self.is_in_place = bool(function._schema.is_mutable)
-        name: str = function.overloadpacket.__name__  # such as "convolution" or "add"
-        self.name = name[:-1] if self.is_in_place and name.endswith("_") else name
+        self.name = name_of_operation(function)  # such as "convolution" or "add"
         schema = function._schema.arguments
         self.options = {one.name: one.default_value for one in schema}
         self.options |= dict(zip(self.options, args)) | kwargs

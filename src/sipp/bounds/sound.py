@@ -171,8 +171,8 @@ class _Walk:
         inputs = [leaf for leaf in tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, Tensor)]
         zeros_B = torch.zeros(batch.n_points, dtype=torch.float64, device=numerics.device_of(dense))
         self.errors = WeakTensorKeyDictionary(dict.fromkeys(inputs, zeros_B))  # of values: they depend on the input
-        theirs = _tensors(pruned)
-        pairs = {tensor: theirs[name] for name, tensor in _tensors(dense).items()}
+        theirs = numerics.parameters_and_buffers(pruned)
+        pairs = {tensor: theirs[name] for name, tensor in numerics.parameters_and_buffers(dense).items()}
         self.pruned = WeakTensorKeyDictionary(pairs)  # of constants: the same in the pruned network
         self.refusals: list[Exception] = []
         self.running = [(THE_MODEL, type(dense).__name__)]  # the modules that run, the innermost last
@@ -260,11 +260,6 @@ class _Walk:
         if any(view.numel() != target.numel() for view in views):
             raise NoBound("it overwrites a part of a value that may be used later")
         return [target, *views]
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by all their names."""
-    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
 def norm_B(value: Tensor, n_samples: int) -> Tensor:

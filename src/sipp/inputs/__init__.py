@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         THE_MODEL as THE_MODEL,
         VALUELESS as VALUELESS,
         Watch as Watch,
+        name_of_operation as name_of_operation,
     )
     from sipp.inputs.running import (
         ONE_AT_A_TIME as ONE_AT_A_TIME,

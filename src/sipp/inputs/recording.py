@@ -52,6 +52,12 @@ class Value:
     by_values: bool = False  # whether other inputs may decide its shape, or which points it is about
 
 
+def name_of_operation(function: Any) -> str:
+    """The name of one of torch's operations, without the _ of the form that overwrites its first argument."""
+    name: str = function.overloadpacket.__name__
+    return name[:-1] if function._schema.is_mutable and name.endswith("_") else name
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation that was executed, and the module that ran it."""
@@ -65,9 +71,8 @@ class Operation:
 
     @cached_property
     def name(self) -> str:
-        """Such as "convolution" or "add", without the _ of the form that overwrites its first argument."""
-        name: str = self.function.overloadpacket.__name__
-        return name[:-1] if self.is_in_place and name.endswith("_") else name
+        """Such as "convolution" or "add"."""
+        return name_of_operation(self.function)
 
     @property
     def is_in_place(self) -> bool:

@@ -153,6 +153,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
+def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by all of their names."""
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's parameters; raises if they are on several."""
     devices = sorted(map(str, {parameter.device for parameter in model.parameters()}))

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from sipp.results import ShrunkLayer
+from sipp.results import ShrunkLayer, numerics
 from sipp.runtime.graph import shape_of
-from sipp.runtime.shrinking.running import parameters_and_buffers
 
 Shape = tuple[int, ...]
 
@@ -66,7 +65,8 @@ def count_both(
 ) -> tuple[tuple[ShrunkLayer, ...], int, int]:
     """Each weight in a network and in a smaller one, and the multiply-adds of both; `program` is that of the first."""
     shapes, smaller = (
-        {name: tuple(tensor.shape) for name, tensor in parameters_and_buffers(net).items()} for net in (whole, small)
+        {name: tuple(tensor.shape) for name, tensor in numerics.parameters_and_buffers(net).items()}
+        for net in (whole, small)
     )
     before, after = (multiply_adds(program, each) for each in (shapes, smaller))
     layers = (

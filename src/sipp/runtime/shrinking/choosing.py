@@ -35,7 +35,7 @@ from sipp.runtime.shrinking.configuration import accepts_widths
 from sipp.runtime.shrinking.dependencies import Channels
 from sipp.runtime.shrinking.fitting import Problem, Use, uses_in
 from sipp.runtime.shrinking.removing import checked_plan
-from sipp.runtime.shrinking.running import Tensors, Traced, Values, parameters_and_buffers, run_both
+from sipp.runtime.shrinking.running import Tensors, Traced, Values, run_both
 from sipp.runtime.shrinking.sites import Site, Structure, cheapest_widths, least_share, structure_of, uniform_widths
 
 N_REASONS = 3  # named in an error
@@ -159,7 +159,7 @@ def _remove(
 
     Returns what is gone, and the weights that could be refitted.
     """
-    dense = {name: tensor.detach().clone() for name, tensor in parameters_and_buffers(model).items()}
+    dense = {name: tensor.detach().clone() for name, tensor in numerics.parameters_and_buffers(model).items()}
     with ONE_AT_A_TIME:
         traced = Traced.of(model, _even_calls(batches))
     if options.of == "parameters":
@@ -297,7 +297,7 @@ def _errors(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[Tens
     effects: list[float] = []
     for i, site in enumerate(look.sites):
         own = float(look.errors[i][site.width // 2])
-        held = parameters_and_buffers(changed)
+        held = numerics.parameters_and_buffers(changed)
         before = {name: held[name].clone() for name in look.halved[i]}
         set_tensors(changed, look.halved[i])
         error = outputs.error_of(changed, some, wanted)
@@ -313,7 +313,7 @@ def _errors(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[Tens
 
 def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copies values into parameters and buffers by name."""
-    held = parameters_and_buffers(model)
+    held = numerics.parameters_and_buffers(model)
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name in held and held[name] is not tensor:

@@ -23,11 +23,11 @@ from torch.nn.modules.conv import _ConvNd
 from sipp.errors import ModelError, SippError
 from sipp.inputs import ONE_AT_A_TIME, Batch, run_batch, scoring_mode
 from sipp.native import pytree
-from sipp.results import ChannelsLeft
+from sipp.results import ChannelsLeft, numerics
 from sipp.runtime.examples import Call, cloned, output_difference, rounding_of, rounding_tolerance
 from sipp.runtime.shrinking.configuration import match_configuration
 from sipp.runtime.shrinking.dependencies import ALWAYS, Channels, Product, channels_in, reads_of
-from sipp.runtime.shrinking.running import Traced, parameters_and_buffers
+from sipp.runtime.shrinking.running import Traced
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
 
 def apply(model: nn.Module, plan: ShrinkPlan) -> None:
     """Shrinks the network in place; its modules get new parameters."""
-    tensors = parameters_and_buffers(model)
+    tensors = numerics.parameters_and_buffers(model)
     new = {name: tensors[name].detach() for name, _ in plan.stays}
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -216,7 +216,7 @@ def checked_plan(
     net, points, expected = (own, call, outputs_of(own, call)) if precise is None else precise
     with ONE_AT_A_TIME:  # torch.export replaces functions of Python while it works
         traced = Traced.of(net, [points])
-    modules, tensors = dict(net.named_modules(remove_duplicate=False)), parameters_and_buffers(net)
+    modules, tensors = dict(net.named_modules(remove_duplicate=False)), numerics.parameters_and_buffers(net)
     if precise is None:
         most = rounding_tolerance(expected)
     else:
@@ -228,7 +228,7 @@ def checked_plan(
         if take_out is not None:
             given = copy.deepcopy(net)
             take_out(channels, given)
-            channels.tensors = parameters_and_buffers(given)
+            channels.tensors = numerics.parameters_and_buffers(given)
         plan = plan_shrinking(channels)
         small = copy.deepcopy(given)
         apply(small, plan)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from sipp.native import pytree
+from sipp.results import numerics
 from sipp.runtime.examples import Call
 from sipp.runtime.graph import program_of
 
@@ -36,7 +37,7 @@ class Traced:
         """The network traced for these calls, which are of one form."""
         program = program_of(model, *calls[0], is_plain=False)
         return Traced(
-            program, leaves_of(program, parameters_and_buffers(model)), [pytree.tree_leaves(c) for c in calls]
+            program, leaves_of(program, numerics.parameters_and_buffers(model)), [pytree.tree_leaves(c) for c in calls]
         )
 
     @property
@@ -150,11 +151,6 @@ def run_both(
                 order.setdefault(stack.pop())
     values = Values(traced, dense, small)
     values.run_all(list(order), needs, before=lambda node: visit(node, values) if node in streams else None)
-
-
-def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by all of their names."""
-    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
 
 
 def leaves_of(program: torch.export.ExportedProgram, tensors: dict[str, Tensor]) -> dict[Node, str]:
