@@ -1,16 +1,11 @@
 """Provable, data-informed weight pruning for PyTorch.
 
-    results <- inputs <- scoring <- pruning <- repairing <- bounds <- certificates <- storage <- runtime
-    what is    any data   a number   kept a row    masks,     mask and     theory    holdout        files      zeros
-    known                 a weight                 weights    weights                evidence                  skipped
-    <- verbs: one file a public function (native, beside records, is what depends on the processor)
-
 A model and a few data points go in; a sparse model and a statement of what was lost come out:
 
     pruned = sipp.prune(model, data, keep=0.15)
     print(pruned)
 
-A public name is imported when it is first used, so `sipp --help` and `sipp report` load no torch.
+CONTRIBUTING.md draws the rooms of the package. A public name is imported when it is first used, so `sipp --help` and `sipp report` load no torch.
 """
 
 from typing import TYPE_CHECKING
