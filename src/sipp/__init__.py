@@ -5,7 +5,8 @@ A model and a few data points go in; a sparse model and a statement of what was 
     pruned = sipp.prune(model, data, keep=0.15)
     print(pruned)
 
-CONTRIBUTING.md draws the rooms of the package. A public name is imported when it is first used, so `sipp --help` and `sipp report` load no torch.
+A public name is imported when it is first used, so `sipp --help` and `sipp report` load no torch. CONTRIBUTING.md
+draws the rooms of the package.
 """
 
 from typing import TYPE_CHECKING

@@ -13,12 +13,7 @@ from sipp.cli.output import ANOTHER, Answer, record_of
 from sipp.cli.prune_request import EXACT, Request
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results import SHARE, to_json, words
-
-# of torch, and of files that import it; None where there is none
-Pruned = Any
-Drawn = Any
-AnyCertificate = Any
+from sipp.results import SHARE, AnyCertificate, to_json, words
 
 FIX = "see sipp prune --help"
 
@@ -56,8 +51,8 @@ def prune(request: Request) -> Answer:
 class Done:
     """What was pruned and certified, and what is said of it."""
 
-    pruned: Pruned  # None: no level passed
-    certificate: AnyCertificate
+    pruned: Any  # a `Pruned`, whose file imports torch; None: no level passed
+    certificate: AnyCertificate | None
     lines: list[str]
     values: dict[str, Any]  # of report.json and --json
     failure: str  # why nothing is written; empty if what was asked for is certified
@@ -109,7 +104,7 @@ def _prune(request: Request, arguments: dict[str, Any]) -> Done:
     return Done(pruned, certificate, lines, to_json(values), _failure(pruned, certificate, walk))
 
 
-def _inputs(request: Request, reader: Any) -> tuple[Drawn, Drawn]:
+def _inputs(request: Request, reader: Any) -> tuple[Any, Any]:
     """Calibration and holdout inputs; None if there are none."""
     holdout = None if request.holdout is None else reader.holdout(request.holdout)
     if holdout is not None and request.holdout == request.data and not holdout.source.has_holdout:
@@ -125,7 +120,7 @@ def _inputs(request: Request, reader: Any) -> tuple[Drawn, Drawn]:
     return reader.calibration(request.data, request.points, options.method, **theory), holdout
 
 
-def _certified(request: Request, model: Any, pruned: Pruned, holdout: Drawn) -> AnyCertificate:
+def _certified(request: Request, model: Any, pruned: Any, holdout: Any) -> AnyCertificate:
     """The certificate of the network as it is stored, which rounding may change."""
     import copy
     import tempfile
@@ -143,7 +138,7 @@ def _certified(request: Request, model: Any, pruned: Pruned, holdout: Drawn) -> 
     )  # fmt: skip
 
 
-def _failure(pruned: Pruned, certificate: AnyCertificate, walk: Any) -> str:
+def _failure(pruned: Any, certificate: AnyCertificate | None, walk: Any) -> str:
     if walk is not None and pruned is None:
         return str(walk.verdict)
     if walk is not None and pruned.kept == pruned.n_weights:
@@ -152,7 +147,7 @@ def _failure(pruned: Pruned, certificate: AnyCertificate, walk: Any) -> str:
     return "" if verdict == "certified" else verdict
 
 
-def _shown(request: Request, pruned: Pruned, certificate: AnyCertificate, walk: Any) -> list[str]:
+def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, walk: Any) -> list[str]:
     """What was pruned, and the levels that were tried."""
     certified = ""
     if certificate is not None:
