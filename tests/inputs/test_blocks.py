@@ -13,7 +13,7 @@ from sipp.repairing import Part
 
 
 def recorded(model: Any, batch: Any) -> Any:
-    return trace_layers(model, (), batch).run
+    return trace_layers(model, (), batch).recording
 
 
 class Block(nn.Module):

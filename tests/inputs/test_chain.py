@@ -20,7 +20,7 @@ from sipp.inputs.trace import trace_layers
 
 
 def recorded(model: Any, batch: Any) -> Any:
-    return trace_layers(model, (), batch).run
+    return trace_layers(model, (), batch).recording
 
 
 POINTS = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))

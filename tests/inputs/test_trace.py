@@ -216,7 +216,7 @@ def facts(found: ModelMap) -> dict[str, Any]:
         "norms": found.norms,
         "blocks": () if found.blocks is None else found.blocks.names,
         "unassigned": found.unassigned,
-        "values": found.run.depends_on_values,
+        "values": found.recording.depends_on_values,
         "twice": {name: n for name, n in found.n_uses.items() if n > 1},
         "intercepts": {kind: sum(one == kind for one in kinds.values()) for kind in sorted(set(kinds.values()))},
         "no_chain": found.no_chain,
@@ -437,7 +437,7 @@ def through_a_view(x: Tensor, state: Tensor) -> bool:
 def test_control_flow_that_depends_on_the_inputs_is_found(
     operation: str, asks: Callable[[Tensor, Tensor], object]
 ) -> None:
-    found = trace(Asking(asks).eval(), rows()).run.depends_on_values
+    found = trace(Asking(asks).eval(), rows()).recording.depends_on_values
     assert found == (f"{operation} in the model itself" if operation else "")
 
 
@@ -455,7 +455,7 @@ def test_values_written_in_place_are_others() -> None:
             view.mul_(2.0)
             return self.b(first)
 
-    run = trace(Writing(), rows()).run
+    run = trace(Writing(), rows()).recording
     a, b = run.calls_of["a"][0], run.calls_of["b"][0]
     assert b.reads != a.makes
     assert run.operations[run.maker[b.reads[0]]].name == "mul"

@@ -172,7 +172,7 @@ def _gather_refs(values: Iterable[Any], found: list[int]) -> None:
             _gather_refs(one.values(), found)
 
 
-Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (operation, args, kwargs) -> its result
+Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (operation, args, kwargs) -> its result
 
 
 class Watch(TorchDispatchMode):
@@ -183,12 +183,12 @@ class Watch(TorchDispatchMode):
         """False; otherwise torch would import its compiler, which takes a second, to exclude the method below."""
         return False
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, execute: Execute) -> None:
         super().__init__()
-        self.run = run
+        self.execute = execute
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.run(func, args, kwargs or {})
+        return self.execute(func, args, kwargs or {})
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -262,7 +262,7 @@ class Recorder:
                     stack.callback(handle.remove)
             with self.watch:
                 yield
-        self.watch.run = _execute  # or both would refer to each other, and stay for the garbage collector
+        self.watch.execute = _execute  # or both would refer to each other, and stay for the garbage collector
 
     def recording(self, output: Any) -> Recording:
         """What was recorded, after the run."""

@@ -41,9 +41,9 @@ ADDS = frozenset((torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor))
 _PACKED = ("q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention: one tensor holds their biases in order
 
 
-def output_of(run: Recording, layer: PrunableLayer) -> int | None:
+def output_of(recording: Recording, layer: PrunableLayer) -> int | None:
     """The tensor that a layer gives, if it is called once."""
-    calls = run.calls_of.get(layer.module_name, ())
+    calls = recording.calls_of.get(layer.module_name, ())
     return calls[0].makes[0] if len(calls) == 1 and calls[0].makes else None
 
 
@@ -55,10 +55,10 @@ def _output_weight(layer: PrunableLayer, products: Collection[str]) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def only_reader(run: Recording, tensor: int) -> int | None:
+def only_reader(recording: Recording, tensor: int) -> int | None:
     """The one operation that reads a tensor, if it is one and the tensor is no output of the model."""
-    readers = run.readers.get(tensor, ())
-    return readers[0] if len(readers) == 1 and tensor not in run.outputs else None
+    readers = recording.readers.get(tensor, ())
+    return readers[0] if len(readers) == 1 and tensor not in recording.outputs else None
 
 
 # --- Blocks -----------------------------------------------------------------------------------------------------------
@@ -89,18 +89,18 @@ class Blocks:
         return state if self.n_none is None else (state, *[None] * self.n_none)
 
 
-def find_blocks(model: nn.Module, run: Recording) -> Blocks | None:
+def find_blocks(model: nn.Module, recording: Recording) -> Blocks | None:
     """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None."""
-    found = _longest(_called_once(model, run))
-    if found is None or not _run_by_themselves(run, *found):
+    found = _longest(_called_once(model, recording))
+    if found is None or not _run_by_themselves(recording, *found):
         return None
     calls, at = found
     output, names = calls[0].output, tuple(call.module for call in calls)
-    ends = tuple(call.module for i, call in enumerate(calls) if _is_passed_once(run, calls[: i + 1]))
+    ends = tuple(call.module for i, call in enumerate(calls) if _is_passed_once(recording, calls[: i + 1]))
     return Blocks(names, at, None if isinstance(output, Ref) else len(output) - 1, ends)
 
 
-def _called_once(model: nn.Module, run: Recording) -> list[ModuleCall]:
+def _called_once(model: nn.Module, recording: Recording) -> list[ModuleCall]:
     """The calls of modules that could be blocks: those with children whose class occurs again, called once."""
     kinds = Counter(type(module) for module in model.modules())
     could_be = {
@@ -109,7 +109,7 @@ def _called_once(model: nn.Module, run: Recording) -> list[ModuleCall]:
         if name and kinds[type(module)] >= FEWEST_BLOCKS and next(module.children(), None) is not None
         if not isinstance(module, nn.ModuleList | nn.Sequential)
     }
-    return [call for call in run.calls if call.module in could_be and len(run.calls_of[call.module]) == 1]
+    return [call for call in recording.calls if call.module in could_be and len(recording.calls_of[call.module]) == 1]
 
 
 def _longest(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], int | str] | None:
@@ -141,25 +141,27 @@ def _longest(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], int | str] 
     return [once[name] for name in best], best_at
 
 
-def _made_in(run: Recording, calls: Sequence[ModuleCall], stop: int) -> set[int]:
+def _made_in(recording: Recording, calls: Sequence[ModuleCall], stop: int) -> set[int]:
     """The tensors that these calls make, and those that are computed from them before operation `stop`."""
-    made = {one for call in calls for operation in run.operations[call.start : call.stop] for one in operation.makes}
-    for operation in run.operations[calls[0].start : stop]:
+    made = {
+        one for call in calls for operation in recording.operations[call.start : call.stop] for one in operation.makes
+    }
+    for operation in recording.operations[calls[0].start : stop]:
         if not made.isdisjoint(operation.reads):
             made.update(operation.makes)
     return made
 
 
-def _is_passed_once(run: Recording, calls: Sequence[ModuleCall]) -> bool:
+def _is_passed_once(recording: Recording, calls: Sequence[ModuleCall]) -> bool:
     """Whether what follows these blocks reads nothing of what they made but the output of the last."""
     stop = calls[-1].stop
-    made = _made_in(run, calls, stop) - set(calls[-1].makes)
-    return made.isdisjoint(run.outputs) and all(made.isdisjoint(one.reads) for one in run.operations[stop:])
+    made = _made_in(recording, calls, stop) - set(calls[-1].makes)
+    return made.isdisjoint(recording.outputs) and all(made.isdisjoint(one.reads) for one in recording.operations[stop:])
 
 
-def _run_by_themselves(run: Recording, calls: Sequence[ModuleCall], state_at: int | str) -> bool:
+def _run_by_themselves(recording: Recording, calls: Sequence[ModuleCall], state_at: int | str) -> bool:
     """Whether the blocks can be run one by one: they share nothing of what they compute but the state."""
-    of_blocks = _made_in(run, calls, len(run.operations))
+    of_blocks = _made_in(recording, calls, len(recording.operations))
     for call in calls:
         others = {at: value for at, value in call.arguments.items() if at != state_at}
         if any(_is_opaque(leaf) for leaf in tree_leaves(others)):
@@ -168,9 +170,9 @@ def _run_by_themselves(run: Recording, calls: Sequence[ModuleCall], state_at: in
         if not given.isdisjoint(of_blocks):
             return False
         known = given | set(refs_in(call.arguments[state_at]))
-        for operation in run.operations[call.start : call.stop]:
+        for operation in recording.operations[call.start : call.stop]:
             for read in operation.reads:
-                is_constant = read not in run.maker and not run.values[read].of_inputs
+                is_constant = read not in recording.maker and not recording.values[read].of_inputs
                 if read not in known and not is_constant:
                     return False
             known.update(operation.makes)
@@ -197,34 +199,34 @@ def _is_nested(a: str, b: str) -> bool:
 # --- Norms ------------------------------------------------------------------------------------------------------------
 
 
-def norm_behind(run: Recording, tensor: int) -> str:
+def norm_behind(recording: Recording, tensor: int) -> str:
     """The module of the norm that alone reads a tensor, or a copy of it; "" if there is none."""
-    at = only_reader(run, tensor)
-    while at is not None and run.operations[at].name in COPIES:
-        at = only_reader(run, run.operations[at].makes[0])
-    if at is not None and run.operations[at].name in NORMS:
-        return run.operations[at].module or THE_MODEL
-    step = _step_that_reads(run, tensor)
-    return "" if step is None or not _scales_channels(run, step) else step.module
+    at = only_reader(recording, tensor)
+    while at is not None and recording.operations[at].name in COPIES:
+        at = only_reader(recording, recording.operations[at].makes[0])
+    if at is not None and recording.operations[at].name in NORMS:
+        return recording.operations[at].module or THE_MODEL
+    step = _step_that_reads(recording, tensor)
+    return "" if step is None or not _scales_channels(recording, step) else step.module
 
 
-def _step_that_reads(run: Recording, tensor: int) -> ModuleCall | None:
+def _step_that_reads(recording: Recording, tensor: int) -> ModuleCall | None:
     """The module that alone reads a tensor, which is the only one it is given, and gives one."""
-    readers = run.readers.get(tensor, ())
-    if not readers or tensor in run.outputs:
+    readers = recording.readers.get(tensor, ())
+    if not readers or tensor in recording.outputs:
         return None
-    for call in run.calls:
+    for call in recording.calls:
         if call.reads == (tensor,) and len(call.makes) == 1 and all(call.start <= at < call.stop for at in readers):
             return call
     return None
 
 
-def _scales_channels(run: Recording, call: ModuleCall) -> bool:
+def _scales_channels(recording: Recording, call: ModuleCall) -> bool:
     """Whether a step multiplies the channels of its tensor by a vector of its own, and keeps the shape."""
-    if run.values[call.makes[0]].shape != run.values[call.reads[0]].shape:
+    if recording.values[call.makes[0]].shape != recording.values[call.reads[0]].shape:
         return False
-    own = {read for operation in run.operations[call.start : call.stop] for read in operation.reads}
-    named = [run.values[read] for read in own if run.values[read].name.startswith(f"{call.module}.")]
+    own = {read for operation in recording.operations[call.start : call.stop] for read in operation.reads}
+    named = [recording.values[read] for read in own if recording.values[read].name.startswith(f"{call.module}.")]
     return any(len(value.shape) == 1 for value in named) and all(len(value.shape) <= 1 for value in named)
 
 
@@ -245,7 +247,7 @@ class Sum:
 
 
 def sums_in(
-    run: Recording,
+    recording: Recording,
     layers: Sequence[PrunableLayer],
     order: Sequence[str],
     products: Collection[str],
@@ -257,44 +259,44 @@ def sums_in(
     The stream depends on no later weight: of two layers that are added, the later one corrects the earlier.
     """
     place = {name: i for i, name in enumerate(order)}
-    latest = _latest_weights(run, place)
-    ends = [run.calls_of[name][0].stop for name in (blocks.names if blocks is not None else ())]
+    latest = _latest_weights(recording, place)
+    ends = [recording.calls_of[name][0].stop for name in (blocks.names if blocks is not None else ())]
     found = {}
     for layer in layers:
-        weight, tensor = _output_weight(layer, products), output_of(run, layer)
-        met = _adds(run, tensor) if weight in place and tensor is not None else None
+        weight, tensor = _output_weight(layer, products), output_of(recording, layer)
+        met = _adds(recording, tensor) if weight in place and tensor is not None else None
         if met is None:
             continue
         at, stream, norms = met
         if stream in latest and latest[stream] >= place[weight]:
             continue
-        begun = run.calls_of[layer.module_name][0].stop
+        begun = recording.calls_of[layer.module_name][0].stop
         found[weight] = Sum(
             layer.module_name,
-            nth=sum(_is_sum(run, operation) for operation in run.operations[begun : at + 1]),
-            at=_operands(run.operations[at]).index(stream),
+            nth=sum(_is_sum(recording, operation) for operation in recording.operations[begun : at + 1]),
+            at=_operands(recording.operations[at]).index(stream),
             norms=norms,
             latest=order[latest[stream]] if stream in latest else "",
-            of_inputs=run.values[stream].of_inputs,
+            of_inputs=recording.values[stream].of_inputs,
             in_block=not any(begun <= end <= at for end in ends),
         )
     return found
 
 
-def _adds(run: Recording, tensor: int) -> tuple[int, int, tuple[str, ...]] | None:
+def _adds(recording: Recording, tensor: int) -> tuple[int, int, tuple[str, ...]] | None:
     """The sum that alone reads a tensor, directly or behind copies and BatchNorms with running statistics.
 
     The operation, the stream, and the BatchNorms.
     """
     norms: tuple[str, ...] = ()
-    while (at := only_reader(run, tensor)) is not None:
-        operation = run.operations[at]
-        if _is_sum(run, operation) and operation.arguments.get("alpha", 1) == 1:
+    while (at := only_reader(recording, tensor)) is not None:
+        operation = recording.operations[at]
+        if _is_sum(recording, operation) and operation.arguments.get("alpha", 1) == 1:
             others = [one for one in _operands(operation) if one != tensor]
             return (at, others[0], norms) if others else None
         if operation.name in BATCH_NORMS and _uses_running_statistics(operation, tensor):
             norms = (*norms, operation.module)
-        elif operation.name not in COPIES or not _keeps_shape(run, operation, tensor):
+        elif operation.name not in COPIES or not _keeps_shape(recording, operation, tensor):
             return None
         tensor = operation.makes[0]
     return None
@@ -304,18 +306,18 @@ def _operands(operation: Operation) -> list[Any]:
     return [operation.arguments.get("self"), operation.arguments.get("other")]
 
 
-def _is_sum(run: Recording, operation: Operation) -> bool:
+def _is_sum(recording: Recording, operation: Operation) -> bool:
     """Whether it adds two tensors of one shape."""
     if operation.function not in ADDS:
         return False
     operands = _operands(operation)
     if not all(isinstance(one, Ref) for one in operands):
         return False
-    return run.values[operands[0]].shape == run.values[operands[1]].shape
+    return recording.values[operands[0]].shape == recording.values[operands[1]].shape
 
 
-def _keeps_shape(run: Recording, operation: Operation, tensor: int) -> bool:
-    given, made = run.values[tensor], run.values[operation.makes[0]]
+def _keeps_shape(recording: Recording, operation: Operation, tensor: int) -> bool:
+    given, made = recording.values[tensor], recording.values[operation.makes[0]]
     return (given.shape, given.dtype) == (made.shape, made.dtype)
 
 
@@ -326,10 +328,10 @@ def _uses_running_statistics(operation: Operation, tensor: int) -> bool:
     )
 
 
-def _latest_weights(run: Recording, place: Mapping[str, int]) -> dict[int, int]:
+def _latest_weights(recording: Recording, place: Mapping[str, int]) -> dict[int, int]:
     """By tensor, the place of the latest weight it depends on; none for those that depend on no weight."""
-    found = {i: place[value.name] for i, value in enumerate(run.values) if value.name in place}
-    for operation in run.operations:
+    found = {i: place[value.name] for i, value in enumerate(recording.values) if value.name in place}
+    for operation in recording.operations:
         places = [found[read] for read in operation.reads if read in found]
         for made in operation.makes if places else ():
             found[made] = max(*places, found.get(made, -1))
@@ -353,7 +355,7 @@ NOWHERE = Place("none", "", 0, 0)
 
 
 def places_in(
-    model: nn.Module, run: Recording, layers: Sequence[PrunableLayer], products: Collection[str]
+    model: nn.Module, recording: Recording, layers: Sequence[PrunableLayer], products: Collection[str]
 ) -> dict[str, Place]:
     """Where the intercepts of each weight go: the layer's own bias, or the running mean of the BatchNorm behind it.
 
@@ -366,7 +368,7 @@ def places_in(
         for local, weight in layer.weights.items():
             has_products = layer.module_name in products
             place = _bias(model, layer, local, weight.n_rows) if has_products or _has_own_biases(layer) else None
-            place = place or (_running_mean(run, layer, weight.n_rows) if has_products else NOWHERE)
+            place = place or (_running_mean(recording, layer, weight.n_rows) if has_products else NOWHERE)
             found[weight.name] = place if holders[weight.name] == 1 else NOWHERE
     return found
 
@@ -390,20 +392,20 @@ def _bias(model: nn.Module, layer: PrunableLayer, local: str, n_rows: int) -> Pl
     return Place("bias", prefix + bias_name, start, 1)
 
 
-def _running_mean(run: Recording, layer: PrunableLayer, n_rows: int) -> Place:
+def _running_mean(recording: Recording, layer: PrunableLayer, n_rows: int) -> Place:
     """That of the norm which alone reads the output of a layer without a bias."""
-    tensor = output_of(run, layer)
+    tensor = output_of(recording, layer)
     if tensor is None or getattr(layer.module, "bias", None) is not None:
         return NOWHERE
-    at = only_reader(run, tensor)
-    if at is None or run.operations[at].name not in BATCH_NORMS:
+    at = only_reader(recording, tensor)
+    if at is None or recording.operations[at].name not in BATCH_NORMS:
         return NOWHERE
-    operation = run.operations[at]
+    operation = recording.operations[at]
     mean = operation.arguments.get("running_mean")
     if not _uses_running_statistics(operation, tensor) or not isinstance(mean, Ref):
         return NOWHERE
-    value = run.values[mean]
-    n_reads = sum(len(at) for read, at in run.readers.items() if run.values[read].name == value.name)
+    value = recording.values[mean]
+    n_reads = sum(len(at) for read, at in recording.readers.items() if recording.values[read].name == value.name)
     is_whole = value.name and value.shape == (n_rows,) and n_reads == 1
     return Place("norm", value.name, 0, -1) if is_whole else NOWHERE
 
@@ -411,7 +413,7 @@ def _running_mean(run: Recording, layer: PrunableLayer, n_rows: int) -> Place:
 # --- Is it a chain of fully-connected layers? (T12) -------------------------------------------------------------------
 
 
-def why_no_chain(model: nn.Module, run: Recording, weights: set[str]) -> str:
+def why_no_chain(model: nn.Module, recording: Recording, weights: set[str]) -> str:
     """Why the network is not the chain of fully-connected layers of the paper's formula (T12); "" if it is one."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -419,44 +421,44 @@ def why_no_chain(model: nn.Module, run: Recording, weights: set[str]) -> str:
         if not isinstance(module, nn.Linear) and any(True for _ in module.parameters(recurse=False)):
             return f"layer {name or THE_MODEL} ({type(module).__name__})"
     only = "it covers plain chains of fully-connected layers only: "
-    if len(run.inputs) != 1:
-        return f"{only}it has {len(run.inputs)} inputs"
+    if len(recording.inputs) != 1:
+        return f"{only}it has {len(recording.inputs)} inputs"
     kinds = {name: type(module).__name__ for name, module in model.named_modules()}
-    last, used = run.inputs[0], set[str]()
-    for operation in run.operations:
-        sources = [read for read in operation.reads if run.values[read].of_inputs]
-        if operation.is_in_place and any(run.values[made].name for made in operation.makes):
-            return f"{only}a forward pass writes to {run.values[operation.makes[0]].name}"
-        if not sources or not any(run.values[made].of_inputs for made in operation.makes):
+    last, used = recording.inputs[0], set[str]()
+    for operation in recording.operations:
+        sources = [read for read in operation.reads if recording.values[read].of_inputs]
+        if operation.is_in_place and any(recording.values[made].name for made in operation.makes):
+            return f"{only}a forward pass writes to {recording.values[operation.makes[0]].name}"
+        if not sources or not any(recording.values[made].of_inputs for made in operation.makes):
             continue
         why = None
         if sources != [last]:
             why = "it does not follow from the layer before it alone"
-        elif run.values[operation.makes[0]].dtype != run.values[last].dtype:
+        elif recording.values[operation.makes[0]].dtype != recording.values[last].dtype:
             why = "it changes the data type"
         else:
-            why = _why_no_step(run, operation, weights, used)
+            why = _why_no_step(recording, operation, weights, used)
         if why is not None:
             kind = kinds.get(operation.module, "")
             return f"{only}op {operation.name} in module {operation.module or THE_MODEL} ({kind}){why and f': {why}'}"
         last = operation.makes[0]
-    if run.depends_on_values:
-        return f"{only}values decide what runs ({run.depends_on_values})"
-    return "" if run.outputs == (last,) else f"{only}the output does not follow from the last layer alone"
+    if recording.depends_on_values:
+        return f"{only}values decide what runs ({recording.depends_on_values})"
+    return "" if recording.outputs == (last,) else f"{only}the output does not follow from the last layer alone"
 
 
-def _why_no_step(run: Recording, operation: Operation, weights: set[str], used: set[str]) -> str | None:
+def _why_no_step(recording: Recording, operation: Operation, weights: set[str], used: set[str]) -> str | None:
     """Why an operation on the value before it is no step of a chain; None if it is one."""
     given = operation.arguments
-    if operation.name in ("addmm", "mm") and not run.values[given["mat2"]].of_inputs:
-        name = run.values[given["mat2"]].name
+    if operation.name in ("addmm", "mm") and not recording.values[given["mat2"]].of_inputs:
+        name = recording.values[given["mat2"]].name
         if name not in weights:
             return "it is fully connected, but its weight was not scored"
         if name in used:
             return f"{name} is used twice"
         if given.get("beta", 1) != 1 or given.get("alpha", 1) != 1:
             return "its factors are not 1"
-        if operation.name == "addmm" and not run.values[given["self"]].name:
+        if operation.name == "addmm" and not recording.values[given["self"]].name:
             return "its bias is not a parameter"
         used.add(name)
         return None
@@ -464,6 +466,6 @@ def _why_no_step(run: Recording, operation: Operation, weights: set[str], used: 
         slope = given[SLOPED[operation.name]] * given.get("input_scale", 1)
         is_within = 0 <= slope <= 1 and given.get("scale", 1) == 1 and given.get("input_scale", 1) > 0
         return None if is_within else "its slope is outside [0, 1]"
-    if operation.name == "_softmax" and given["dim"] % len(run.values[operation.reads[0]].shape) == 0:
+    if operation.name == "_softmax" and given["dim"] % len(recording.values[operation.reads[0]].shape) == 0:
         return "the output for one input depends on the others in its batch"
     return None if operation.name in ONE_LIPSCHITZ and len(operation.reads) == 1 else ""

@@ -54,7 +54,7 @@ class Use:
 
     weight: str
     module: str
-    call: int  # of the module, in `ModelMap.run.calls`
+    call: int  # of the module, in `ModelMap.recording.calls`
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ModelMap:
     n_points: int  # how many inputs were run: 3, or 1 if there was only one
     uses: tuple[Use, ...]  # in the order of execution
     unassigned: dict[str, str]  # the weights whose patches are not assigned to inputs, and why
-    run: Recording  # all operations and calls of modules
+    recording: Recording  # all operations and calls of modules
     blocks: Blocks | None  # the modules that pass a state along, if there are such
     sums: dict[str, Sum]  # by weight: what its layer's output alone is added to
     norms: dict[str, str]  # by weight: the module of the norm behind its layer; none without one
@@ -90,7 +90,7 @@ class ModelMap:
         groups: list[list[str]] = []
         last: tuple[str, tuple[int, ...]] = "", ()  # the module, and what it reads
         for name in self.order:
-            call = self.run.calls[next(use.call for use in self.uses if use.weight == name)]
+            call = self.recording.calls[next(use.call for use in self.uses if use.weight == name)]
             reads = call.reads[:1] if self.n_uses[name] == 1 else ()
             if not reads or reads != last[1] or call.module == last[0]:
                 groups.append([])
@@ -220,24 +220,24 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
     recorder = Recorder(model, _holders(layers), few.where)
     first = _Uses(recorder)
     watched = Run(few, first, recorder=recorder)
-    run = recorder.recording(watched.of(model, layers, norm_stats))
+    recording = recorder.recording(watched.of(model, layers, norm_stats))
     unassigned = first.unassigned(*_exchanged(model, layers, few, norm_stats, watched.returned))
     order = tuple(dict.fromkeys(use.weight for use in first.uses))
-    tensors = {weight.name: output_of(run, layer) for layer in layers for weight in layer.weights.values()}
-    blocks = find_blocks(model, run)
-    behind = {name: norm_behind(run, tensor) for name, tensor in tensors.items() if tensor is not None}
+    tensors = {weight.name: output_of(recording, layer) for layer in layers for weight in layer.weights.values()}
+    blocks = find_blocks(model, recording)
+    behind = {name: norm_behind(recording, tensor) for name, tensor in tensors.items() if tensor is not None}
     return ModelMap(
         kind=type(model).__name__,
         weights=tuple({weight.name: weight for layer in layers for weight in layer.weights.values()}.values()),
         n_points=few.n_points,
         uses=tuple(first.uses),
         unassigned=unassigned,
-        run=run,
+        recording=recording,
         blocks=blocks,
-        sums=sums_in(run, layers, order, watched.products, blocks),
+        sums=sums_in(recording, layers, order, watched.products, blocks),
         norms={name: norm for name, norm in behind.items() if norm},
-        places=places_in(model, run, layers, watched.products),
-        no_chain=why_no_chain(model, run, set(order)),
+        places=places_in(model, recording, layers, watched.products),
+        no_chain=why_no_chain(model, recording, set(order)),
         returned=frozenset(watched.returned),
     )
 
@@ -360,7 +360,7 @@ def _lines(found: ModelMap) -> Iterator[str]:
     """What `print` shows: the network in a line, what it is made of, and then each weight as it is used."""
     n_layers = len({use.module for use in found.uses})
     uses = f"{len(found.order)} weights in {n_layers} layers"
-    yield f"{found.kind}: {uses}, {len(found.run.operations)} operations on {found.n_points} inputs"
+    yield f"{found.kind}: {uses}, {len(found.recording.operations)} operations on {found.n_points} inputs"
     if found.blocks is not None:
         names = found.blocks.names
         some = ", ".join(names if len(names) <= MOST_NAMED else (*names[:2], "...", names[-1]))
@@ -368,8 +368,8 @@ def _lines(found: ModelMap) -> Iterator[str]:
         state = f"argument {at}" if isinstance(at, int) else at
         yield f"{len(names)} blocks pass a state along ({state}): {some}"
     yield "a chain of fully-connected layers" if not found.no_chain else f"no plain chain: {found.no_chain}"
-    if found.run.depends_on_values:
-        yield f"values decide what runs: {found.run.depends_on_values}"
+    if found.recording.depends_on_values:
+        yield f"values decide what runs: {found.recording.depends_on_values}"
     beside = {name for group in found.same_input for name in group[1:]}
     yield from _table([_row(found, name, "same input" if name in beside else "") for name in found.order])
     missing = [weight.name for weight in found.weights if weight.name not in found.order]

@@ -286,7 +286,7 @@ def _met(walk: Walk, side: Side, part: Part, names: Sequence[str], i: int) -> _M
     """Runs a part of one network on batch i as far as it is needed."""
     met = _Met({name: [] for name in names}, {})
     streams = {name: walk.streams[name] for name in names if name in walk.streams}
-    is_known = not walk.map.run.depends_on_values and all(walk.map.n_uses[name] == 1 for name in names)
+    is_known = not walk.map.recording.depends_on_values and all(walk.map.n_uses[name] == 1 for name in names)
     n_left = len(names) if is_known else math.inf
     last: tuple[Tensor, Tensor] | None = None  # the windows of the last use, as they were given and as they are kept
 
