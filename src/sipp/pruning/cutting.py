@@ -75,7 +75,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, into: nn.Module | None 
             if ranking.blend is not None:
                 masks, choice = _masks_of_blend(ranking, budget, advance)
             else:
-                masks = _masks(ranking, info.cut, ranking.scores, budget)
+                masks = _masks(ranking, info.rule, ranking.scores, budget)
             if ranking.alive:  # a row may have fewer weights left than its even share
                 masks = [mask_FK & alive_FK for mask_FK, alive_FK in zip(masks, ranking.alive)]
             c_constant = ranking.options.c_constant

@@ -57,7 +57,7 @@ def sampled_rows(ranking: Ranking, budget: int, *, seed: int) -> list[SparseRows
             weight_FK,
             worth_GK,
             kept_FS,
-            is_hybrid=method_of(ranking.options.method).cut == "hybrid",
+            is_hybrid=method_of(ranking.options.method).rule == "hybrid",
             draws=ranking.options.draws,
             scale=ranking.sampling_constant,
             c_constant=ranking.options.c_constant,

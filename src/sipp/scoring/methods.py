@@ -40,7 +40,7 @@ class MethodInfo:
     about: str  # one line for tables, without |
     score: str | Callable[[Any], Any]  # "file:function" of this folder, or a user's function; or SENSITIVITY, or BLEND
     needs: frozenset[Need] = NOTHING
-    cut: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
+    rule: CutRule = "global"  # which weights go: the smallest of all, the same share of a layer or row, or by sampling
     reduce: Reduce = "max"  # of the sensitivities, by default
     floor: float = 0.0  # under rows and layers, by default; 0: rows may lose all their weights
     fitting: RepairMethod | None = None  # after the cut, this search finds mask and weights again
@@ -61,7 +61,7 @@ class MethodInfo:
 
     @property
     def is_sampled(self) -> bool:
-        return self.cut in ("sampled", "hybrid")
+        return self.rule in ("sampled", "hybrid")
 
     @property
     def needs_data(self) -> bool:

@@ -77,7 +77,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Cut:
+class GradualCut:
     """One cut of a network that is pruned while it is trained."""
 
     after_step: int
@@ -105,7 +105,7 @@ class NetworkRecord:
     before: Accuracy | None = None  # right after pruning
     certificate: AnyCertificate | None = None  # of that network
     why_no_certificate: str = ""  # why it was refused; empty if it was not, or if there is no holdout
-    path: tuple[Cut, ...] = ()  # of a network that was pruned gradually
+    path: tuple[GradualCut, ...] = ()  # of a network that was pruned gradually
     nonzero: Mapping[str, int] = field(default_factory=dict)  # after training, by weight
 
     ALSO_IN_JSON = ("keep", "dead_rows")
