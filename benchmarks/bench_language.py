@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.inputs.data import data_of
-from sipp.inputs.running import copy_of
+from sipp.inputs.model_state import copy_of
 from sipp.repairing import repair_network, split_data
 from sipp.results.numerics import device_of
 from sipp.results.options import Pattern, RepairMethod

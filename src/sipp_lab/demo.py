@@ -13,7 +13,7 @@ from sipp.progress import progress_bar
 from sipp.results import Sheet, Table, shown
 from sipp_lab.page import read_results, write_results
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.running import run
+from sipp_lab.runs.one_run import run
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short

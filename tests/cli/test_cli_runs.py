@@ -65,8 +65,8 @@ def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pyte
         asked.append((job.recipe.name, options))
         yield from ()
 
-    monkeypatch.setattr("sipp_lab.runs.running.run_on_ray", on_ray)
-    monkeypatch.setattr("sipp_lab.runs.running.check_ray", lambda options: None)
+    monkeypatch.setattr("sipp_lab.runs.one_run.run_on_ray", on_ray)
+    monkeypatch.setattr("sipp_lab.runs.one_run.check_ray", lambda options: None)
     words = ["study", "paper-fully-connected", *SMALL, "--out", tmp_path, "--at-once", 3]
     run(*words, "--engine", "ray")
     assert asked == [(name, RayOptions("local", 3)) for name in ("digits-fc-iterative", "digits-fc-at-init")]

@@ -11,7 +11,7 @@ from torch import Tensor
 from sipp_lab.recipes import Recipe, load_recipe
 from sipp_lab.runs import stages
 from sipp_lab.runs.folder import FINAL, load_state, read_records, without_times
-from sipp_lab.runs.running import FinishedRun, run
+from sipp_lab.runs.one_run import FinishedRun, run
 
 SMALL = (
     "train.epochs=2", "train.decay={factor: 0.5, milestones: [1]}", "train.batch_size=256", "data.n_calibration=40",

@@ -15,7 +15,7 @@ from sipp_lab.nets import build
 from sipp_lab.page import render
 from sipp_lab.runs import stages
 from sipp_lab.runs.folder import FINAL, load_values, read_run
-from sipp_lab.runs.running import run
+from sipp_lab.runs.one_run import run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

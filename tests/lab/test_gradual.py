@@ -10,7 +10,7 @@ from sipp.results.gradual import budget_at, cut_times
 from sipp_lab.page import render
 from sipp_lab.recipes import Recipe
 from sipp_lab.runs.folder import read_run
-from sipp_lab.runs.running import run
+from sipp_lab.runs.one_run import run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -12,7 +12,7 @@ from sipp_lab.page import render
 from sipp_lab.pipelines import PIPELINES
 from sipp_lab.recipes import Recipe
 from sipp_lab.runs.folder import read_run
-from sipp_lab.runs.running import run
+from sipp_lab.runs.one_run import run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sipp.errors import DataError, OptionError
 from sipp_lab.runs import running, stages
 from sipp_lab.runs.folder import CHECKPOINT, FINAL, list_runs, read_records, read_run
-from sipp_lab.runs.running import Progress, run
+from sipp_lab.runs.one_run import Progress, run
 from sipp_lab.runs.stages import plan
 from sipp_lab.training.loop import TrainState
 

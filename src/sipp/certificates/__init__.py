@@ -10,6 +10,11 @@ if TYPE_CHECKING:
         OutputClaim as OutputClaim,
         claim_of as claim_of,
     )
+    from sipp.certificates.compared_output import (
+        Output as Output,
+        check_model as check_model,
+        model_output as model_output,
+    )
     from sipp.certificates.comparing import (
         NetworkComparison as NetworkComparison,
         compare_networks as compare_networks,
@@ -20,10 +25,5 @@ if TYPE_CHECKING:
         refuse_shared as refuse_shared,
     )
     from sipp.certificates.measures import token_sums as token_sums
-    from sipp.certificates.running import (
-        Output as Output,
-        check_model as check_model,
-        model_output as model_output,
-    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

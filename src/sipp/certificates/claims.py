@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from sipp.certificates.compared_output import Output
 from sipp.certificates.evidence import DenseOutputs, measure_outputs
 from sipp.certificates.measures import Outcomes, measure_of, outcome_counts, outcomes_of
-from sipp.certificates.running import Output
 from sipp.errors import DataError, OptionError
 from sipp.results import (
     SHARE,

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sipp.certificates.compared_output import Output
 from sipp.certificates.evidence import Evidence, measure_outputs
 from sipp.certificates.measures import classes_of, point_ratios
-from sipp.certificates.running import Output
 from sipp.inputs import Batch, labels
 from sipp.results import numerics
 

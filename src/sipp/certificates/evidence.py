@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sipp.certificates.compared_output import Output, check_model, follows_positions, run_model, without_padding
 from sipp.certificates.measures import MeasureFunction
-from sipp.certificates.running import Output, check_model, follows_positions, run_model, without_padding
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import Batch, Data, data_of, hash_of_points, outputs, scoring_mode
 from sipp.progress import progress_bar

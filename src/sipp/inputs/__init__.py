@@ -26,6 +26,16 @@ if TYPE_CHECKING:
         lora_layers as lora_layers,
         unwrap as unwrap,
     )
+    from sipp.inputs.model_state import (
+        ONE_AT_A_TIME as ONE_AT_A_TIME,
+        check_can_be_written as check_can_be_written,
+        copy_of as copy_of,
+        depends_on_batch as depends_on_batch,
+        restoring as restoring,
+        run_batch as run_batch,
+        scoring_mode as scoring_mode,
+        turn_off_caches as turn_off_caches,
+    )
     from sipp.inputs.patches import (
         ValueRange as ValueRange,
         Weight as Weight,
@@ -41,16 +51,6 @@ if TYPE_CHECKING:
         VALUELESS as VALUELESS,
         Watch as Watch,
         name_of_operation as name_of_operation,
-    )
-    from sipp.inputs.running import (
-        ONE_AT_A_TIME as ONE_AT_A_TIME,
-        check_can_be_written as check_can_be_written,
-        copy_of as copy_of,
-        depends_on_batch as depends_on_batch,
-        restoring as restoring,
-        run_batch as run_batch,
-        scoring_mode as scoring_mode,
-        turn_off_caches as turn_off_caches,
     )
     from sipp.inputs.structure import (
         Blocks as Blocks,

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.data import Batch
 from sipp.inputs.layers import PrunableLayer, vectors
+from sipp.inputs.model_state import run_batch, scoring_mode
 from sipp.inputs.patches import Weight, WeightUse, has_patches
 from sipp.inputs.recording import Recorder, Watch, every_tensor
-from sipp.inputs.running import run_batch, scoring_mode
 from sipp.inputs.structure import ADDS, Sum
 from sipp.results import NormStats, numerics
 

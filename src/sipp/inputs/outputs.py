@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sipp.inputs.capture import finite_or_zero
 from sipp.inputs.data import Batch
+from sipp.inputs.model_state import run_batch, scoring_mode
 from sipp.inputs.recording import every_tensor
-from sipp.inputs.running import run_batch, scoring_mode
 from sipp.results import NormStats, numerics
 
 AT_ONCE = 1 << 22  # numbers that are compared at once, in float64: logits of long sequences would fill a GPU

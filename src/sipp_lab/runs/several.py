@@ -9,8 +9,8 @@ from sipp.progress import progress_bar, write_line
 from sipp_lab.parallel.on_ray import LOCAL, RayOptions
 from sipp_lab.parallel.processes import join_processes, leave_processes
 from sipp_lab.recipes import Recipe
+from sipp_lab.runs.one_run import FinishedRun, Progress, run
 from sipp_lab.runs.options import RunOptions
-from sipp_lab.runs.running import FinishedRun, Progress, run
 from sipp_lab.runs.stages import plan
 from sipp_lab.training.setup import device_named
 

@@ -24,7 +24,7 @@ from sipp_lab.nets import plain
 from sipp_lab.parallel.processes import ALONE, Processes, from_leader, join_processes
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import load_state, read_records
-from sipp_lab.runs.running import Progress, run
+from sipp_lab.runs.one_run import Progress, run
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.loop import MaskChanges, TrainState, new_state, train
 

@@ -29,8 +29,8 @@ from sipp_lab.parallel.on_ray import (
 from sipp_lab.parallel.processes import Processes
 from sipp_lab.recipes import config_of
 from sipp_lab.runs.folder import code_version, open_run
+from sipp_lab.runs.one_run import FinishedRun, Progress, run
 from sipp_lab.runs.records import Origin, Stage
-from sipp_lab.runs.running import FinishedRun, Progress, run
 from sipp_lab.runs.stages import plan
 from sipp_lab.training.setup import load_feed
 

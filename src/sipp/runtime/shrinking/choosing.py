@@ -35,8 +35,8 @@ from sipp.runtime.shrinking.configuration import accepts_widths
 from sipp.runtime.shrinking.dependencies import Channels
 from sipp.runtime.shrinking.fitting import Problem, Use, uses_in
 from sipp.runtime.shrinking.removing import checked_plan
-from sipp.runtime.shrinking.running import Tensors, Traced, Values, run_both
 from sipp.runtime.shrinking.sites import Site, Structure, cheapest_widths, least_share, structure_of, uniform_widths
+from sipp.runtime.shrinking.traced import Tensors, Traced, Values, run_both
 
 N_REASONS = 3  # named in an error
 N_EXAMPLES = 2  # inputs on which both networks are compared
@@ -196,13 +196,13 @@ def _remove(
         walk("comparing channels", readers, dict(dense), look.visit)
         widths = cheapest_widths(full, _errors(model, batches, look), sizes, options.share, options.multiple_of)
     small = dict(dense)
-    cut = Cut(sites, widths, options.repair, small)
+    removal = Removal(sites, widths, options.repair, small)
     seen, past = (small, uses) if options.repair else (dict(dense), readers)
-    walk("removing channels", past, seen, cut.visit)
+    walk("removing channels", past, seen, removal.visit)
     set_tensors(model, small)
     left = []
     for i, site in enumerate(sites):
-        gone = site.columns_GC[cut.orders[i].cpu()].flatten().sort().values
+        gone = site.columns_GC[removal.orders[i].cpu()].flatten().sort().values
         left.append(ChannelsLeft(site.makers, site.reader, site.width, widths[i], tuple(gone.tolist())))
     return tuple(left), [use.weight for use in uses]
 
@@ -256,7 +256,7 @@ class Look:
 
 
 @dataclass
-class Cut:
+class Removal:
     """Takes channels out of the inputs of layers, so that a site has `widths` of them, and refits all layers."""
 
     sites: Sequence[Site]

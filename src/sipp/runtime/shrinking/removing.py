@@ -27,7 +27,7 @@ from sipp.results import ChannelsLeft, numerics
 from sipp.runtime.examples import Call, cloned, output_difference, rounding_of, rounding_tolerance
 from sipp.runtime.shrinking.configuration import match_configuration
 from sipp.runtime.shrinking.dependencies import ALWAYS, Channels, Product, channels_in, reads_of
-from sipp.runtime.shrinking.running import Traced
+from sipp.runtime.shrinking.traced import Traced
 
 
 @dataclass(frozen=True)
