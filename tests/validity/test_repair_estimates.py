@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp.inputs import data_of
+from sipp.repairing import split_data
 
 N_SEEDS = 12
 
@@ -55,8 +57,17 @@ def test_the_points_that_chose_flatter(n: int) -> None:
 
 
 def test_copies_judge_nothing() -> None:
-    """400 points, 40 of them different: the validation points were fitted too."""
+    """400 points, 40 of them different: too few to test the result on."""
     torch.manual_seed(0)
     dense, x = net(0), torch.randn(40, 20)[torch.randint(0, 40, (400,))]
     done = sipp.repair(dense, sipp.prune(dense, None, keep=0.4, method="magnitude"), x, progress=False).repair
     assert done is not None and done.output_after is None and done.n_test == 0
+
+
+def test_held_back_copies_are_not_fitted_and_count_once() -> None:
+    """400 points, 200 of them different: the 10 that test the result are in no other part."""
+    x = torch.randn(200, 20, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
+    split = split_data(data_of(x))
+    parts = [[key for batch in some for key in batch.hashes()] for some in (split.fit, split.validation, split.test)]
+    assert [len(part) for part in parts] == [360, 10, 10] and len({key for part in parts for key in part}) == 200
+    assert [len(set(part)) for part in parts] == [180, 10, 10]

@@ -18,6 +18,7 @@ from sipp.results import numerics
 HELD_BACK_ONE_IN = 10
 FEWEST_TEST_POINTS = 4
 FEWEST_REPAIR_POINTS = 10
+FIT, VALIDATION, TEST, COPY = range(4)
 
 # On a GPU, a batch of tokens takes at most this number of bytes in a pass, and this share of the card's memory. Each
 # token keeps the outputs of about four layers alive, the one that is needed and those around it.
@@ -49,28 +50,33 @@ class DataSplit:
 def split_data(data: Data) -> DataSplit:
     """The split of these points, which are read once; held-back points get batches of their own."""
     batches = [batch.copied() for batch in data.batches()]
-    n_points = sum(batch.n_points for batch in batches)
-    keys = frozenset(key for batch in batches for key in batch.hashes())
-    if len(keys) < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
-        copies = "" if len(keys) == n_points else " different"
+    hashes = [key for batch in batches for key in batch.hashes()]
+    role_of = dict.fromkeys(hashes, FIT)
+    different, n_different, n_points = list(role_of), len(role_of), len(hashes)
+    if n_different < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
+        copies = "" if n_different == n_points else " different"
         raise DataError(
-            f"calibration holds {len(keys)}{copies} inputs", fix=f"give a repair at least {FEWEST_REPAIR_POINTS}"
+            f"calibration holds {n_different}{copies} inputs", fix=f"give a repair at least {FEWEST_REPAIR_POINTS}"
         )
     generator = torch.Generator("cpu").manual_seed(0)
-    starts = torch.arange(0, n_points, HELD_BACK_ONE_IN, dtype=torch.int64, device="cpu")
+    starts = torch.arange(0, n_different, HELD_BACK_ONE_IN, dtype=torch.int64, device="cpu")
     places = torch.randint(HELD_BACK_ONE_IN, (len(starts),), generator=generator, dtype=torch.int64, device="cpu")
-    held_back = (starts + places)[starts + places < n_points]
+    held_back = (starts + places)[starts + places < n_different]
     n_test = len(held_back) // 2
-    role_N = torch.zeros(n_points, dtype=torch.int64, device="cpu")  # 0: fit, 1: validation, 2: test
-    role_N[held_back] = 1
-    role_N[held_back[1::2]] = 2 if n_test >= FEWEST_TEST_POINTS else 1
+    for i, number in enumerate(held_back.tolist()):
+        role_of[different[number]] = TEST if i % 2 and n_test >= FEWEST_TEST_POINTS else VALIDATION
+    role_N = torch.zeros(n_points, dtype=torch.int64, device="cpu")
+    for i, key in enumerate(hashes):
+        role_N[i] = role_of[key]
+        if role_of[key] != FIT:  # its copies are left out: none was fitted, and each held-back point counts once
+            role_of[key] = COPY
     roles, found = role_N.split([batch.n_points for batch in batches]), list[list[Batch]]()
-    for role in range(3):
+    for role in (FIT, VALIDATION, TEST):
         parts = [(batch, (role_B == role).nonzero().flatten()) for batch, role_B in zip(batches, roles)]
         found.append([batch.at(at) for batch, at in parts if len(at)])
     most = max(batch.n_points for batch in batches)
     fit, validation, test = found[0], merged_batches(found[1], most), merged_batches(found[2], most)
-    return DataSplit((*fit, *validation), len(fit), tuple(test), keys)
+    return DataSplit((*fit, *validation), len(fit), tuple(test), frozenset(hashes))
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
