@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.storage import file_content
+from sipp.storage import file_content, small_file
 
 
 @pytest.fixture(params=["fp32", "lossless", "int8"])
@@ -58,6 +58,14 @@ def test_cut_longer_and_mixed_up_files(saved: Path) -> None:
         place, other = (chance.randrange(len(content) - 60) for _ in range(2))
         moved = content[:place] + content[other : other + 60] + content[place + 60 :]
         assert moved == content or refused(saved, moved)
+
+
+def test_an_entry_without_a_key_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.sipp.safetensors"
+    monkeypatch.setattr(small_file, "asdict", lambda tensor: {**asdict(tensor), "kept": "many"})
+    sipp.save(torch.nn.Linear(3, 2), path)
+    with pytest.raises(DataError, match=r"net.sipp.safetensors: .*'kept' in tensors.0 must be a whole number"):
+        sipp.load(path)
 
 
 def test_other_files_are_refused_and_no_code_runs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
+from sipp.files import read_json, write_json
 from sipp.inputs.data import data_of
 from sipp.repairing import repair_network, split_data
 from sipp.results import numerics
@@ -183,6 +184,16 @@ def test_a_killed_process_loses_no_finished_block(source: Path, tmp_path: Path) 
     done = sipp.prune_on_disk(empty(), source, points(), out, keep=0.5, repair=True, progress=False)
     sipp.prune_on_disk(empty(), source, points(), tmp_path / "whole", keep=0.5, repair=True, progress=False)
     assert done.n_resumed == 2 and same(tensors_in(out), tensors_in(tmp_path / "whole"))
+
+
+def test_a_journal_without_a_key_names_it(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
+    journal = read_json(out / "progress.json")
+    del journal["weights"][0]["n_kept"]
+    write_json(out / "progress.json", journal)
+    with pytest.raises(DataError, match=r"progress.json: .*'n_kept' in weights.0 is missing"):
+        sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
 
 
 def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:

@@ -81,11 +81,11 @@ class SavedFile:
     versions: dict[str, str]
     precision: Precision  # `values` as asked for
     tensors: tuple[StoredTensor, ...]
-    masks: dict[str, Tensor] = field(metadata=NOT_JSON)  # {parameter name: bool tensor}, True = kept
     statements: dict[str, str]  # how it was pruned and what is guaranteed: labels and sentences
     certificate: AnyCertificate | None
-    certificate_about: Literal["stored values", "values before rounding"] | None
     buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
+    certificate_about: Literal["stored values", "values before rounding"] | None = None
+    masks: dict[str, Tensor] = field(default_factory=dict, metadata=NOT_JSON)  # {name: bool tensor}, True = kept
 
     ALSO_IN_JSON = ("statements_about", "dense_bytes", "bound_bytes", "rounding_words")
 

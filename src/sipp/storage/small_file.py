@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from torch.nn.parameter import is_lazy
 from sipp.errors import DataError, ModelError
 from sipp.files import CHANGED, sha256_of
 from sipp.results import (
-    AnyCertificate,
     Precision,
     SavedFile,
     StoredTensor,
@@ -92,22 +90,8 @@ def read_contents(path: Path) -> tuple[SavedFile, memoryview]:
             f"its content does not have the SHA-256 it was saved with; {CHANGED}; copy or save it again", where=path
         )
     values = json.loads(zlib.decompress(index))
-    contents = SavedFile(
-        path=path,
-        sha256=digest,
-        n_bytes=path.stat().st_size,
-        tensors=tuple(_entry(entry) for entry in values["tensors"]),
-        masks={},
-        statements=values["statements"],
-        certificate=from_json(AnyCertificate | None, values["certificate"], path),
-        certificate_about=None,
-        **{name: values[name] for name in INDEXED},
-    )
-    return contents, data
-
-
-def _entry(values: dict[str, Any]) -> StoredTensor:
-    return StoredTensor(**values | {name: tuple(values[name]) for name in ("names", "shape", "lengths")})
+    about_file = {"path": str(path), "sha256": digest, "n_bytes": path.stat().st_size}
+    return from_json(SavedFile, values | about_file, path), data
 
 
 # --- the tensors ------------------------------------------------------------------------------------------------------

@@ -87,10 +87,9 @@ def prune_on_disk(
             progress_line(line, shown=progress, seconds=monotonic() - began)
             advance(1)
     journal = output.journal()
-    network.write_rest(target, journal["file_of"])
+    network.write_rest(target, journal.file_of)
     output.end(source)
-    pruned_weights = tuple(BlockWeight(**values) for values in journal["weights"])
-    return PrunedOnDisk(target, n_blocks, finished, sum(batch.n_points for batch in split.batches), pruned_weights)
+    return PrunedOnDisk(target, n_blocks, finished, sum(batch.n_points for batch in split.batches), journal.weights)
 
 
 def _check(model: object, options: PruneOptions, *, repair: bool, progress: bool) -> None:

@@ -87,10 +87,8 @@ def content_of(
         versions={"sipp": __version__, "torch": str(torch.__version__)},
         precision=values,
         tensors=entries,
-        masks={},
         statements=network.up_to_date.statements if isinstance(network, Pruned) else {},
         certificate=certificate,
-        certificate_about=None,
         buffers_hash=hashing.of_buffers(model),
     )
     data = b"".join(pieces)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from sipp.errors import OptionError
 from sipp.files import make_folder, read_json, write_atomic, write_json
-from sipp.results import BlockWeight
+from sipp.results import BlockWeight, from_json, to_json
 from sipp.storage.block_by_block.sharded_weights import companion_files, write_shard
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 JOURNAL, WORK = "progress.json", "work"
 CONFIGS = ("config.json", "generation_config.json")  # copied together with tokenizer files
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What is finished of a task."""
+
+    task: str  # its hash
+    finished: int = 0  # blocks
+    weights: tuple[BlockWeight, ...] = ()
+    file_of: dict[str, str] = field(default_factory=dict)  # by the name of a tensor
 
 
 class BlockFolder:
@@ -35,35 +44,35 @@ class BlockFolder:
         path = self.folder / JOURNAL
         if not path.is_file() and any(other.name != WORK for other in self.folder.iterdir()):
             raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
-        journal = read_json(path) if path.is_file() else {"finished": 0}
-        if journal["finished"] == 0:
+        journal = self.journal() if path.is_file() else Journal(self.task)
+        if journal.finished == 0:
             shutil.rmtree(self.states_folder, ignore_errors=True)
             make_folder(self.states_folder)
-            write_json(path, {"task": self.task, "finished": 0, "weights": [], "file_of": {}})
+            write_json(path, to_json(Journal(self.task)))
             return 0
-        if journal["task"] != self.task:
+        if journal.task != self.task:
             raise OptionError(
                 f"{self.folder} was started with other options, weights or inputs",
                 fix="give the same ones to go on, or another folder",
                 option="out",
             )
-        return int(journal["finished"])
+        return journal.finished
 
     def finish(self, i: int, done: Sequence[BlockWeight], tensors: Mapping[str, Tensor]) -> None:
         """Writes the file of block i, marks it as finished, and deletes the states before it."""
         file = f"block-{i:05d}.safetensors"
         write_shard(self.folder / file, tensors)
         before = self.journal()
-        weights = [*before["weights"], *map(asdict, done)]
-        file_of = before["file_of"] | dict.fromkeys(tensors, file)
-        values = {"task": self.task, "finished": i + 1, "weights": weights, "file_of": file_of}
-        write_json(self.folder / JOURNAL, values)
+        file_of = before.file_of | dict.fromkeys(tensors, file)
+        after = replace(before, finished=i + 1, weights=(*before.weights, *done), file_of=file_of)
+        write_json(self.folder / JOURNAL, to_json(after))
         shutil.rmtree(self.states_folder / str(i), ignore_errors=True)
 
-    def journal(self) -> dict[str, Any]:
+    def journal(self) -> Journal:
         """The journal so far."""
-        values: dict[str, Any] = read_json(self.folder / JOURNAL)
-        return values
+        path = self.folder / JOURNAL
+        found: Journal = from_json(Journal, read_json(path), path)
+        return found
 
     def end(self, source: Path) -> None:
         """Copies the files that belong to the network (config, tokenizer), and deletes the states."""
