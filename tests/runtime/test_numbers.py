@@ -281,3 +281,12 @@ def test_a_sequence_without_a_token_is_as_with_gradients(way, kind, request):
         assert wanted.isfinite().all() and is_close(fast(x, mask), wanted)
     assert is_close(fast(x[:, :3], mask[:, :3]), model(x[:, :3], mask[:, :3]))  # compiled anew
     assert torch.backends.mha.get_fastpath_enabled() and not any(module.training for module in model.modules())
+
+
+def test_a_linear_layer_reads_the_images_of_the_layer_before(never_dense):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 40)).eval()
+    x, pruned = torch.randn(64, 1, 4, 4), sipp.prune(model, None, keep=0.3, method="magnitude")
+    fast = sipp.sparse(pruned, x)
+    assert [kernel.split()[0] for kernel in kernels(fast)] == ["sparse", "torch", "sparse"]  # torch flattens
+    assert is_close(fast(x), pruned.model(x))

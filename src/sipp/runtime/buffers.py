@@ -256,7 +256,8 @@ def token_input(number: int, x: Tensor, arena: Arena) -> tuple[Operand, tuple[in
         n_columns = buffer.data_CHWN.shape[3]  # for images this may not be a whole number of vectors
         has_all = buffer.data_CHWN.numel() == n_columns * x.shape[-1] and buffer.n == n
         if has_all and n_columns == token_columns(n) and (x.shape[-1] == 1 or x.stride(-1) == n_columns):
-            return operand_of(buffer), strides
+            # Images, too: the features of a token are then the channels and positions of an image.
+            return Operand(buffer.data_CHWN, 0, n_columns, n_columns, n_columns, n=n_columns), strides
     strides = tuple(prod(lead[d + 1 :]) if lead[d] > 1 else 0 for d in range(len(lead)))  # row-major
     buffer = token_buffer(n, x.shape[-1])
     return operand_of(buffer, fill=_copy(number, buffer.tokens(lead, strides))), strides
