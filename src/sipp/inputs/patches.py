@@ -4,7 +4,8 @@ Axis letters, used as suffixes of tensor names everywhere:
     B points of a batch     P patches        F rows of a weight (parameter groups)    K fan-in of a row
     G groups of a grouped convolution (1 elsewhere)      R rows of one group, F = G * R
     S, T signs of weights and of activations             Q quadrants of signs, and Z itself
-    N, C, M: anything that is counted in one file (rows of all groups, knots of a curve, weights of a pattern); 1: kept
+    T time steps or positions, where a B stands before it     H, I hidden and inner width     C, H, W of an image
+    S rows that a channel takes out (T23)                A, C, D, L, M, N, X: what is counted in one file; 1: kept
 So `weight_FK` has one row per parameter group, `patches_GKP` holds P patches of fan-in K for each of G groups.
 """
 
