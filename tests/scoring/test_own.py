@@ -91,6 +91,42 @@ def written(task: Any) -> dict[str, Tensor]:
     return squares(task)
 
 
+def zeroed(task: Any) -> dict[str, Tensor]:
+    with torch.no_grad():
+        task.parameters()["3.weight"].zero_()
+    return squares(task)
+
+
+def halved_by_data(task: Any) -> dict[str, Tensor]:
+    task.parameters()["3.weight"].data *= 0.5
+    return squares(task)
+
+
+def replaced(task: Any) -> dict[str, Tensor]:
+    task.parameters()["3.weight"].data = torch.zeros(1)
+    return squares(task)
+
+
+@pytest.mark.parametrize("score", [zeroed, halved_by_data, replaced])
+def test_weights_that_a_score_writes_to_are_restored(score: Any, net: nn.Module) -> None:
+    before = {name: (value.clone(), value.data_ptr()) for name, value in net.state_dict().items()}
+    with pytest.raises(ModelError, match=r"3.weight: .*writes to it; work on a clone"):
+        sipp.prune(net, None, keep=0.5, method=score)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name][0]) and value.data_ptr() == before[name][1]
+
+
+def test_weights_are_restored_when_the_score_raises(net: nn.Module) -> None:
+    def score(task: Any) -> Any:
+        task.parameters()["3.weight"].data.zero_()
+        raise KeyError
+
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(OptionError, match="raised KeyError"):
+        sipp.prune(net, None, keep=0.5, method=score)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("score", "error", "words"),
     [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import ModelError, OptionError, SippError
-from sipp.results import numerics
+from sipp.results import hashing, numerics
 from sipp.scoring.gradient_scores import ordinals, with_gradients
 from sipp.scoring.methods import MethodInfo, score_of
 from sipp.scoring.task import ScoringTask
@@ -25,14 +25,15 @@ def scores_of(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
 def _own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
     """The scores of a user's function, none of them negative: where some are, all are replaced by their order.
 
-    The function may run the model and compute gradients; modes, buffers and `.grad` are restored afterwards. It must
-    not write to weights: that would change the user's model, and raises.
+    The function may run the model and compute gradients; modes, buffers and `.grad` are restored afterwards. So are
+    weights that it wrote to, and it raises: the version of a weight tells this, or its bits if it went by `.data`.
     """
     assert callable(method.score)
     parameters = task.parameters()
     everything = dict(task.model.named_parameters())
     gradients = {name: parameter.grad for name, parameter in everything.items()}
-    versions = {name: parameter._version for name, parameter in everything.items()}
+    given = {name: (parameter._version, parameter.data, parameter.data.clone()) for name, parameter in everything.items()}
+    changed = []
     with with_gradients(task, list(parameters.values())):
         try:
             found = method.score(task)
@@ -45,7 +46,10 @@ def _own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
         finally:
             for name, parameter in everything.items():
                 parameter.grad = gradients[name]
-    changed = [name for name, parameter in everything.items() if parameter._version != versions[name]]
+                version, memory, values = given[name]
+                if parameter._version != version or not hashing.has_same_bits(parameter, values):
+                    changed.append(name)
+                    parameter.data = memory.copy_(values)
     if changed:
         raise ModelError(f"the score {method.name!r} writes to it", where=changed[0], fix="work on a clone")
     scores = {name: _checked(found, name, parameter, method) for name, parameter in parameters.items()}
