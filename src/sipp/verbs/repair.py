@@ -44,9 +44,9 @@ def repair(
     dense layer's outputs, on the inputs that the layer gets in the repaired network. Then `steps` of Adam bring the
     outputs of the whole network closer to the dense ones. One input in ten is held back from the fit for
     validation: a layer that does not improve on these inputs is left alone, and training stops when it no longer
-    helps. With 80 inputs or more, half of the held-back inputs only measure the result; with fewer, the record has no
-    error estimate. The record's `repair` lists what was done. All inputs are held in memory. Neither
-    model is changed.
+    helps. With about 75 inputs or more, half of the held-back inputs only measure the result; with fewer, the record
+    has no error estimate. The record's `repair` lists what was done. All inputs are held in memory. Neither model is
+    changed.
 
     Example:
         >>> import sipp, torch
