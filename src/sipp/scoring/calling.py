@@ -32,7 +32,9 @@ def _own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
     parameters = task.parameters()
     everything = dict(task.model.named_parameters())
     gradients = {name: parameter.grad for name, parameter in everything.items()}
-    given = {name: (parameter._version, parameter.data, parameter.data.clone()) for name, parameter in everything.items()}
+    given = {
+        name: (parameter._version, parameter.data, parameter.data.clone()) for name, parameter in everything.items()
+    }
     changed = []
     with with_gradients(task, list(parameters.values())):
         try:
