@@ -13,6 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import sipp
+from sipp.cli.inputs import Reader
+from sipp.cli.options import Reading
+from sipp.cli.sources import source_of
+from sipp.inputs.data import data_of
 from sipp_lab.data.transforms import normalise
 from sipp_lab.nets import build
 
@@ -171,3 +175,10 @@ def test_a_folder_with_parts_is_calibrated_on_train_and_held_out_on_val(here: Pa
     record = told("prune", *net, "--holdout", "parts", "--epsilon", 0.5, "--share", 0.9, "--dry-run")
     assert record["data"]["what"].startswith("4 training images of parts")
     assert record["holdout"]["what"].startswith("6 validation images of parts")
+
+
+@pytest.mark.parametrize("points", [torch.zeros(3000, 8), torch.zeros(200, 3, 32, 32), torch.zeros(40, 7).long()])
+def test_a_batch_holds_as_many_points_as_in_python(points: torch.Tensor) -> None:
+    source = source_of("file", {"inputs": points}, "inputs")
+    drawn = Reader(nn.Flatten(), "net", Reading()).draw(source, None)
+    assert [len(batch) for batch in drawn.batches] == [batch.n_points for batch in data_of(points).batches()]
