@@ -11,7 +11,7 @@ from lab.small_runs import STILL, contents, saved, small
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp_lab.runs import running, stages
+from sipp_lab.runs import one_run, stages
 from sipp_lab.runs.folder import CHECKPOINT, FINAL, list_runs, read_records, read_run
 from sipp_lab.runs.one_run import Progress, run
 from sipp_lab.runs.stages import plan
@@ -119,7 +119,7 @@ class Stopped(BaseException):
 
 
 def test_stopped_anywhere_and_resumed_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "SHOW_SECONDS", 0.0)  # shown after every step
+    monkeypatch.setattr(one_run, "SHOW_SECONDS", 0.0)  # shown after every step
     recipe = small("digits-iterative", "prune.methods=[sipp-hybrid]", "prune.levels=1")
     whole = run(recipe, out=tmp_path / "whole", device="cpu")
     handler, n_stops = signal.getsignal(signal.SIGTERM), 0
@@ -160,7 +160,7 @@ def test_a_resumed_optimizer_has_the_memory_layout_of_its_parameters(
 ) -> None:
     """Fused steps on a GPU refuse another one."""
     recipe = small("digits-iterative", "prune.methods=[magnitude]", "prune.levels=1", "train.channels_last=true")
-    monkeypatch.setattr(running, "SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(one_run, "SHOW_SECONDS", 0.0)
     first, seen = stages.train, list[bool]()
 
     def watched(state: TrainState, *given: Any, **options: Any) -> TrainState:
