@@ -99,11 +99,8 @@ def bench(name: str, keep: float, is_busy: bool, with_onnx: bool) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that died
         dense = sipp.prune(model, None, keep=keep, method="magnitude").model.eval()
-    last = (
-        copy.deepcopy(dense).to(memory_format=torch.channels_last)
-        if name in ("resnet20", "resnet18", "vgg16")
-        else dense
-    )
+    has_images = any(parameter.ndim == 4 for parameter in dense.parameters())
+    last = copy.deepcopy(dense).to(memory_format=torch.channels_last) if has_images else dense
     x = example()
     x_last = x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
     with warnings.catch_warnings():

@@ -95,7 +95,7 @@ STUDIES: dict[str, StudyRow] = {
         _panels("digits-fc-iterative", "digits-fc-at-init", repetitions=3),
     ),
     "paper-iterative": StudyRow(
-        "prune and retrain level by level, six networks on CIFAR-10 and ResNet18 on ImageNet",
+        "prune and retrain level by level, six networks on CIFAR-10, ResNet18 and ResNet101 on ImageNet",
         "Iterative prune + retrain (section 6.2), its six panels, the large form in the supplement, and ImageNet",
         "SiPP (det) is en par with magnitude (learning-rate rewinding) on every network; SNIP is much lower.",
         _panels(

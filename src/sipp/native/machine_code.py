@@ -17,7 +17,7 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
 
-from sipp.native.processor import FEATURES
+from sipp.native.processor import FEATURES, NAME
 from sipp.native.threads import Body, run_on_threads
 from sipp.native.vector import F32, I32, I64
 
@@ -96,9 +96,7 @@ def _compile(names: tuple[str, ...], emit: Callable[[Any, Arguments], None]) -> 
 
 
 def _machine() -> Any:
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=FEATURES, opt=_LEVEL, jit=True
-    )
+    return llvm.Target.from_default_triple().create_target_machine(cpu=NAME, features=FEATURES, opt=_LEVEL, jit=True)
 
 
 def _write_shares(function: Any, names: tuple[str, ...], emit: Callable[[Any, Arguments], None]) -> None:

@@ -25,6 +25,7 @@ def _features() -> str:
 
 
 FEATURES = _features()
+NAME: str = numba.config.CPU_NAME or llvm.get_host_cpu_name()  # type: ignore[attr-defined]  # NUMBA_CPU_NAME=generic helps where LLVM is wrong
 _FOUND = FEATURES.split(",")
 IS_COMPILED = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
 # The vector code is portable LLVM, but its tiles are tuned for these processors and it was tested on no others.

@@ -143,7 +143,7 @@ def draws_for(worth_GK: np.ndarray, kept_G: np.ndarray) -> np.ndarray:
 def _draws_for(rates_GK: np.ndarray, kept_G: np.ndarray) -> np.ndarray:
     can_be_drawn = (rates_GK > 0).astype(np.float64)
     cap_G = can_be_drawn.sum(1)
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):
         draws_G = np.minimum(-(cap_G / rates_GK.sum(1)) * np.log1p(-kept_G / cap_G), MAX_DRAWS)
         for _ in range(_SOLVER_STEPS):
             left_GK = np.exp(-draws_G[:, None] * rates_GK) * can_be_drawn

@@ -3,7 +3,7 @@
     S[j, i] = scale * sum over d of k[d, j] q[d, i]      P = exp(S - max over j)      out[d, i] = sum over j of v[d, j] P[j, i] / sum P
 
 A vector holds several queries i; j and d are scalars, so heads are never transposed. The scores of a strip stay in
-the first-level caches.
+the second-level cache.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def attention_step(op: Op, work: Work) -> Step | None:
     lanes = processor.LANES if n_queries % processor.LANES == 0 else 8
     if n_queries % lanes or n_keys % AT_ONCE or size % AT_ONCE or k.shape[3] != size:
         return None
-    n_vectors = next(n for n in (4, 2, 1) if n_queries // lanes % n == 0)
-    if n_keys * n_vectors * lanes > MOST_SCORES:
+    fit = (n for n in (4, 2, 1) if n_queries // lanes % n == 0 and n_keys * n * lanes <= MOST_SCORES)
+    if (n_vectors := next(fit, None)) is None:
         return None
     mask, fills = _mask(op, work, q, n_keys)
     out = arena.add(token_buffer(n_points * n_queries, n_heads * size))

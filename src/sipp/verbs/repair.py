@@ -21,6 +21,7 @@ from sipp.results import (
     points_seen,
 )
 
+MOST_STEPS = 10_000_000  # a larger number is taken for a mistake
 UNSTATED = "repair gave the kept weights new values; sipp.assess(model, repaired.model, data) bounds their error"
 
 
@@ -57,7 +58,7 @@ def repair(
         >>> fixed.repair.output_after < fixed.repair.output_before
         True
     """
-    steps = check.whole("steps", steps, least=0)
+    steps = check.whole("steps", steps, least=0, most=MOST_STEPS)
     check.number("learning_rate", learning_rate, above=0)
     check.flag("progress", progress)
     check.flag("moves_mask", moves_mask)

@@ -25,7 +25,7 @@ N_ROUNDINGS = 8  # allowed error of a network, in multiples of that of one produ
 
 
 class GpuNetwork:
-    """The model, whose weights stay as they are, and how it is compiled (see `Device`)."""
+    """The model, whose weights stay as they are, and how it is compiled."""
 
     processor, timed = "GPU", "steps were timed kernel by kernel, the network as a whole call"
 

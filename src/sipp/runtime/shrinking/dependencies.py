@@ -271,13 +271,18 @@ class _Following:
             ids = numerics.integers(1 + n_read, 1 + n_read + len(axis.ids))
             given[read] = _along(ids.double(), axis.dim, self._value(read).shape).contiguous()
             n_read += len(axis.ids)
-        others = {read: torch.zeros(self._value(read).shape, dtype=torch.float64) for read in node.all_input_nodes}
+        others = {
+            read: torch.zeros(self._value(read).shape, dtype=torch.float64, device="cpu")
+            for read in node.all_input_nodes
+        }
         try:
             numbers = self._computed(node, {**others, **given}).long()
         except RuntimeError:
             return None
-        ids_of = torch.cat([torch.zeros(1, dtype=torch.int64), *(self.axes[read].ids for read in reads)])
-        constant_of = torch.cat([torch.zeros(1).double(), *(self.axes[read].constant for read in reads)])
+        ids_of = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), *(self.axes[read].ids for read in reads)])
+        constant_of = torch.cat(
+            [torch.zeros(1, dtype=torch.float64, device="cpu"), *(self.axes[read].constant for read in reads)]
+        )
         for dim in range(numbers.ndim):
             first = numbers.movedim(dim, 0).flatten(1)[:, 0] if numbers.numel() else numbers.flatten()
             is_axis = torch.equal(numbers, _along(first, dim, tuple(numbers.shape))) and len(first) > 1
@@ -371,9 +376,9 @@ class _Following:
     def _orders(self, n: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Other orders of n channels, and which of them to replace: half, and then the others."""
         for _ in range(N_ORDERS):
-            order = torch.randperm(n, generator=self.generator)
+            order = torch.randperm(n, generator=self.generator, dtype=torch.int64, device="cpu")
             order = order.flip(0) if torch.equal(order, numerics.integers(0, n)) else order
-            is_first = torch.randperm(n, generator=self.generator) < n // 2
+            is_first = torch.randperm(n, generator=self.generator, dtype=torch.int64, device="cpu") < n // 2
             yield order, is_first
             yield order, ~is_first
 

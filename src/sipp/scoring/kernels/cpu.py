@@ -41,6 +41,7 @@ from sipp.scoring.kernels.vector_code import (
 MOST_WEIGHTS = 512  # of a group where every product is computed, rows times fan-in: their maxima take 32 KiB
 ALIGNED = 64  # bytes: a line of the cache, and the widest vector
 KEPT_GEOMETRIES = 64  # where each position and column lies: a network has many layers of few shapes
+MOST_COPIED = 1 << 30  # bytes that all copies of the maxima of one weight may take
 PACKING_READS = 4  # to sort a weight into its panel takes some 2 ns, as long as to read a few
 
 
@@ -95,11 +96,12 @@ class Ratios:
         _, n_rows, fan_in = self.shape
         n_points, n_positions, way = len(windows), len(form.positions), self._way(counts_B)
         best = self._ratios_of(way)
+        n_threads = min(torch.get_num_threads(), max(1, MOST_COPIED // (best.nbytes or 1)))  # each has a copy of `best`
         if counts_B is None:
-            shares_B, cuts = None, _stretches(n_points * n_positions)
+            shares_B, cuts = None, _stretches(n_points * n_positions, n_threads)
         else:
             shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers: of torch's default dtype
-            of_points = threads.cut_evenly(n_points, torch.get_num_threads())
+            of_points = threads.cut_evenly(n_points, n_threads)
             cuts = [(first * n_positions, last * n_positions) for first, last in of_points]
         factors_TB = factors_TB.contiguous()
         has_positive, has_negative = np.logical_or.reduce(factors_TB.numpy() != 0, axis=1).tolist()
@@ -159,9 +161,9 @@ class Ratios:
 KERNEL = KernelFunctions(extremes, fused=Ratios, in_float64=plain_loops.KERNEL)
 
 
-def _stretches(n_patches: int) -> list[tuple[int, int]]:
-    """The patches cut into one stretch of whole blocks for each of torch's threads."""
-    cuts = threads.cut_evenly(-(-n_patches // BLOCK), torch.get_num_threads())
+def _stretches(n_patches: int, n_threads: int) -> list[tuple[int, int]]:
+    """The patches cut into one stretch of whole blocks for each thread."""
+    cuts = threads.cut_evenly(-(-n_patches // BLOCK), n_threads)
     return [(first * BLOCK, min(last * BLOCK, n_patches)) for first, last in cuts]
 
 
