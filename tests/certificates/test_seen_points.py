@@ -70,17 +70,25 @@ def test_points_that_chose_no_weights_may_certify() -> None:
     """`magnitude` uses its data only for statements; of 40 points, 40 chose weights."""
     by_magnitude = sipp.prune(net(), points(1), keep=0.8, method="magnitude")
     assert not shares(by_magnitude, points(1))
+    for record in (by_magnitude, sipp.prune(net(), None, keep=0.8, method="magnitude")):
+        cert = sipp.certify(net(), record, points(1))
+        assert cert.calibration_checked and WORD not in cert.sentence  # no input can be shared
     few = sipp.prune(net(), points(1)[:40], keep=0.8, method="sipp-det")
     assert sum(shares(few, point[None]) for point in points(1)) == 40
 
 
 def test_only_points_that_are_known_count_as_checked() -> None:
-    """The record knows nothing of what was done to its weights afterwards; a method without data knows no points."""
+    """The record knows nothing of what was done to its weights afterwards, nor what chose the masks to stay within."""
     data, holdout = points(1), points(9)
     pruned = sipp.prune(net(), data, keep=0.8)
     with torch.no_grad():
         pruned.model.get_parameter("0.weight").mul_(1.01)  # as training on the holdout would
-    for record in (pruned, sipp.prune(net(), None, keep=0.8, method="magnitude")):
+    by_magnitude = sipp.prune(net(), None, keep=0.8, method="magnitude")
+    inside = sipp.prune(net(), None, keep=0.5, method="magnitude", within=pruned.masks)
+    with torch.no_grad():
+        by_magnitude.model.get_parameter("0.weight").mul_(1.01)
+    own = sipp.prune(net(), None, keep=0.8, method=lambda task: {n: w.abs() for n, w in task.parameters().items()})
+    for record in (pruned, by_magnitude, inside, own):
         cert = sipp.certify(net(), record, holdout)
         assert not cert.calibration_checked and WORD in cert.sentence
         assert sipp.certify(net(), record, holdout, calibration=data).calibration_checked
@@ -127,8 +135,9 @@ def test_all_points_of_a_loader_that_shuffles_are_known(method: Method, statemen
     at = sorted(logged.read)
     known = set(data_of(logged.inputs[at]).hashes())
     n_passes = 2 if statements and method in ("wanda", "snip", "obs") else 1
-    assert 40 * n_passes >= len(pruned.seen) >= 40 * n_passes - 15  # the first points of a pass may come again
-    assert pruned.seen <= known and (pruned.seen == known or not statements)  # without, some measured the output alone
+    assert 40 * n_passes >= len(pruned.seen.hashes) >= 40 * n_passes - 15  # the first points of a pass may come again
+    seen = pruned.seen.hashes
+    assert seen <= known and (seen == known or not statements)  # without, some measured the output alone
     assert sipp.certify(net(), pruned, points(9)).calibration_checked
 
 

@@ -233,7 +233,7 @@ def drawn(scores: Sensitivities, chosen: np.ndarray) -> Sensitivities:
     """The scores as these points alone would have given their norms."""
     at = torch.from_numpy(chosen)
     layers = tuple(replace(layer, quadrants_B=layer.quadrants_B[at]) for layer in scores.layers)
-    return replace(scores, layers=layers, keys=frozenset(str(i) for i in chosen.tolist()))
+    return replace(scores, layers=layers, draws=frozenset(str(i) for i in chosen.tolist()))
 
 
 def lowest_layer(values_LN: np.ndarray, seen_Ln: np.ndarray) -> np.ndarray:
@@ -296,7 +296,8 @@ def beyond_constant(holdout_was_scored: bool) -> list[bool]:
         calibration, new = draw(36), draw(24)
         seen = torch.cat([calibration, new]) if holdout_was_scored else calibration
         scores, holdout = (measure_sensitivities(task_of(model, some)) for some in (seen, new))
-        scores = replace(scores, keys=scores.keys - holdout.keys)
+        own = scores.draws - holdout.draws
+        scores = replace(scores, draws=own, seen=replace(scores.seen, hashes=own))
         found = measure_constant(scores, holdout, CONFIDENCE)
         assert found.c_constant is not None
         excess = (fresh / floored(scores.layers[0].sensitivity_FK)).flatten(1).amax(1)

@@ -78,12 +78,12 @@ def check_assumption(
     held = None if holdout is None else data_of(holdout, role="holdout", device=numerics.device_of(task.model))
     counts = [task.points.n_points_known, held.n_points_known if held else 0]
     total = None if None in counts else sum(n for n in counts if n)
-    sensitivity, n_above, keys = dict[str, Tensor](), dict[str, Tensor](), list[str]()
-    failures, pairs, new_keys, quotients = Counter[str](), Counter[str](), list[str](), [0.0]
+    sensitivity, n_above, hashes = dict[str, Tensor](), dict[str, Tensor](), list[str]()
+    failures, pairs, new_hashes, quotients = Counter[str](), Counter[str](), list[str](), [0.0]
     found = None  # the network is looked at once, not for every draw
     with progress_bar("looking at the assumption", total, shown=progress) as advance:
         for draw in _draws(task.points, unit, advance):
-            keys.append("".join(draw.hashes()))
+            hashes.append("".join(draw.hashes()))
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
@@ -94,7 +94,7 @@ def check_assumption(
             if weight.name not in sensitivity:
                 raise unreached_error(weight.name)
         for draw in () if held is None else _draws(held, unit, advance):
-            new_keys.append("".join(draw.hashes()))
+            new_hashes.append("".join(draw.hashes()))
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 seen_FK = sensitivity[weight.name].to(numerics.BOUND_DTYPE)
@@ -102,21 +102,21 @@ def check_assumption(
                 failures[weight.name] += int((ratio_FK > limit_FK).sum())
                 pairs[weight.name] += int((ratio_FK > 0).sum())
                 quotients.append(float((ratio_FK / floored(seen_FK)).max()))
-    n_new, most = len(set(new_keys) - set(keys)), max(weight.fan_in for weight in task.weights)
+    n_new, most = len(set(new_hashes) - set(hashes)), max(weight.fan_in for weight in task.weights)
     needed = -math.expm1(-1 / k_constant)
     layers = tuple(
         LayerAssumption(
             name=weight.name,
             fan_in=weight.fan_in,
             n_weights=weight.n_weights,
-            n_holding=int((n_above[weight.name] >= needed * len(keys)).sum()),
-            es_failures=failures[weight.name] if new_keys else None,
-            n_pairs=pairs[weight.name] if new_keys else None,
+            n_holding=int((n_above[weight.name] >= needed * len(hashes)).sum()),
+            es_failures=failures[weight.name] if new_hashes else None,
+            n_pairs=pairs[weight.name] if new_hashes else None,
         )
         for weight in task.weights
     )
-    measured = constant_of(quotients, n_new, most, PruneOptions.confidence) if new_keys and unit == "inputs" else None
-    return Assumption(layers, c_constant, k_constant, len(keys), len(new_keys), needed, unit, measured)
+    measured = constant_of(quotients, n_new, most, PruneOptions.confidence) if new_hashes and unit == "inputs" else None
+    return Assumption(layers, c_constant, k_constant, len(hashes), len(new_hashes), needed, unit, measured)
 
 
 def _draws(data: Data, unit: str, advance: Advance) -> Iterator[Batch]:
@@ -142,7 +142,7 @@ def measure_constant(scores: Sensitivities, holdout: Sensitivities, confidence: 
 
     A maximum over points is the largest quotient of the two maxima, so single points are not needed.
     """
-    n = len(holdout.keys - scores.all_seen_keys)
+    n = scores.n_new(holdout)
     reason = scores.dependence or holdout.dependence
     if scores.batch_dependent:
         reason = "with BatchNorm on batch statistics, single inputs cannot be looked at"

@@ -62,16 +62,16 @@ def sound_network_bound(
         data = data_of(points, device=numerics.device_of(dense), role="holdout")
         if data.is_empty:
             raise NoBound("too few inputs to hold one back: pass more, or a holdout")
-        worst, keys, is_same = 0.0, set[str](), hashing.of_model(dense) == hashing.of_model(pruned)
+        worst, hashes, is_same = 0.0, set[str](), hashing.of_model(dense) == hashing.of_model(pruned)
         for batch in data.batches():
             error_B, size_B = error_bounds(dense, pruned, batch)
             if not is_same:
                 error_B, size_B = _as_run(dense, pruned, batch, error_B)
             worst = max(worst, float(relative(error_B, size_B).max()))
-            keys |= set(batch.hashes())
+            hashes |= set(batch.hashes())
     except NoBound as why:
         return NetworkBound.none(str(why), None, mode="sound")
-    covered = Coverage.of(len(keys - scores.all_seen_keys), 1, confidence)
+    covered = Coverage.of(len(hashes - scores.seen.hashes), 1, confidence)
     causes = [] if math.isfinite(worst) else ["the output is zero, or not finite, for one of the inputs"]
     if covered.share > Coverage.MOST_SHARE:
         causes.append(

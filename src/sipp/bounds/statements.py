@@ -293,5 +293,5 @@ def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitiv
     All layers count, not only those that lose weights, because S chose which ones do.
     """
     if holdout is not None:
-        return Coverage.of(len(holdout.keys - scores.all_seen_keys), 1, confidence)
+        return Coverage.of(scores.n_new(holdout), 1, confidence)
     return Coverage.of(scores.n_distinct, len(scores.layers), confidence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from sipp.certificates.measures import MeasureFunction
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs import Batch, Data, data_of, hash_of_points, outputs, scoring_mode
 from sipp.progress import progress_bar
-from sipp.results import NetworkLike, SeenPoints, hashing, network_of, points_seen
+from sipp.results import NetworkLike, SeenInputs, hashing, inputs_seen, network_of
 
 BATCH_POINTS = 256  # points per forward pass where the caller gave no batches
 DenseOutputs = dict[tuple[str, ...], Tensor]  # of earlier calls, by the hashes of a batch's points
@@ -72,7 +72,7 @@ def measure_outputs(
         raise OptionError(
             f"output={output!r:.60} must be an index, a key or a function of the model's output", option="output"
         )
-    known = _calibration_points(pruned, calibration)
+    known = _known_inputs(pruned, calibration)
     data = holdout_data(holdout)
     measured: list[Tensor] = []
     hashes: list[str] = []
@@ -99,15 +99,17 @@ def measure_outputs(
     return MeasuredOutputs(torch.cat(measured), hashes, evidence)
 
 
-def _calibration_points(pruned: NetworkLike, calibration: Any) -> SeenPoints:
-    """The points that chose the pruned network, as far as they are known, and whether these are all."""
-    seen = points_seen(pruned)
-    if isinstance(calibration, SeenPoints):  # of a record on the disk
-        known = seen.hashes | calibration.hashes
-        return SeenPoints(known, bool(known) and calibration.is_all)
+def _known_inputs(pruned: NetworkLike, calibration: Any) -> SeenInputs:
+    """The inputs that chose the pruned network, as far as they are known, and whether these are all.
+
+    `calibration` are the caller's own, or those of a record on the disk.
+    """
+    seen = inputs_seen(pruned)
     if calibration is None:
-        return SeenPoints(seen.hashes, bool(seen.hashes) and seen.is_all)
-    return SeenPoints(seen.hashes.union(holdout_data(calibration, "calibration").hashes()), is_all=True)
+        return seen
+    if not isinstance(calibration, SeenInputs):
+        calibration = SeenInputs(frozenset(holdout_data(calibration, "calibration").hashes()), is_all=True)
+    return replace(seen | calibration, is_all=calibration.is_all)
 
 
 def _outputs(

@@ -129,8 +129,8 @@ def outcome_counts(outcomes: Outcomes, hashes: Sequence[str]) -> tuple[int, int,
     sums = (_exact_sum(column.tolist()) for column in (outcomes.lost, outcomes.differ, outcomes.has_label))
     lost, differ, labelled = map(math.ceil, sums)
     gains: dict[str, float] = {}
-    for key, gained in zip(hashes, outcomes.gained.tolist(), strict=True):
-        gains[key] = min(gained, gains.get(key, gained))
+    for found, gained in zip(hashes, outcomes.gained.tolist(), strict=True):
+        gains[found] = min(gained, gains.get(found, gained))
     return lost, math.floor(_exact_sum(gains.values())), differ, labelled
 
 

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -148,7 +148,6 @@ class Data:
     n_points: int | None = None  # the first that are taken; None: all
     batch_size: int | None = None  # of a tensor or a Dataset; None: by the size of a point
     refuses_non_finite: bool = True
-    seen_hashes: set[str] | None = field(default=None, compare=False, repr=False)  # collects those of all points read
 
     @property
     def can_be_read_again(self) -> bool:
@@ -198,8 +197,6 @@ class Data:
             batch = batch if self.device is None else batch.on(self.device)
             if self.refuses_non_finite:
                 _refuse_non_finite(batch)
-            if self.seen_hashes is not None:
-                self.seen_hashes.update(batch.hashes())
             n_seen += batch.n_points
             yield batch
             if n_seen == self.n_points:
@@ -215,7 +212,7 @@ class Data:
     def in_memory(self) -> Data:
         """The points, read once and kept as a list of batches."""
         read = [batch.copied().as_given for batch in self.batches()]
-        return replace(self, given=read, n_points=None, seen_hashes=None)
+        return replace(self, given=read, n_points=None)
 
     def hold_back(self) -> tuple[Data, Data]:
         """The points in two lists of batches, kept in memory: those to score, and the last `HELD_BACK_SHARE` of all."""
@@ -228,7 +225,7 @@ class Data:
             n_left -= inside
             scored += [batch.at(slice(inside)).as_given] if inside else []
             held_back += [batch.at(slice(inside, None)).as_given] if inside < batch.n_points else []
-        read_again = replace(self, n_points=None, seen_hashes=None)
+        read_again = replace(self, n_points=None)
         return replace(read_again, given=scored), replace(read_again, given=held_back)
 
     def hashes(self) -> list[str]:

@@ -17,7 +17,7 @@ from sipp.inputs import Batch, Data, Weight
 from sipp.progress import progress_bar
 from sipp.pruning.blending import BlendInputs, blend_inputs
 from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
-from sipp.results import Pattern, PruneOptions, check, numerics
+from sipp.results import Pattern, PruneOptions, SeenInputs, check, numerics
 from sipp.scoring import (
     MethodInfo,
     ScoringTask,
@@ -40,27 +40,13 @@ class Ranking:
     scores: tuple[Tensor, ...]  # F x K on the CPU, one per weight: the largest are kept
     sensitivities: Sensitivities | None  # None if no sensitivities were computed: then nothing is guaranteed
     options: PruneOptions  # method "given": weights that the caller chose
+    seen: SeenInputs  # the points that chose the weights; others only serve statements
     why_no_sensitivities: str = ""  # why there are no sensitivities; empty if there are
     sample: Batch | None = None  # a few points to run networks on; None without sensitivities
     alive: tuple[Tensor, ...] = ()  # bool F x K: what an earlier pruning left, and nothing else stays; (): all
     floor: float | None = None  # under rows and layers; None: they may lose all weights
     pattern: Pattern | None = None  # n of every m weights of a row, instead of a budget over all
     blend: BlendInputs | None = None  # what a blend is chosen from; None for other methods
-    chosen_by_points: bool = True  # whether points chose the weights; False: they serve statements only
-    method_keys: frozenset[str] = frozenset()  # keys of other points that the method read
-
-    @property
-    def seen(self) -> frozenset[str]:
-        """Keys of the points that chose the weights, as far as they are known."""
-        if self.options.method == "given" or not self.chosen_by_points:
-            return frozenset()
-        found = self.sensitivities
-        return self.method_keys | (frozenset() if found is None else found.point_keys | found.selection_keys)
-
-    @property
-    def seen_all(self) -> bool:
-        """Whether no other points chose them: unknown, so False, if the caller brought the weights."""
-        return self.options.method != "given" and (bool(self.seen) or not self.chosen_by_points)
 
     def without_scores(self) -> Ranking:
         """The ranking after its last cut, which can be repaired and stated, but not cut again.
@@ -122,25 +108,23 @@ def rank(
         )
     is_start = needs_first_mask_only(task, info, options)
     why_not = _why_no_sensitivities(info, data, options.statements if is_start else statements, is_start)
-    # The points that the method reads are noted, too: of a loader that shuffles, they may be others than those scored.
-    keys, held_back = set[str](), None
-    method_task = task.collecting(keys)
+    read, held_back = set[str](), None  # hashes: of a loader that shuffles, a method may read others than are scored
     if info.is_blend:
-        task, held_back = (method_task if is_start else task).hold_back()
-        method_task = task
+        task, held_back = task.hold_back()
+        parts = (task.points, held_back) if is_start else (held_back,)
+        read.update(found for part in parts if not part.is_empty for found in part.hashes())
     scores: Sequence[Tensor] | None = None
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
-            found = scores_of(method_task, info)
+            found = scores_of(replace(task, read=read), info)
         scores = [weight.rows(found[weight.name]).cpu() for weight in task.weights]
     sensitivities, sample = None, None
     if not why_not:
         with_means = info.is_blend and not is_start
         sensitivities, sample = _measure(task, options, info, with_means=with_means, progress=progress)
-        chose = [held_back, data if options.repair or info.fitting else None]
-        more = (part.hashes() for part in chose if part is not None and not part.is_empty)
-        all_keys = sensitivities.selection_keys.union(keys, *more)
-        sensitivities = replace(sensitivities, selection_keys=all_keys)
+        repaired = data.hashes() if data is not None and (options.repair or info.fitting) else []
+        chose = SeenInputs(frozenset(read).union(repaired), is_all=True)
+        sensitivities = replace(sensitivities, seen=sensitivities.seen | chose)
         scores = [layer.sensitivity_FK.cpu() for layer in sensitivities.layers] if scores is None else scores
     blend = None
     if info.is_blend and (sensitivities is not None or is_start):
@@ -158,15 +142,25 @@ def rank(
         scores=tuple(scores),
         sensitivities=sensitivities,
         options=options,
+        seen=_chosen_by(info, read, sensitivities, is_within=bool(kept)),
         why_no_sensitivities=why_not,
         sample=sample,
         alive=tuple(kept),
         floor=(method_of(options.method).floor if options.floor is None else float(options.floor)) or None,
         pattern=None if options.pattern is None else Pattern.of(options.pattern),
         blend=blend,
-        chosen_by_points=info.needs_data,
-        method_keys=frozenset(keys),
     )
+
+
+def _chosen_by(info: MethodInfo, read: set[str], sensitivities: Sensitivities | None, *, is_within: bool) -> SeenInputs:
+    """The points that chose the weights.
+
+    Others may have: those that chose the masks to stay within, or those that a user's function knows by itself.
+    """
+    if not info.needs_data:  # its points serve statements only
+        return SeenInputs(frozenset(read), is_all=not is_within)
+    hashes = read.union(() if sensitivities is None else sensitivities.seen.hashes)
+    return SeenInputs(frozenset(hashes), is_all=bool(hashes) and not is_within)
 
 
 def _measure(

@@ -10,7 +10,7 @@ from torch import nn
 
 from sipp.errors import DataError
 from sipp.inputs import Batch, Data, outputs
-from sipp.results import numerics
+from sipp.results import SeenInputs, numerics
 
 # Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
 # class in turn, must not lose one class. Half of these are for validation: they leave layers alone and
@@ -32,7 +32,7 @@ class DataSplit:
     batches: Sequence[Batch]  # those to fit first, then those to validate on
     n_fit_batches: int
     test: tuple[Batch, ...]  # not in `batches`
-    keys: frozenset[str]  # of all points
+    seen: SeenInputs  # all points, which choose the repair or test it
 
     @property
     def fit(self) -> list[Batch]:
@@ -50,7 +50,7 @@ class DataSplit:
 def split_data(data: Data) -> DataSplit:
     """The split of these points, which are read once; held-back points get batches of their own."""
     batches = [batch.copied() for batch in data.batches()]
-    hashes = [key for batch in batches for key in batch.hashes()]
+    hashes = [found for batch in batches for found in batch.hashes()]
     role_of = dict.fromkeys(hashes, FIT)
     different, n_different, n_points = list(role_of), len(role_of), len(hashes)
     if n_different < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
@@ -66,17 +66,17 @@ def split_data(data: Data) -> DataSplit:
     for i, number in enumerate(held_back.tolist()):
         role_of[different[number]] = TEST if i % 2 and n_test >= FEWEST_TEST_POINTS else VALIDATION
     role_N = torch.zeros(n_points, dtype=torch.int64, device="cpu")
-    for i, key in enumerate(hashes):
-        role_N[i] = role_of[key]
-        if role_of[key] != FIT:  # its copies are left out: none was fitted, and each held-back point counts once
-            role_of[key] = COPY
+    for i, point in enumerate(hashes):
+        role_N[i] = role_of[point]
+        if role_of[point] != FIT:  # its copies are left out: none was fitted, and each held-back point counts once
+            role_of[point] = COPY
     roles, found = role_N.split([batch.n_points for batch in batches]), list[list[Batch]]()
     for role in (FIT, VALIDATION, TEST):
         parts = [(batch, (role_B == role).nonzero().flatten()) for batch, role_B in zip(batches, roles)]
         found.append([batch.at(at) for batch, at in parts if len(at)])
     most = max(batch.n_points for batch in batches)
     fit, validation, test = found[0], merged_batches(found[1], most), merged_batches(found[2], most)
-    return DataSplit((*fit, *validation), len(fit), tuple(test), frozenset(hashes))
+    return DataSplit((*fit, *validation), len(fit), tuple(test), SeenInputs(frozenset(hashes), is_all=True))
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:

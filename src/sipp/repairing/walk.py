@@ -51,7 +51,7 @@ from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
 from sipp.repairing.parts import Part, Side, StatesInMemory, StopForward, groups_in, parts_in
 from sipp.repairing.sums import InputSums, UsePair, WeightSums, stream_as_use, streams_in, thinned
-from sipp.results import FittedLayer, OutputChange, Pattern, Repair, RepairMethod, numerics
+from sipp.results import FittedLayer, OutputChange, Pattern, Repair, RepairMethod, SeenInputs, numerics
 from sipp.scoring import chunk_bytes_on
 
 Masks = Mapping[str, Tensor]
@@ -62,12 +62,12 @@ SAME_BUDGET = 0.01  # relative: closer budgets count as the same, and the first 
 
 @dataclass(frozen=True)
 class Repaired:
-    """A repaired copy of a network, the record of the repair, and the keys of the points it used."""
+    """A repaired copy of a network, the record of the repair, and the points it used."""
 
     model: nn.Module
     masks: dict[str, Tensor]
     record: Repair
-    keys: frozenset[str]
+    seen: SeenInputs
 
     @property
     def moved(self) -> OutputChange | None:
@@ -137,7 +137,7 @@ def repair_network(
         undone=UNDONE if is_undone else "",
         way=method,
     )
-    return Repaired(model, fitted, record, split.keys)
+    return Repaired(model, fitted, record, split.seen)
 
 
 def _unrepaired(dense: nn.Module, masks: Masks, start: nn.Module | None) -> nn.Module:

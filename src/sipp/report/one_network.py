@@ -22,7 +22,7 @@ from sipp.results import (
 )
 
 # Keys of the report with sections of their own, and those without a meaning for readers
-SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen", "seen_all"}
+SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen"}
 UNKNOWN = "not measured"
 MUCH_LOST = 0.01  # of the accuracy
 MUCH_MOVED = 0.1  # of the output's norm; above either, suggest repair or more weights

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         OutputChange as OutputChange,
         Pruned as Pruned,
         PrunedLayer as PrunedLayer,
+        SeenInputs as SeenInputs,
     )
     from sipp.results.pruned_on_disk import (
         BlockWeight as BlockWeight,
@@ -87,10 +88,9 @@ if TYPE_CHECKING:
         Level as Level,
         NetworkLike as NetworkLike,
         PrunedTo as PrunedTo,
-        SeenPoints as SeenPoints,
         certificate_of as certificate_of,
+        inputs_seen as inputs_seen,
         network_of as network_of,
-        points_seen as points_seen,
         record_of as record_of,
     )
     from sipp.results.repair import (

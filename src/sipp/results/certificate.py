@@ -39,7 +39,7 @@ class Certificate:
     pruned_hash: str
     dtype: str  # of the outputs compared
     output: int | str | None  # which part of the models' output was compared
-    calibration_checked: bool  # calibration points, given or in the pruning's record, are not in the holdout
+    calibration_checked: bool  # all inputs that chose the pruning are known, and none is in the holdout
     measure: Measure = "output"  # what epsilon limits
 
     ALSO_IN_JSON = ("verdict", "k_allowed", "proved_share", "sentence")

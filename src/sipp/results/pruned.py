@@ -36,6 +36,20 @@ _NO_MODEL: Any = None
 
 
 @dataclass(frozen=True)
+class SeenInputs:
+    """The inputs that are known to have chosen something, by their hashes; `|` joins what two stages read."""
+
+    hashes: frozenset[str]  # one SHA-256 an input
+    is_all: bool  # whether no other inputs did
+
+    def __or__(self, other: SeenInputs) -> SeenInputs:
+        return SeenInputs(self.hashes | other.hashes, self.is_all and other.is_all)
+
+
+UNKNOWN = SeenInputs(frozenset(), is_all=False)  # nobody said which inputs did
+
+
+@dataclass(frozen=True)
 class PrunedLayer:
     """One prunable weight after pruning."""
 
@@ -121,8 +135,7 @@ class Pruned:
     described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since
     pattern: str | None = None  # n:m along every row that was pruned; None: no pattern
     moved: OutputChange | None = None  # measured on a few calibration points; None if there were none
-    seen: frozenset[str] = frozenset()  # hashes of known points that chose the weights: `certify` refuses them
-    seen_all: bool = False  # whether no other points chose the weights of `described_hash`
+    seen: SeenInputs = UNKNOWN  # inputs that chose the weights of `described_hash`
 
     ALSO_IN_JSON = ("n_weights", "keep", "dead_rows")
 
@@ -153,7 +166,7 @@ class Pruned:
         bound = replace(self.bound, epsilon=None, guarantee=None, reason=reason, coverage=None)
         return replace(
             self, layers=layers, bound=bound, guarantee=None, measured=None, repair=None, moved=None, described_hash="",
-            seen_all=False,
+            seen=self.seen | UNKNOWN,
         )  # fmt: skip
 
     @property

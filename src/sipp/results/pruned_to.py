@@ -10,7 +10,7 @@ from sipp.errors import ModelError, OptionError
 from sipp.results import check, hashing, words
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.pruned import Pruned
+from sipp.results.pruned import UNKNOWN, Pruned, SeenInputs
 from sipp.results.sheet import Sheet, Table, shown
 from sipp.results.shrunk import Shrunk
 
@@ -76,21 +76,13 @@ class PrunedTo:
 NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # a network, or a result that holds one
 
 
-@dataclass(frozen=True)
-class SeenPoints:
-    """The hashes of the points that are known to have chosen a network, and whether no others did."""
-
-    hashes: frozenset[str]
-    is_all: bool
-
-
-def points_seen(given: NetworkLike) -> SeenPoints:
-    """The points that chose a network: not all are known if its weights have changed since."""
+def inputs_seen(given: NetworkLike) -> SeenInputs:
+    """The inputs that chose a network: not all are known if its weights have changed since."""
     record = given.pruned if isinstance(given, PrunedTo) else given
     if not isinstance(record, Pruned | Shrunk):
-        return SeenPoints(frozenset(), is_all=False)
-    is_all = record.seen_all and hashing.of_model(network_of(given)) == record.described_hash
-    return SeenPoints(record.seen, is_all)
+        return UNKNOWN
+    is_unchanged = hashing.of_model(network_of(given)) == record.described_hash
+    return record.seen if is_unchanged else record.seen | UNKNOWN
 
 
 def record_of(given: Pruned | PrunedTo) -> Pruned:

@@ -10,7 +10,7 @@ from sipp.results import hashing, words
 from sipp.results.bounds import Guarantee
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.pruned import PrunedLayer
+from sipp.results.pruned import UNKNOWN, PrunedLayer, SeenInputs
 from sipp.results.repair import Polish
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -86,9 +86,8 @@ class Shrunk:
     hash_before: str  # of the network before shrinking
     described_hash: str  # of `model` as it was made; this record does not describe other weights
     certificate: AnyCertificate | None = None  # about the network before shrinking, which computes the same
-    # hashes of known points that chose the masks: `certify` refuses them
-    seen: frozenset[str] = field(default=frozenset(), metadata=NOT_JSON)
-    seen_all: bool = False  # whether no other points chose the weights of `described_hash`
+    # inputs that chose the weights of `described_hash`
+    seen: SeenInputs = field(default=UNKNOWN, metadata=NOT_JSON)
     chosen: Chosen | None = None  # None: there was no budget, and both networks compute the same
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sipp.inputs import Weight
-from sipp.results import NormStats, Reduce
+from sipp.results import NormStats, Reduce, SeenInputs
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,19 @@ class Sensitivities:
     reduce: Reduce
     norm_stats: NormStats
     batch_dependent: bool  # patches depend on the batch (batch statistics): T4-T12 are about batches
-    keys: frozenset[str]  # of the distinct draws: points, or batches if batch_dependent
+    draws: frozenset[str]  # hashes of the distinct draws: points, or batches if batch_dependent
+    seen: SeenInputs  # the points that were scored, and others that chose something: a blend, repaired values
     no_chain: str  # why the network is no chain of fully-connected layers, as T12 needs; empty: it is one
     dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
-    selection_keys: frozenset[str] = frozenset()  # other points that chose something: a blend, repaired values
-    point_keys: frozenset[str] = frozenset()  # of all points that were scored, also in batches that count as one draw
 
     @property
     def n_distinct(self) -> int:
         """n of T4 and T18: the number of distinct draws (points or batches) under the maxima."""
-        return len(self.keys)
+        return len(self.draws)
 
-    @property
-    def all_seen_keys(self) -> frozenset[str]:
-        """Keys of all points that influenced the pruning and therefore cannot test it."""
-        return self.keys | self.selection_keys
+    def n_new(self, holdout: Sensitivities) -> int:
+        """How many draws of a holdout did not influence the pruning, and therefore can test it."""
+        return len(holdout.draws - self.draws - self.seen.hashes)
 
     @property
     def n_outputs(self) -> int:

@@ -36,7 +36,7 @@ from sipp.inputs import (
     start_value_range,
 )
 from sipp.progress import progress_bar
-from sipp.results import NormStats, Reduce, Selector, check, numerics
+from sipp.results import NormStats, Reduce, SeenInputs, Selector, check, numerics
 from sipp.scoring import kernels
 from sipp.scoring.found import LayerSensitivities, Sensitivities
 from sipp.scoring.kernels import Kernel
@@ -108,9 +108,9 @@ def measure_sensitivities(
     dependence = no_chain = ""
     with numerics.current_device(model):
         for batch, found in _batches(task, waits=both or reduce == "mean"):
-            keys = batch.hashes()
-            scoring_pass.point_keys.update(keys)
-            scoring_pass.draw_keys.update([hash_of_points(keys)] if is_batch_dependent else keys)
+            hashes = batch.hashes()
+            scoring_pass.seen.update(hashes)
+            scoring_pass.draws.update([hash_of_points(hashes)] if is_batch_dependent else hashes)
             on_use = scoring_pass.use_scorer(found.n_uses)
             output = read_uses(model, task.layers, batch, on_use, found, norm_stats)
             scoring_pass.finish_batch(output, batch)
@@ -126,9 +126,9 @@ def measure_sensitivities(
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
-        keys=frozenset(scoring_pass.draw_keys),
+        draws=frozenset(scoring_pass.draws),
+        seen=SeenInputs(frozenset(scoring_pass.seen), is_all=True),
         dependence=dependence,
-        point_keys=frozenset(scoring_pass.point_keys),
         no_chain=no_chain,
     )
 
@@ -143,8 +143,8 @@ class _ScoringPass:
     n_points: int = 0
     n_batches: int = 0
     largest_batch: int = 0
-    point_keys: set[str] = field(default_factory=set)  # of all points
-    draw_keys: set[str] = field(default_factory=set)  # of the points, or of the batches if points depend on them
+    seen: set[str] = field(default_factory=set)  # hashes of all points
+    draws: set[str] = field(default_factory=set)  # of the points, or of the batches if points depend on them
     waiting: Callable[[], None] | None = None  # scores the last use
 
     def use_scorer(self, n_uses: dict[str, int]) -> OnUse:

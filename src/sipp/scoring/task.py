@@ -49,6 +49,7 @@ class ScoringTask:
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
     chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
+    read: set[str] | None = None  # collects the hashes of all inputs that `batches` gives
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -71,11 +72,10 @@ class ScoringTask:
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The points, checked, on the model's device; of a tensor or Dataset, `batch_size` at a time."""
-        return self.points.batches(batch_size)
-
-    def collecting(self, keys: set[str]) -> ScoringTask:
-        """The same task; `keys` collects the hash of every point that is read."""
-        return self if self.data is None else replace(self, data=replace(self.data, seen_hashes=keys))
+        for batch in self.points.batches(batch_size):
+            if self.read is not None:
+                self.read.update(batch.hashes())
+            yield batch
 
     def with_points(self, data: AnyData | None) -> ScoringTask:
         """The same with other data."""

@@ -130,7 +130,7 @@ def _without_copies(held_back: Data, calibration: Data) -> Data:
     """The held-back points, without those that equal a calibration point."""
     known, batches = set(calibration.hashes()), []
     for batch in held_back.batches():
-        at = [i for i, key in enumerate(batch.hashes()) if key not in known]
+        at = [i for i, found in enumerate(batch.hashes()) if found not in known]
         if at:
             batches.append(batch.at(torch.tensor(at, dtype=torch.int64, device="cpu")).as_given)
     return replace(held_back, given=batches, role="holdout")

@@ -255,8 +255,7 @@ def pruned_of(
         described_hash=hashing.of_model(network_cut.model),
         pattern=None if ranking.pattern is None else str(ranking.pattern),
         moved=moved if repaired is None else repaired.moved,
-        seen=ranking.seen | (frozenset() if repaired is None else repaired.keys),
-        seen_all=ranking.seen_all,
+        seen=ranking.seen if repaired is None else ranking.seen | repaired.seen,
     )
 
 

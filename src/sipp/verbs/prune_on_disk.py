@@ -25,7 +25,7 @@ from sipp.native import memory
 from sipp.progress import progress_bar, progress_line
 from sipp.pruning import budget_for, cut, rank
 from sipp.repairing import DataSplit, Part, Side, repair_part, split_data
-from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, check
+from sipp.results import BlockWeight, Method, PrunedOnDisk, PruneOptions, SeenInputs, check
 from sipp.scoring import checked_method, task_of
 from sipp.storage import BlockFolder, NetworkInFiles
 
@@ -74,7 +74,9 @@ def prune_on_disk(
     network = NetworkInFiles(copy.deepcopy(model).eval(), source, device)
     points = data_of(data, device=device)
     batches = () if repair else tuple(points.batches())
-    split = split_data(points) if repair else DataSplit(batches, len(batches), (), frozenset())
+    split = (
+        split_data(points) if repair else DataSplit(batches, len(batches), (), SeenInputs(frozenset(), is_all=False))
+    )
     network.load_rest()
     chain = network.find_blocks(split.batches[0])
     output = BlockFolder(target, _task_hash(options, repair, network, chain, split.batches))
@@ -270,7 +272,7 @@ def _task_hash(
 ) -> str:
     """A hash of options, weight files and points: only a run with the same hash may resume."""
     described = json.dumps([_described(options), repair, blocks.names, network.source.hashes()], sort_keys=True)
-    return sha256_of(described.encode(), *(key.encode() for batch in batches for key in batch.hashes()))
+    return sha256_of(described.encode(), *(found.encode() for batch in batches for found in batch.hashes()))
 
 
 def _described(options: PruneOptions) -> str:

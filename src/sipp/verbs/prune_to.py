@@ -45,7 +45,7 @@ from sipp.results import (
     Pruned,
     PrunedTo,
     PruneOptions,
-    SeenPoints,
+    SeenInputs,
     Selector,
     check,
     hashing,
@@ -122,8 +122,7 @@ def prune_to(
     ranking = rank(task, options, progress=progress)
     split = split_data(calibration) if options.repair and calibration is not None else None
     walk = _Levels(ranking, claim, options.seed, output, split)
-    known = ranking.seen if calibration is None else frozenset(calibration.hashes())
-    seen = SeenPoints(known, calibration is not None or ranking.seen_all)
+    seen = ranking.seen if calibration is None else SeenInputs(frozenset(calibration.hashes()), is_all=True)
     start = 0 if calibration is None else _first_level(walk, calibration, n_holdout, grid, progress)
     path: list[Level] = []
     certificate: AnyCertificate | None = None
@@ -197,8 +196,8 @@ class _Levels:
         self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
         self.dense_outputs: DenseOutputs = {}
 
-    def test(self, keep: float, data: Data, seen: SeenPoints | None) -> tuple[Level, AnyCertificate]:
-        """Tests one level on the data, none of which may be among the `seen` points."""
+    def test(self, keep: float, data: Data, seen: SeenInputs | None) -> tuple[Level, AnyCertificate]:
+        """Tests one level on the data, none of which may be among the `seen` inputs."""
         budget = numerics.budget_of(keep, self.ranking.n_weights)
         found = self.claim.test(
             self.ranking.model, self._network(budget), data, self.output, seen, dense_outputs=self.dense_outputs

@@ -17,8 +17,8 @@ from sipp.results import (
     PrunedLayer,
     check,
     hashing,
+    inputs_seen,
     numerics,
-    points_seen,
 )
 
 MOST_STEPS = 10_000_000  # a larger number is taken for a mistake
@@ -89,7 +89,6 @@ def repair(
         record = replace(result.record, polish=done, output_after=at_the_end, output_validation=error)
         result = replace(result, record=record)
     undescribed = pruned.without_statements(UNSTATED)  # what was promised spoke of the old values
-    before = points_seen(pruned)
     return replace(
         undescribed,
         model=result.model,
@@ -98,8 +97,7 @@ def repair(
         described_hash=hashing.of_model(result.model),
         repair=result.record,
         moved=result.moved,
-        seen=before.hashes | result.keys,
-        seen_all=before.is_all,
+        seen=inputs_seen(pruned) | result.seen,
     )
 
 

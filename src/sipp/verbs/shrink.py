@@ -17,9 +17,9 @@ from sipp.results import (
     Selector,
     Shrunk,
     hashing,
+    inputs_seen,
     network_of,
     numerics,
-    points_seen,
 )
 from sipp.runtime import (
     ChannelOptions,
@@ -89,7 +89,7 @@ def shrink(
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
     has_cache = bool(turn_off_caches(own.modules()))  # torch.export knows no cache among the outputs
-    chosen, used = None, frozenset[str]()
+    chosen, seen = None, inputs_seen(model)
     if not options.has_budget:
         call = _on_device(own, call_of(data, own))
     else:
@@ -98,7 +98,9 @@ def shrink(
         scored = data_of([batch.as_given for batch in smaller.split.fit], n_points=n_points)
         bounds = assess(own, smaller.model, scored, progress=progress)
         chosen = replace(smaller.chosen, layers=bounds.layers, guarantee=bounds.guarantee)
-        own, call, used = smaller.model, smaller.call, smaller.split.keys
+        own, call = smaller.model, smaller.call
+        # Of a plain network, all is known: there was no pruning before this one.
+        seen = smaller.split.seen if isinstance(model, nn.Module) else seen | smaller.split.seen
     found = without_dead_channels(own, call, None if chosen is None else chosen.sites)
     small = found.model
     for name, module in small.named_modules():
@@ -106,7 +108,6 @@ def shrink(
     if has_cache:
         _turn_on_caches(small)
     before = hashing.of_model(network)
-    chosen_by = points_seen(model)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
     layers, n_before, n_after = count_both(found.program, own, small)
     result = Shrunk(
@@ -122,8 +123,7 @@ def shrink(
         hash_before=before,
         described_hash=hashing.of_model(small),
         certificate=certificate if certificate is not None and certificate.pruned_hash == before else None,
-        seen=chosen_by.hashes | used,
-        seen_all=chosen_by.is_all or (chosen is not None and isinstance(model, nn.Module)),
+        seen=seen,
         chosen=chosen,
     )
     _check_budget(result)

@@ -13,7 +13,7 @@ from typing import Any
 
 import sipp
 from sipp.errors import DataError, DeadRowsWarning, ModelError
-from sipp.results import NormStats, to_json
+from sipp.results import NormStats, SeenInputs, to_json
 from sipp_lab.arms import arm_of
 from sipp_lab.parallel.processes import from_leader
 from sipp_lab.runs.context import Network, Prepared, RunContext
@@ -78,7 +78,7 @@ def _cut(context: RunContext, stage: Stage, network: Network, budget: int, norm_
     pruned_in = time.monotonic() - began
     before = evaluate(pruned.model, feed, feed.splits.test, precision=context.recipe.train.precision)
     began = time.monotonic()
-    facts: dict[str, Any] = {"pruned": replace(pruned, seen=frozenset(), seen_all=False), "before": before}
+    facts: dict[str, Any] = {"pruned": replace(pruned, seen=SeenInputs(frozenset(), is_all=False)), "before": before}
     facts |= _certificate(context, model, pruned.model)
     facts["part_seconds"] = {"prune": pruned_in, "certify": time.monotonic() - began}
     return Prepared(Network.of(pruned.model, pruned.masks), to_json(facts))

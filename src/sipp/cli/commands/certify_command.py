@@ -76,7 +76,7 @@ def certify(
 
 def _seen_by(pruned: Path) -> Any:
     """The hashes of the inputs that chose a network, from its folder, named itself or by its file of weights."""
-    from sipp.results import Report, SeenPoints
+    from sipp.results import Report, SeenInputs
 
     folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned
     try:
@@ -84,5 +84,5 @@ def _seen_by(pruned: Path) -> Any:
     except DataError:  # a folder of another program, or weights that do not match the record
         report = None
     if not isinstance(report, Report):
-        return SeenPoints(frozenset(), is_all=False)
-    return SeenPoints(report.pruned.seen, report.pruned.seen_all)
+        return SeenInputs(frozenset(), is_all=False)
+    return report.pruned.seen

@@ -125,7 +125,7 @@ def _certified(request: Request, model: Any, pruned: Any, holdout: Any) -> AnyCe
     import copy
     import tempfile
 
-    from sipp.results import points_seen
+    from sipp.results import inputs_seen
 
     stored = pruned.model
     if request.values not in EXACT:
@@ -134,7 +134,7 @@ def _certified(request: Request, model: Any, pruned: Any, holdout: Any) -> AnyCe
             stored = sipp.load(f"{folder}/net", into=copy.deepcopy(stored))
     return sipp.certify(
         model, stored, holdout.batches, share=request.share or SHARE, confidence=request.options.confidence,
-        output=request.part, calibration=points_seen(pruned),
+        output=request.part, calibration=inputs_seen(pruned),
     )  # fmt: skip
 
 
