@@ -386,7 +386,7 @@ class _Following:
         """Random values in place of a value; those of a parameter or buffer are positive, as variances are."""
         value = self._value(read)
         if not value.is_floating_point():
-            return torch.randint(0, 2, value.shape, generator=self.generator).to(value)
+            return torch.randint(0, 2, value.shape, generator=self.generator, dtype=torch.int64, device="cpu").to(value)
         draw = torch.rand if read in self.leaves else torch.randn
         return (draw(value.shape, generator=self.generator) + (0.5 if read in self.leaves else 0.0)).to(value)
 
