@@ -46,6 +46,7 @@ def test_every_method_reaches_the_budget_and_ends_plain(method: Method) -> None:
     assert done.path[-1][1] == done.keep == 0.25
     for name, mask in done.masks.items():
         assert not bool(net.get_parameter(name)[~mask].any())
+    assert sipp.certify(net, done, torch.rand(80, 1, 6, 6)).verdict == "certified"  # the result holds its network
 
 
 def test_masks_only_shrink_along_the_curve_and_the_optimizer_forgets() -> None:

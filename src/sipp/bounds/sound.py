@@ -130,7 +130,7 @@ def _one_tensor(output: Any) -> Tensor:
     if isinstance(output, tuple | list) and len(output) == 1:
         output = output[0]
     if not isinstance(output, Tensor):
-        raise NoBound(f"no bound: the model returns a {type(output).__name__}, not one tensor")
+        raise NoBound(f"the model returns a {type(output).__name__}, not one tensor")
     return output
 
 
@@ -151,16 +151,16 @@ def error_bounds(dense: nn.Module, pruned: nn.Module, batch: Batch) -> tuple[Ten
             with Watch(walk):
                 output = _one_tensor(run_batch(first, ready, walk.refusals))
     except DataError as error:
-        raise NoBound(f"no bound: the model does not run in float64: {error}") from error
+        raise NoBound(f"the model does not run in float64: {error}") from error
     if walk.refusals:  # the model caught it
         raise walk.refusals[0]
     if output not in walk.errors or output.dim() == 0 or len(output) != batch.n_points:
-        raise NoBound("no bound: the model does not return one tensor with a row per sample that depends on the input")
+        raise NoBound("the model does not return one tensor with a row per sample that depends on the input")
     error_B = walk.errors[output] * ROUND_UP
     size_B = norm_B(output, batch.n_points) / ROUND_UP**2  # rounded down
     moved_B = norm_B(_output(second, batch, torch.float64).to(output) - output, batch.n_points)
     if bool((moved_B > error_B * ROUND_UP + MEASURED * size_B).any()):
-        raise NoBound("no bound: the output moves further than what the operations show")
+        raise NoBound("the output moves further than what the operations show")
     return error_B, size_B
 
 
@@ -192,7 +192,7 @@ class _Walk:
             return call.run() if call.name in VALUELESS else self._on_values(call)
         except NoBound as why:
             reason, (module, kind) = f": {why}" if str(why) else "", self.running[-1]
-            self.refusals.append(NoBound(f"no bound: op {call.name} in module {module} ({kind}){reason}"))
+            self.refusals.append(NoBound(f"op {call.name} in module {module} ({kind}){reason}"))
             raise self.refusals[-1] from None
 
     def _on_constants(self, call: Call) -> Any:

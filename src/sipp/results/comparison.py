@@ -82,7 +82,8 @@ class Comparison:
             text += f" On these inputs, {', '.join(row.name for row in level)} cannot be told apart from it."
         if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
             text += (
-                f" At keep {smaller[0]:g} even the best moved it by {words.percent_up(self.best(smaller[0]).error)}."
+                f" At keep {smaller[0]:g} even the best moved it by {words.percent_up(self.best(smaller[0]).error)}"
+                f"{'' if any(row.is_repaired for row in self.rows) else '; repair=True usually lowers it'}."
             )
         return text + " It was chosen on these inputs, so certify it on other inputs."
 

@@ -9,6 +9,7 @@ from torch import nn
 from sipp.errors import ModelError, OptionError
 from sipp.results import check, hashing, words
 from sipp.results.certificate import AnyCertificate
+from sipp.results.gradual import Gradual
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.pruned import UNKNOWN, Pruned, SeenInputs
 from sipp.results.sheet import Sheet, Table, shown
@@ -73,7 +74,7 @@ class PrunedTo:
         return Sheet(title, tables=(table,) if rows else (), note=note)
 
 
-NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk  # a network, or a result that holds one
+NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk | Gradual  # a network, or a result that holds one
 
 
 def inputs_seen(given: NetworkLike) -> SeenInputs:
@@ -104,7 +105,7 @@ def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> An
 
 def network_of(given: NetworkLike) -> nn.Module:
     """The network in any result; ModelError if there is none."""
-    if isinstance(given, Pruned | PrunedTo | Shrunk):
+    if isinstance(given, Pruned | PrunedTo | Shrunk | Gradual):
         return given.model
     if not isinstance(given, nn.Module):
         raise ModelError(f"the network is a {type(given).__name__}, not an nn.Module", fix="give an instance")

@@ -22,7 +22,6 @@ from sipp_lab.data.imagefolder import (
     draw_crop,
     folder_batches,
     index_folders,
-    resized_crop,
 )
 from sipp_lab.data.splits import split_images
 
@@ -142,10 +141,6 @@ def test_a_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert set(multiprocessing.active_children()) <= before  # buried: no late signal of its death can come
 
 
-
-
-
-
 @pytest.mark.parametrize(("width", "height"), [(640, 480), (49, 49), (30, 500), (333, 111)])
 def test_centre_crop(width: int, height: int) -> None:
     out = np.array(centre_crop(coded_image(width, height)))
@@ -220,10 +215,6 @@ def test_random_windows_lie_within_the_image(width: int, height: int) -> None:
     for seed in range(50):
         w = draw_crop(width, height, torch.Generator().manual_seed(seed))
         assert 0 <= w.left < w.left + w.width <= width and 0 <= w.top < w.top + w.height <= height
-
-
-
-
 
 
 def test_train_mode_sees_the_drawn_window(tmp_path: Path) -> None:

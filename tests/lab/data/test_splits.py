@@ -3,11 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from sipp.errors import DataError, OptionError
 from sipp_lab.data.digits import load_digits
 from sipp_lab.data.imagefolder import FolderIndex
 from sipp_lab.data.imageset import ImageSet
@@ -65,8 +63,6 @@ def test_holdout_is_a_uniform_choice() -> None:
     assert not is_uniform_choice(lambda seed: (made(seed).holdout * 0.9).long().unique())  # leans to small numbers
 
 
-
-
 def test_epoch_order_is_a_function_of_seed_and_epoch() -> None:
     items = torch.arange(10, 60)
     first = epoch_order(items, seed=1, epoch=2)
@@ -95,8 +91,6 @@ def test_the_content_sees_every_pixel_and_label() -> None:
     assert ImageSet("x", strided, labels, 3, 10).content_hash == base
 
 
-
-
 def test_digits() -> None:
     data = load_digits()
     assert data.images.shape == (1797, 1, 8, 8) and data.images.dtype == torch.float32
@@ -108,7 +102,3 @@ def test_digits() -> None:
     assert load_digits().content_hash == data.content_hash
     load_digits().images.zero_()  # what one caller does to its own is not met by the next
     assert load_digits().content_hash == data.content_hash
-
-
-
-
