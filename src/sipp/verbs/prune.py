@@ -87,8 +87,8 @@ def prune(
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
     measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` of new
     inputs that share is smaller, and the theory's constant is measured instead of assumed. `bound="sound"` needs one:
-    without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of
-    methods that do not need them. `delta` is the probability that the theory's inequality fails (T4).
+    without it, a quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods
+    that do not need them. `delta` is the probability that the theory's inequality fails (T4).
 
     All options: docs/api.md ("Shared options") and docs/api/prune.md.
 
