@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.pruning.blending import POWERS, best_of
-from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import rank
+from sipp.pruning.cutting import cut, rank
 from sipp.results.blend import BlendChoice, BlendTrial
 from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.pruning.ranking import N_SAMPLE
+from sipp.pruning.cutting import N_SAMPLE
 from sipp.results.pruned import OutputChange, moved_warning
 from sipp.scoring.methods import METHODS, NAMES
 

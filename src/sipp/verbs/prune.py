@@ -17,8 +17,8 @@ from sipp.pruning import (
     Ranking,
     budget_for,
     cut,
-    cut_as_given,
-    output_change,
+    cut_of,
+    measured_change,
     rank,
 )
 from sipp.repairing import DataSplit, Repaired, repair_network, split_data
@@ -129,7 +129,7 @@ def prune(
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
         split = split_data(task.points)  # without new points
         network_cut, repaired = repaired_cut(ranking, network_cut, split, repairs, start=start, progress=progress)
-    moved = None if repairs else output_change(ranking, network_cut, task)
+    moved = None if repairs else measured_change(ranking, network_cut, task)
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
     )
@@ -160,9 +160,7 @@ def repaired_cut(
             progress=progress,
         )
         start, masks = repaired.model, repaired.masks
-    found = cut_as_given(
-        ranking, repaired.model, repaired.masks, seed=first.seed, budget=first.budget, choice=first.choice
-    )
+    found = cut_of(ranking, repaired.model, repaired.masks, seed=first.seed, budget=first.budget, choice=first.choice)
     return found, repaired
 
 
