@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sipp.errors import DeadRowsWarning
-from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import rank
+from sipp.pruning.cutting import cut, rank
 from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of
 from sipp_lab.data.cifar10 import load_cifar10

@@ -21,7 +21,7 @@ from sipp.verbs import prune
 OTHER = "the rest"
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
-    "cut": [(prune, "cut"), (prune, "output_change"), (prune, "cut_as_given"), (prune, "pruned_of")],
+    "cut": [(prune, "cut"), (prune, "measured_change"), (prune, "cut_of"), (prune, "pruned_of")],
     "passes": [(parts.Part, "run")],
     "sums": [(sums.WeightSums, "add")],
     "search": [(fit, "search")],

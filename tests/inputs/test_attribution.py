@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.scoring import sensitivities
-from sipp.scoring.found import Sensitivities
-from sipp.scoring.task import task_of
+from sipp.scoring.task import Sensitivities, task_of
 
 N, WIDTH = 4, 6  # points, features
 randn = partial(draws.randn, dtype=torch.float64)

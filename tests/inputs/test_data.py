@@ -43,12 +43,33 @@ def test_data_knows_its_length_and_whether_it_can_be_read_again(case: str) -> No
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_the_last_quarter_is_held_back_and_both_parts_stay_in_memory(case: str) -> None:
+def test_one_of_four_is_held_back_and_both_parts_stay_in_memory(case: str) -> None:
     scored, held_back = data_of(GIVEN[case][0]()).hold_back()
     for _ in range(2):
-        assert torch.equal(points(scored), X[:15]) and torch.equal(points(held_back), X[15:])
-    assert len(scored.hashes()) == 15 and set(scored.hashes()).isdisjoint(held_back.hashes())
+        places = points(held_back)[:, 0].div(2).long().tolist()
+        assert [place // 4 for place in places] == [0, 1, 2, 3, 4]
+        assert torch.equal(points(scored), X[[i for i in range(20) if i not in places]])
+    assert places == points(data_of(X).hold_back()[1])[:, 0].div(2).long().tolist()  # however the data comes
     assert data_of([X[:3]]).hold_back()[1].is_empty
+
+
+def test_data_sorted_by_class_has_every_class_on_both_sides_with_its_labels() -> None:
+    classes = torch.arange(100) // 10
+    x = torch.stack([classes.float(), torch.arange(100.0)], 1)
+    for labels in (classes, classes.tolist()):
+        scored, held_back = data_of([(x[:70], labels[:70]), (x[70:], labels[70:])]).hold_back()
+        for part, n_batches in ((scored, 2), (held_back, 1)):
+            batches = list(part.batches())
+            assert len(batches) == n_batches  # small ones are joined
+            found = [int(label) for batch in batches for label in batch.labels]
+            assert set(found) == set(range(10)) and found == points(part)[:, 0].tolist()
+
+
+def test_the_copies_of_a_point_are_on_one_side() -> None:
+    x = X.repeat_interleave(3, dim=0)
+    scored, held_back = (part.hashes() for part in data_of(x).hold_back())
+    assert set(scored).isdisjoint(held_back)
+    assert (len(scored), len(held_back), len(set(held_back))) == (45, 5, 5)
 
 
 def test_in_memory_only_as_many_as_are_taken() -> None:

@@ -18,8 +18,7 @@ from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.patches import Weight, WeightUse
 from sipp.inputs.trace import read_uses
 from sipp.scoring import sensitivities
-from sipp.scoring.found import Sensitivities
-from sipp.scoring.task import task_of
+from sipp.scoring.task import Sensitivities, task_of
 
 LENGTHS = torch.tensor([5, 2, 7, 1])
 WIDTH = 8

@@ -189,7 +189,7 @@ def test_fully_sharded_parameters_are_held() -> None:
 
         step()  # so that there is momentum from before
         held = sipp.hold(model, found, optimizer=optimizer)
-        assert (held.n_kept, held.n_weights) == (found.kept, found.n_weights) and held.n_zeroed > 0
+        assert (held.n_kept, held.n_weights) == (found.kept, found.n_weights)
         for _ in range(2):
             weights = step()
             assert all(bool((weights[name][~mask] == 0).all()) for name, mask in found.masks.items())

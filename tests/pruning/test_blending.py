@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from draws import scored_and_held_back
 from torch import Tensor, nn
 
 import sipp
 from sipp.pruning.blending import POWERS, best_of
-from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import rank
+from sipp.pruning.cutting import cut, rank
 from sipp.results.blend import BlendChoice, BlendTrial
 from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of
@@ -28,22 +28,22 @@ def points(n: int = 80, seed: int = 1) -> Tensor:
 
 
 def by_hand(model: nn.Module, x: Tensor, keep: float) -> dict[tuple[float, str], float]:
-    """{(p, reduce): output error on the last quarter}, s from the first three quarters, everything sorted."""
-    n_scored = len(x) - len(x) // 4
+    """{(p, reduce): output error on the held-back inputs}, s from the others, everything sorted."""
+    (scored,), (held_back,) = scored_and_held_back(x)
     weights = {name: value.detach().double() for name, value in model.named_parameters() if name.endswith("weight")}
-    sensitivities = {r: sipp.sensitivity(model, [x[:n_scored]], reduce=r) for r in ("max", "mean")}
+    sensitivities = {r: sipp.sensitivity(model, [scored], reduce=r) for r in ("max", "mean")}
     budget = round(keep * sum(weight.numel() for weight in weights.values()))
-    f = model(x[n_scored:]).detach().double()
+    f = model(held_back).detach().double()
     found = {}
     for p, reduce in [(0.0, "max"), *((p, r) for p in POWERS for r in ("max", "mean"))]:
         scores = {n: (sensitivities[reduce][n].double() ** p) * w.abs() ** (1 - p) for n, w in weights.items()}
         least = torch.cat([score.flatten() for score in scores.values()]).sort(descending=True).values[budget - 1]
         state = model.state_dict() | {n: torch.where(scores[n] >= least, w, 0.0).float() for n, w in weights.items()}
-        g = torch.func.functional_call(model, state, (x[n_scored:],)).detach().double()
+        g = torch.func.functional_call(model, state, (held_back,)).detach().double()
         found[p, reduce] = float((g - f).norm() / f.norm())
-    masks = sipp.prune(model, [x[:n_scored]], keep=keep, method="wanda").masks
+    masks = sipp.prune(model, [scored], keep=keep, method="wanda").masks
     state = model.state_dict() | {n: torch.where(masks[n], w, 0.0).float() for n, w in weights.items()}
-    g = torch.func.functional_call(model, state, (x[n_scored:],)).detach().double()
+    g = torch.func.functional_call(model, state, (held_back,)).detach().double()
     return found | {BY_ROWS: float((g - f).norm() / f.norm())}
 
 
@@ -60,8 +60,9 @@ def test_the_choice_is_the_one_of_brute_force(keep: float) -> None:
     slack = {key: BlendChoice.MAGNITUDE_NOISE if key == (0.0, "max") else BlendChoice.NOISE for key in expected}
     first = next(key for key, error in expected.items() if min(error, BlendChoice.LOST) <= (1 + slack[key]) * least)
     assert (pruned.choice.taken.p, pruned.choice.taken.reduce) == first
+    _, (held_back,) = scored_and_held_back(x)
     with torch.no_grad():
-        moved = float((pruned.model(x[60:]) - model(x[60:])).norm() / model(x[60:]).norm())
+        moved = float((pruned.model(held_back) - model(held_back)).norm() / model(held_back).norm())
     assert moved == pytest.approx(pruned.choice.taken.error, rel=1e-4)  # and the network has the mask of the choice
 
 
@@ -120,7 +121,7 @@ def test_the_blend_picks_wanda_if_row_scales_differ() -> None:
     assert pruned.choice is not None
     errors = {one.name: one.error for one in pruned.choice.tried}
     least = min(error for name, error in errors.items() if "rows" not in name)
-    own = sipp.prune(Scaled(), [x[:60]], keep=0.4, method="wanda", floor=0)
+    own = sipp.prune(Scaled(), scored_and_held_back(x)[0], keep=0.4, method="wanda", floor=0)
     assert errors["magnitude times input length within rows"] < 0.9 * least
     assert pruned.choice.taken.by_rows and str(pruned.choice).startswith("magnitude times input length within rows")
     assert all(torch.equal(mask, own.masks[name]) for name, mask in pruned.masks.items())
@@ -164,7 +165,7 @@ def test_an_untrained_network_is_cut_by_shares_of_its_layers_whatever_is_left(bu
     pruned = cut(rank(task, PruneOptions(method="sipp-blend", floor=0)), budget, seed=0)
     assert pruned.choice.tried == (pruned.choice.taken,) and pruned.choice.taken.is_shared
     assert "shares" in str(pruned.choice)
-    sensitivities, parts = sipp.sensitivity(model, [x[:60]]), {}
+    sensitivities, parts = sipp.sensitivity(model, scored_and_held_back(x)[0]), {}
     for name, s in sensitivities.items():
         squares = (s.double() ** 0.25 * model.get_parameter(name).detach().double().abs() ** 0.75) ** 2
         parts[name] = squares / (squares.flatten() * (squares.flatten() >= squares[..., None])).sum(-1)

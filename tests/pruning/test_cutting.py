@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from draws import scored_and_held_back
 from oracles import patterns as oracle
 from torch import Tensor, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp.pruning.ranking import N_SAMPLE
+from sipp.pruning.cutting import N_SAMPLE
 from sipp.results.pruned import OutputChange, moved_warning
 from sipp.scoring.methods import METHODS, NAMES
 
@@ -154,7 +155,7 @@ def test_patterns_of_rows_that_lie_in_columns_and_what_does_not_go_together() ->
 def test_output_change_is_measured_on_calibration_points(method: str, keep: float) -> None:
     model = net()
     pruned = sipp.prune(model, X, keep=keep, method=method)
-    used = X[150:] if method == "sipp-blend" else X[:N_SAMPLE]  # a blend has the held-back points
+    used = scored_and_held_back(X)[1][0] if method == "sipp-blend" else X[:N_SAMPLE]
     assert pruned.moved.is_held_back == (method == "sipp-blend") and pruned.moved.n_inputs == len(used)
     with torch.no_grad():
         f, g = model(used).double(), pruned.model(used).double()

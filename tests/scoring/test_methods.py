@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.scoring.methods import METHODS, NAMES, MethodInfo, method_of, score_of
+from sipp.scoring.methods import METHODS, NAMES, MethodInfo, method_of, scores_of
 from sipp.scoring.task import task_of
 
 
@@ -76,7 +76,7 @@ def test_lamp_leaves_no_layer_empty() -> None:
 @pytest.mark.parametrize(("method", "rows"), [("wanda", True), ("obs", False)])
 def test_every_row_or_layer_keeps_the_same_share_of_its_largest_scores(method: str, rows: bool) -> None:
     pruned = sipp.prune(net(), points(), keep=0.5, method=method, floor=0)
-    scores = score_of(method_of(method))(task_of(net(), points()))
+    scores = scores_of(task_of(net(), points()), method_of(method))
     for name, mask in pruned.masks.items():
         for score, kept in zip(scores[name], mask) if rows else [(scores[name], mask)]:
             assert abs(int(kept.sum()) - 0.5 * kept.numel()) <= 1

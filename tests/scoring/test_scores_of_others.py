@@ -17,14 +17,14 @@ import sipp
 from sipp.errors import DataError, ModelError
 from sipp.pruning.rows import even_layers, largest
 from sipp.scoring import gradient_scores, input_scores
-from sipp.scoring.methods import METHODS, method_of, score_of
+from sipp.scoring.methods import METHODS, method_of, scores_of
 from sipp.scoring.task import task_of
 
 Rows = list[tuple[str, slice, Tensor]]  # rows of a weight, and the patches that they meet, P x K
 
 
 def score(method: str, model: nn.Module, data: Any, **options: Any) -> dict[str, Tensor]:
-    return score_of(method_of(method))(task_of(model, data, **options))
+    return scores_of(task_of(model, data, **options), method_of(method))
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

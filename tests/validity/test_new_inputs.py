@@ -28,9 +28,8 @@ from sipp.repairing import split_data
 from sipp.results import Coverage
 from sipp.results.options import Method
 from sipp.results.pruned import Pruned
-from sipp.scoring.found import Sensitivities
 from sipp.scoring.sensitivities import measure_sensitivities
-from sipp.scoring.task import ScoringTask, task_of
+from sipp.scoring.task import ScoringTask, Sensitivities, task_of
 from sipp.verbs import prune as entry
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from draws import scored_and_held_back
 from torch import Tensor, nn
 
 import sipp
@@ -43,14 +44,14 @@ def test_every_row_is_a_pruning_by_hand(with_holdout: bool, monkeypatch: pytest.
     fresh = points(80, seed=2)
     holdout = [(fresh, labels(fresh))] if with_holdout else None
     found = sipp.compare(net(), [(x, y)], keeps=[0.3, 0.6][: 2 - with_holdout], repair=True, holdout=holdout)
-    chosen, test = ((x, y), (fresh, labels(fresh))) if with_holdout else ((x[:150], y[:150]), (x[150:], y[150:]))
+    chosen, test = ((x, y), (fresh, labels(fresh))) if with_holdout else scored_and_held_back(x, y)
     assert {row.method for row in found.rows} == {*USUAL, *LABELLED}
     assert (found.n_calibration, found.n_test) == (len(chosen[0]), len(test[0]))
     assert found.keeps == ((0.3,) if with_holdout else (0.6, 0.3)) and len(found.rows) == 2 * 7 * len(found.keeps)
     for row in found.rows:
         if row.is_repaired and row.keep == 0.6:  # as at 0.3
             continue
-        pruned = sipp.prune(net(), [chosen], keep=row.keep, method=row.method, repair=row.is_repaired)
+        pruned = sipp.prune(net(), [tuple(chosen)], keep=row.keep, method=row.method, repair=row.is_repaired)
         error, same, answers = by_hand(net(), pruned.model, test[0])
         assert row.error == pytest.approx(error, rel=1e-5), row.name
         assert row.same == pytest.approx(same) and row.kept == pruned.kept
@@ -62,14 +63,16 @@ def test_every_row_is_a_pruning_by_hand(with_holdout: bool, monkeypatch: pytest.
 
 
 def test_the_test_points_choose_nothing() -> None:
-    """Other points in the last quarter leave every choice as it was; points in the holdout and the data are refused."""
+    """Other held-back points leave every choice as it was; points in the holdout and the data are refused."""
     x, other = points(), points()
-    other[150:] = points(50, seed=7) * 3
+    (chosen,), (held_back,) = scored_and_held_back(x)
+    is_test = (x[:, None] == held_back).all(-1).any(1)
+    other[is_test] = points(50, seed=7) * 3
     first, second = (sipp.compare(net(), data, keeps=[0.4], repair=True) for data in (x, other))
     for one, two in zip(first.rows, second.rows):
         assert (one.method, one.kept, one.dead_rows) == (two.method, two.kept, two.dead_rows)
     assert [row.error for row in first.rows] != [row.error for row in second.rows]
-    tested = sipp.compare(net(), x[:150], keeps=[0.4], repair=True, holdout=other[150:])
+    tested = sipp.compare(net(), chosen, keeps=[0.4], repair=True, holdout=other[is_test])
     assert [row.error for row in tested.rows] == [row.error for row in second.rows]
     with pytest.raises(DataError, match="calibration"):
         sipp.compare(net(), x, keeps=[0.4], holdout=x[:50])

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sipp.errors import DataError, OptionError
-from sipp.pruning.cutting import cut
-from sipp.pruning.ranking import rank
+from sipp.pruning.cutting import cut, rank
 from sipp.results.binomial import k_allowed
 from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of

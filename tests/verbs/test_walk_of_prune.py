@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from fresh_process import run_python
 from torch import nn
 
 import sipp
@@ -60,3 +61,14 @@ def test_prune_enters_as_many_files_as_documented() -> None:
     assert said is not None
     options: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "magnitude", "repair": True}]
     assert [len(entered(**given)) for given in options] == [int(number) for number in said.groups()]
+
+
+def test_prune_loads_at_most_as_many_modules_as_documented() -> None:
+    said = re.search(r"loaded at most (\d+) modules of sipp with `sipp-det`", DRAWN)
+    assert said is not None
+    done = run_python(
+        "import sipp, sys, torch; sipp.prune(torch.nn.Linear(4, 3), torch.rand(8, 4), keep=0.5, method='sipp-det')\n"
+        "print(sum(name.split('.')[0] == 'sipp' for name in sys.modules))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= int(said.group(1))

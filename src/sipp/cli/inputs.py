@@ -18,13 +18,14 @@ from sipp.cli.options import DEFAULT_ROOT, KINDS, Reading
 from sipp.cli.sources import INPUTS, LABELS, Source, array_file, source_of
 from sipp.cli.texts import N_SEQUENCES, is_language_model, is_text, sentences, sequences
 from sipp.errors import DataError
+from sipp.inputs import HELD_BACK_ONE_IN
 from sipp.results import Method, numerics, words
 from sipp_lab.data.cifar10 import load_cifar10
 from sipp_lab.data.digits import load_digits
 from sipp_lab.nets import NETS
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large
-BLEND, HELD_BACK = "sipp-blend", 0.25  # the method that keeps this share of the inputs for its choice
+BLEND = "sipp-blend"  # the method that keeps some of the inputs for its choice
 IMAGENET_SIDE = 224  # pixels, the default of a folder of images
 
 
@@ -105,7 +106,7 @@ class Reader:
         elif asked is None and source.kind != "file":
             with naming_option(f"--model {self.model}, {source.where}", "see --help"):
                 asked = sipp.sample_size(self.network, self.draw(source, 1).batches[0], **of_theory)
-            asked = math.ceil(asked / (1 - HELD_BACK)) if method == BLEND else asked
+            asked = math.ceil(asked / (1 - 1 / HELD_BACK_ONE_IN)) if method == BLEND else asked
         return self.draw(source, asked)
 
     def draw(self, source: Source, n: int | None, batch_size: int | None = None) -> Drawn:

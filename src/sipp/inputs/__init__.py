@@ -14,11 +14,14 @@ if TYPE_CHECKING:
         meeting_sums as meeting_sums,
     )
     from sipp.inputs.data import (
+        HELD_BACK_ONE_IN as HELD_BACK_ONE_IN,
         AnyData as AnyData,
         Batch as Batch,
         Data as Data,
         data_of as data_of,
         hash_of_points as hash_of_points,
+        merged_batches as merged_batches,
+        split_off as split_off,
     )
     from sipp.inputs.layers.registry import (
         PrunableLayer as PrunableLayer,

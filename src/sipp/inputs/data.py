@@ -1,7 +1,7 @@
 """`Data`: any data that a user gives, read in checked batches (`Batch`), and one SHA-256 for each input.
 
-Some statements need points that had no part in choosing the weights: the last points are held back before scoring
-(T18, `Data.hold_back`). That goes by the order of the data, which should be random, as every statement assumes.
+Some statements need points that had no part in choosing the weights: `split_off` holds some back. It does so at random
+places, because data is often sorted by class, or repeats with one point of each class in turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sipp.errors import DataError, warn_caller
 from sipp.results import check, hashing, numerics
 
 MOST_UNCOUNTED = 1_000_000  # points: data of unknown length counts as endless after so many
-HELD_BACK_SHARE = 0.25  # of the calibration points, for a bound that needs points of its own and was given none (T18)
+HELD_BACK_ONE_IN = 4  # of the calibration points: for a blend, for `compare`, for a bound with points of its own (T18)
+STAYS, HELD_BACK, COPY = range(3)  # the roles of points
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 
 
@@ -80,15 +81,16 @@ class Batch:
         return self._changed(lambda value: value.to(device) if isinstance(value, Tensor) else value)
 
     def joined(self, other: Batch) -> Batch | None:
-        """One batch of the points of both, without labels; None unless their inputs have the same form."""
+        """One batch of the points of both; None unless their inputs and labels have the same form."""
         mine, theirs = self._by_name, other._by_name
         kinds = [{name: (one.shape[1:], one.dtype) for name, one in some.items()} for some in (mine, theirs)]
-        if kinds[0] != kinds[1]:
+        labels = self._joined_labels(other)
+        if kinds[0] != kinds[1] or (labels is None) != (self.labels is None):
             return None
         both = {name: torch.cat([value, theirs[name]]) for name, value in mine.items()}
         args, kwargs = tuple(both[i] for i in range(len(self.args))), {name: both[name] for name in self.kwargs}
         n_points = self.n_points + other.n_points
-        return replace(self, args=args, kwargs=kwargs, labels=None, n_points=n_points, real_BT=both.get(None))
+        return replace(self, args=args, kwargs=kwargs, labels=labels, n_points=n_points, real_BT=both.get(None))
 
     def hashes(self) -> list[str]:
         """One SHA-256 a point, of the bytes of all its inputs as they are given.
@@ -105,6 +107,18 @@ class Batch:
         """The inputs by position or name; under None, the mask of positions that count."""
         real = [] if self.real_BT is None else [(None, self.real_BT)]
         return dict([*enumerate(self.args), *self.kwargs.items(), *real])
+
+    def _joined_labels(self, other: Batch) -> Any:
+        """The labels of the points of both; None if there are none, or they are not one for each point."""
+        mine, theirs = self.labels, other.labels
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+            are_each = mine.shape[:1] == (self.n_points,) and theirs.shape[:1] == (other.n_points,)
+            fits = are_each and (mine.shape[1:], mine.dtype) == (theirs.shape[1:], theirs.dtype)
+            return torch.cat([mine, theirs]) if fits else None
+        if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
+            fits = (len(mine), len(theirs)) == (self.n_points, other.n_points)
+            return [*mine, *theirs] if fits else None
+        return None
 
     def _changed(self, change: Callable[[Any], Any]) -> Batch:
         return replace(
@@ -215,16 +229,12 @@ class Data:
         return replace(self, given=read, n_points=None)
 
     def hold_back(self) -> tuple[Data, Data]:
-        """The points in two lists of batches, kept in memory: those to score, and the last `HELD_BACK_SHARE` of all."""
+        """The points to score and those held back, one in `HELD_BACK_ONE_IN`, as two lists of batches in memory."""
         read = [batch.copied() for batch in self.batches()]
-        n_points = sum(batch.n_points for batch in read)
-        n_left = n_points - math.floor(HELD_BACK_SHARE * n_points)
-        scored, held_back = [], []
-        for batch in read:
-            inside = min(n_left, batch.n_points)
-            n_left -= inside
-            scored += [batch.at(slice(inside)).as_given] if inside else []
-            held_back += [batch.at(slice(inside, None)).as_given] if inside < batch.n_points else []
+        most = max(batch.n_points for batch in read)
+        scored, held_back = (
+            [batch.as_given for batch in merged_batches(some, most)] for some in split_off(read, HELD_BACK_ONE_IN)
+        )
         read_again = replace(self, n_points=None)
         return replace(read_again, given=scored), replace(read_again, given=held_back)
 
@@ -274,6 +284,46 @@ def data_of(
     if isinstance(given, Data):
         return given if n_points is None else replace(given, n_points=n_points)
     return Data(given, role, device, n_points, batch_size, refuses_non_finite)
+
+
+def split_off(batches: Sequence[Batch], one_in: int) -> tuple[list[Batch], list[Batch]]:
+    """All points but those held back, and these: of every `one_in` different points one, at a random place.
+
+    The same data is always split in the same way. A point that is held back counts once: its copies are in neither
+    part. With fewer than `one_in` different points none is held back.
+    """
+    hashes = [found for batch in batches for found in batch.hashes()]
+    role_of = dict.fromkeys(hashes, STAYS)
+    different, generator = list(role_of), torch.Generator("cpu").manual_seed(0)
+    starts = numerics.integers(0, len(different) if len(different) >= one_in else 0, one_in)
+    places = starts + torch.randint(one_in, (len(starts),), generator=generator, dtype=torch.int64, device="cpu")
+    for place in places[places < len(different)].tolist():
+        role_of[different[place]] = HELD_BACK
+    role_N = torch.zeros(len(hashes), dtype=torch.int64, device="cpu")
+    for i, point in enumerate(hashes):
+        role_N[i] = role_of[point]
+        if role_of[point] == HELD_BACK:
+            role_of[point] = COPY
+    roles = list(zip(batches, role_N.split([batch.n_points for batch in batches])))
+
+    def part(role: int) -> list[Batch]:
+        places = ((batch, (role_B == role).nonzero().flatten()) for batch, role_B in roles)
+        return [batch.at(at) for batch, at in places if len(at)]
+
+    return part(STAYS), part(HELD_BACK)
+
+
+def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
+    """The points in fewer batches: neighbours of the same form are joined up to `most` points."""
+    found: list[Batch] = []
+    for batch in batches:
+        fits = found and found[-1].n_points + batch.n_points <= most
+        both = found[-1].joined(batch) if fits else None
+        if both is None:
+            found.append(batch)
+        else:
+            found[-1] = both
+    return found
 
 
 def _is_map_style(data: Any) -> bool:

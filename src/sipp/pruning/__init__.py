@@ -5,12 +5,25 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
+    from sipp.pruning.blending import (
+        BlendInputs as BlendInputs,
+        blend_inputs as blend_inputs,
+        choose_blend as choose_blend,
+    )
+    from sipp.pruning.budgets import (
+        AllocationProblem as AllocationProblem,
+        allocation_problem as allocation_problem,
+        sampling_constant as sampling_constant,
+    )
     from sipp.pruning.cutting import (
         Cut as Cut,
+        Ranking as Ranking,
         budget_for as budget_for,
         cut as cut,
-        cut_as_given as cut_as_given,
-        output_change as output_change,
+        cut_of as cut_of,
+        is_like_a_language_model as is_like_a_language_model,
+        measured_change as measured_change,
+        rank as rank,
     )
     from sipp.pruning.given_masks import (
         WithMasks as WithMasks,
@@ -24,14 +37,12 @@ if TYPE_CHECKING:
         masks_of as masks_of,
         release as release,
     )
-    from sipp.pruning.ranking import (
-        Ranking as Ranking,
-        is_like_a_language_model as is_like_a_language_model,
-        rank as rank,
-    )
     from sipp.pruning.rows import (
         best_within as best_within,
         even_layers as even_layers,
+    )
+    from sipp.pruning.sampling import (
+        sampled_rows as sampled_rows,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -53,12 +53,11 @@ LORA_PART, PEFT_PREFIX = ".base_layer.", "base_model.model."  # what peft puts i
 
 @dataclass(frozen=True)
 class Hold:
-    """Which parameters are held, how many weights they have, how many are kept, and how many this call set to zero."""
+    """Which parameters are held, how many weights they have, and how many are kept."""
 
     names: tuple[str, ...]
     n_weights: int
     n_kept: int
-    n_zeroed: int
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,7 @@ def hold(model: nn.Module, pruned: WithMasks, *, optimizer: Optimizer | Sequence
     optimizers = _checked_optimizers(model, optimizer)
     check_lora(model)
     checked = _of_first_rank(model, checked)
-    n_zeroed = 0
     for entry, mask in checked:
-        n_zeroed += int(torch.count_nonzero(_gathered(entry.param.detach().masked_fill(mask, 0))))
         for module, local in entry.owners:
             # Through __dict__: nn.RNNBase and torch.compile's wrapper override setattr.
             module.__dict__.setdefault(STATE, _State()).masks[local] = mask.clone()
@@ -145,7 +142,7 @@ def hold(model: nn.Module, pruned: WithMasks, *, optimizer: Optimizer | Sequence
     _apply_all_masks(model)
     mask_lora(model)
     held = masks_of(model)
-    return Hold(tuple(held), sum(m.numel() for m in held.values()), sum(int(m.sum()) for m in held.values()), n_zeroed)
+    return Hold(tuple(held), sum(m.numel() for m in held.values()), sum(int(m.sum()) for m in held.values()))
 
 
 def release(model: nn.Module) -> None:

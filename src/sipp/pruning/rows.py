@@ -29,7 +29,6 @@ WHOLE = 2  # nothing of positive sensitivity was lost
 STRATEGIES = {DET: "det", RAND: "rand", WHOLE: "whole"}
 
 CHUNK = 2**17  # weights worked on at once: their float64 temporaries stay in a core's cache
-N_SUMS = 32  # number j of a row goes to the sum j % N_SUMS, and these meet at the end
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class SparseRows:
     values_FK: Tensor
     mask_FK: Tensor
     strategy_FS: Tensor  # int8: DET, RAND or WHOLE, of the row (S = 1) or of its weights of each sign (S = 2)
-    n_draws_FS: Tensor  # float64, draws made; 0 where nothing was drawn
     eps_F: Tensor  # float64, the bound of T5, T6 or T9
 
     @property
@@ -81,7 +79,7 @@ def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | Non
 
 def _not_sampled(values_FK: Tensor, mask_FK: Tensor, eps_F: Tensor) -> SparseRows:
     strategy_F1 = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)[:, None]
-    return SparseRows(values_FK, mask_FK, strategy_F1, n_draws_FS=torch.zeros_like(eps_F)[:, None], eps_F=eps_F)
+    return SparseRows(values_FK, mask_FK, strategy_F1, eps_F)
 
 
 def with_restored(rows: SparseRows, restored_FK: Tensor, weight_FK: Tensor) -> SparseRows:
@@ -101,7 +99,7 @@ def eps_given(weight_FK: Tensor, values_FK: Tensor, sensitivity_FK: Tensor, *, c
         weight, values = weight_FK[rows].to(numerics.BOUND_DTYPE), values_FK[rows].to(numerics.BOUND_DTYPE)
         changed = torch.where(values == weight, 0.0, (1.0 - values / weight).abs())  # infinite or NaN: no r_j
         lost = torch.where(changed < torch.inf, changed * sensitivity_FK[rows].to(numerics.BOUND_DTYPE), torch.inf)
-        sums.append(row_totals(lost))
+        sums.append(lost.sum(1))
     return c_constant * torch.cat(sums)
 
 
@@ -109,21 +107,8 @@ def tail_sum(sensitivity_FK: Tensor, mask_FK: Tensor) -> Tensor:
     """F float64: the sum of the entries outside the mask, computed directly, not as a difference of sums."""
     sums = [torch.zeros(0, dtype=numerics.BOUND_DTYPE, device="cpu")]
     for rows in row_chunks(*sensitivity_FK.shape):
-        sums.append(row_totals(sensitivity_FK[rows].to(numerics.BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0)))
+        sums.append(sensitivity_FK[rows].to(numerics.BOUND_DTYPE).masked_fill(mask_FK[rows], 0.0).sum(1))
     return torch.cat(sums)
-
-
-def row_totals(values_FK: Tensor) -> Tensor:
-    """F float64: each row's sum, in a fixed order; torch's depends on threads where rows are few."""
-    rows = values_FK.detach().numpy()
-    sums = np.zeros((len(rows), N_SUMS))
-    for start in range(0, rows.shape[1], N_SUMS):
-        part = rows[:, start : start + N_SUMS]
-        sums[:, : part.shape[1]] += part
-    while sums.shape[1] > 1:
-        half = sums.shape[1] // 2
-        sums = sums[:, :half] + sums[:, half:]
-    return torch.from_numpy(sums[:, 0].copy())
 
 
 def row_chunks(n_rows: int, fan_in: int) -> Iterator[slice]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.pruning.budgets import allocate, draws_for, eps_rand
-from sipp.pruning.ranking import Ranking
+from sipp.pruning.cutting import Ranking
 from sipp.pruning.rows import (
     DET,
     RAND,
@@ -101,11 +101,11 @@ def sparsify(
     n_rows, n_signs = kept_FS.shape
     weight = weight_FK.detach().cpu().to(torch.float64).numpy()
     factor_FK, kept_G = np.zeros(weight.shape), kept_FS.ravel()
-    strategy_G, n_draws_G, eps_G = np.empty(len(kept_G), dtype=np.int8), np.zeros(len(kept_G)), np.zeros(len(kept_G))
+    strategy_G, eps_G = np.empty(len(kept_G), dtype=np.int8), np.zeros(len(kept_G))
     for rows in row_chunks(n_rows, weight.shape[1] * n_signs):
         groups = slice(rows.start * n_signs, rows.stop * n_signs)
         found = _factors(worth_GK[groups], kept_G[groups], n_signs, is_hybrid, draws, scale, c_constant, rng)
-        factor_GK, strategy_G[groups], n_draws_G[groups], eps_G[groups] = found
+        factor_GK, strategy_G[groups], eps_G[groups] = found
         factor_FK[rows] = factor_GK.reshape(-1, n_signs, weight.shape[1]).sum(1)  # a weight is in one group
     with np.errstate(over="ignore"):
         values_FK = torch.from_numpy(weight * factor_FK).to(weight_FK.dtype)
@@ -115,13 +115,11 @@ def sparsify(
             "orders of magnitude to sample from",
             fix="use method='sipp-det', or a wider dtype",
         )
-    strategy_FS, n_draws_FS, eps_FS = (x.reshape(n_rows, n_signs) for x in (strategy_G, n_draws_G, eps_G))
     return SparseRows(
         values_FK,
-        torch.from_numpy(factor_FK > 0),
-        torch.from_numpy(strategy_FS),
-        torch.from_numpy(n_draws_FS),
-        eps_F=torch.from_numpy(eps_FS.max(1)),
+        mask_FK=torch.from_numpy(factor_FK > 0),
+        strategy_FS=torch.from_numpy(strategy_G.reshape(n_rows, n_signs)),
+        eps_F=torch.from_numpy(eps_G.reshape(n_rows, n_signs).max(1)),
     )
 
 
@@ -134,15 +132,15 @@ def _factors(
     scale: float,
     c_constant: float,
     rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """By how much each weight is multiplied (0: removed), and of each group its strategy, its draws and its bound."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By how much each weight is multiplied (0: removed), and of each group its strategy and its bound."""
     cap_G, total_G = (worth_GK > 0).sum(1), worth_GK.sum(1, dtype=np.float64)
     factor_GK = (worth_GK > 0).astype(np.float64)
     is_cut_G = kept_G < cap_G
     factor_GK[is_cut_G] = 0.0
     strategy_G = np.where(is_cut_G, DET, WHOLE).astype(np.int8)
     # T5 would say C S of an empty group and T6 nothing; the error is known, so neither is needed
-    eps_G, n_draws_G = np.where(is_cut_G, EMPTY_GROUP_EPS, 0.0), np.zeros(len(kept_G))
+    eps_G = np.where(is_cut_G, EMPTY_GROUP_EPS, 0.0)
     some = np.flatnonzero(is_cut_G & (kept_G > 0))
     worth_DK, kept_D = worth_GK[some], kept_G[some]
     entitled_D = draws_for(worth_DK, kept_D)
@@ -161,11 +159,11 @@ def _factors(
         made_D = count_DK.sum(1)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             factor_GK[some] = np.where(count_DK > 0, count_DK / (made_D[:, None] * share_DK), 0.0)
-        strategy_G[some], n_draws_G[some] = RAND, made_D
+        strategy_G[some] = RAND
         # With "until" the number of draws is a result of the draws: a lucky one must not tighten the claim, so no more
         # than N(m) count. Deviates: T6 is proved for a number of draws fixed beforehand; for "until" it is a guide.
         eps_G[some] = eps_rand(scale * total_G[some] / np.minimum(made_D, entitled_D))
-    return factor_GK, strategy_G, n_draws_G, eps_G
+    return factor_GK, strategy_G, eps_G
 
 
 def _largest_of_row(values_D: np.ndarray, row_D: np.ndarray) -> np.ndarray:

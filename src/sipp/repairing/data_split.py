@@ -9,16 +9,14 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs import Batch, Data, outputs
+from sipp.inputs import Batch, Data, merged_batches, outputs, split_off
 from sipp.results import SeenInputs, numerics
 
-# Of every ten points, one at a random place is held back from the fit: data that repeats, say with one point of each
-# class in turn, must not lose one class. Half of these are for validation: they leave layers alone and
-# stop the polish. The other half only tests the result. If that half is too small, all are for validation.
+# Of every ten points, one is held back from the fit. Half of these are for validation: they leave layers alone and stop
+# the polish. The other half only tests the result. If that half is too small, all are for validation.
 HELD_BACK_ONE_IN = 10
 FEWEST_TEST_POINTS = 4
 FEWEST_REPAIR_POINTS = 10
-FIT, VALIDATION, TEST, COPY = range(4)
 
 # On a GPU, a batch of tokens takes at most this number of bytes in a pass, and this share of the card's memory. Each
 # token keeps the outputs of about four layers alive, the one that is needed and those around it.
@@ -49,47 +47,33 @@ class DataSplit:
 
 def split_data(data: Data) -> DataSplit:
     """The split of these points, which are read once; held-back points get batches of their own."""
-    batches = [batch.copied() for batch in data.batches()]
+    batches = [replace(batch.copied(), labels=None) for batch in data.batches()]
     hashes = [found for batch in batches for found in batch.hashes()]
-    role_of = dict.fromkeys(hashes, FIT)
-    different, n_different, n_points = list(role_of), len(role_of), len(hashes)
+    n_different = len(set(hashes))
     if n_different < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
-        copies = "" if n_different == n_points else " different"
+        copies = "" if n_different == len(hashes) else " different"
         raise DataError(
             f"calibration holds {n_different}{copies} inputs", fix=f"give a repair at least {FEWEST_REPAIR_POINTS}"
         )
-    generator = torch.Generator("cpu").manual_seed(0)
-    starts = torch.arange(0, n_different, HELD_BACK_ONE_IN, dtype=torch.int64, device="cpu")
-    places = torch.randint(HELD_BACK_ONE_IN, (len(starts),), generator=generator, dtype=torch.int64, device="cpu")
-    held_back = (starts + places)[starts + places < n_different]
-    n_test = len(held_back) // 2
-    for i, number in enumerate(held_back.tolist()):
-        role_of[different[number]] = TEST if i % 2 and n_test >= FEWEST_TEST_POINTS else VALIDATION
-    role_N = torch.zeros(n_points, dtype=torch.int64, device="cpu")
-    for i, point in enumerate(hashes):
-        role_N[i] = role_of[point]
-        if role_of[point] != FIT:  # its copies are left out: none was fitted, and each held-back point counts once
-            role_of[point] = COPY
-    roles, found = role_N.split([batch.n_points for batch in batches]), list[list[Batch]]()
-    for role in (FIT, VALIDATION, TEST):
-        parts = [(batch, (role_B == role).nonzero().flatten()) for batch, role_B in zip(batches, roles)]
-        found.append([batch.at(at) for batch, at in parts if len(at)])
+    fit, held_back = split_off(batches, HELD_BACK_ONE_IN)
+    n_test = sum(batch.n_points for batch in held_back) // 2
+    validation, test = _every_other(held_back) if n_test >= FEWEST_TEST_POINTS else (held_back, [])
     most = max(batch.n_points for batch in batches)
-    fit, validation, test = found[0], merged_batches(found[1], most), merged_batches(found[2], most)
+    validation, test = merged_batches(validation, most), merged_batches(test, most)
     return DataSplit((*fit, *validation), len(fit), tuple(test), SeenInputs(frozenset(hashes), is_all=True))
 
 
-def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
-    """The points in fewer batches: neighbours of the same shape are joined up to `most` points."""
-    found: list[Batch] = []
+def _every_other(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """The first, the third, the fifth of all points and so on, and those between them."""
+    parts: tuple[list[Batch], list[Batch]] = [], []
+    start = 0
     for batch in batches:
-        fits = found and found[-1].n_points + batch.n_points <= most
-        both = found[-1].joined(batch) if fits else None
-        if both is None:
-            found.append(batch)
-        else:
-            found[-1] = both
-    return found
+        for i, part in enumerate(parts):
+            at = numerics.integers((start + i) % 2, batch.n_points, 2)
+            if len(at):
+                part.append(batch.at(at))
+        start += batch.n_points
+    return parts
 
 
 def in_large_batches(split: DataSplit, widest: int) -> DataSplit:

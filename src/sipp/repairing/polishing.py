@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Batch, outputs, run_batch, scoring_mode
+from sipp.inputs import Batch, merged_batches, outputs, run_batch, scoring_mode
 from sipp.progress import progress_bar
 from sipp.pruning import hold, release
-from sipp.repairing.data_split import DataSplit, merged_batches
+from sipp.repairing.data_split import DataSplit
 from sipp.results import Polish, numerics
 
 N_CHECKS = 16  # on the validation points, evenly spread over the steps of a round

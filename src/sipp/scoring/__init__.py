@@ -5,16 +5,11 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.scoring.calling import (
-        scores_of as scores_of,
-    )
-    from sipp.scoring.found import (
-        Sensitivities as Sensitivities,
-    )
     from sipp.scoring.methods import (
         MethodInfo as MethodInfo,
         checked_method as checked_method,
         method_of as method_of,
+        scores_of as scores_of,
     )
     from sipp.scoring.running import (
         unreached_error as unreached_error,
@@ -26,6 +21,7 @@ if TYPE_CHECKING:
     )
     from sipp.scoring.task import (
         ScoringTask as ScoringTask,
+        Sensitivities as Sensitivities,
         task_of as task_of,
     )
     from sipp.scoring.weight_scores import (

@@ -1,4 +1,4 @@
-"""The scores by a method; a user's own is called with the model protected, and what it returns is checked."""
+"""Calls a user's own score with the model protected, and checks what it returns."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from torch import Tensor
 from sipp.errors import ModelError, OptionError, SippError
 from sipp.results import hashing, numerics
 from sipp.scoring.gradient_scores import ordinals, with_gradients
-from sipp.scoring.methods import MethodInfo, score_of
+from sipp.scoring.methods import MethodInfo
 from sipp.scoring.task import ScoringTask
 
 RETURN = "return {parameter name: tensor of its shape} for all of task.parameters()"
 
 
-def scores_of(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
-    """The scores by a method that has a function for them, {parameter name: tensor of its shape}; none is negative."""
-    return _own_scores(task, method) if method.is_own else score_of(method)(task)
-
-
-def _own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
+def own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
     """The scores of a user's function, none of them negative: where some are, all are replaced by their order.
 
     The function may run the model and compute gradients; modes, buffers and `.grad` are restored afterwards. So are

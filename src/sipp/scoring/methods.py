@@ -205,9 +205,15 @@ def checked_method(options: PruneOptions, *, masks_only: str = "") -> MethodInfo
     return info
 
 
-def score_of(row: MethodInfo) -> Callable[[Any], Any]:
-    """The function that scores for a method of the package that has one."""
-    assert isinstance(row.score, str)
-    file, _, function = row.score.partition(":")
-    found: Callable[[Any], Any] = getattr(import_module(f"sipp.scoring.{file}"), function)
+def scores_of(task: Any, row: MethodInfo) -> dict[str, Any]:
+    """The scores by a method that has a function for them, {parameter name: tensor of its shape}; none is negative."""
+    if not isinstance(row.score, str):
+        return _function("calling:own_scores")(task, row)
+    return _function(row.score)(task)
+
+
+def _function(place: str) -> Callable[..., dict[str, Any]]:
+    """The function at "file:function" of this folder, whose file is imported now."""
+    file, _, name = place.partition(":")
+    found: Callable[..., dict[str, Any]] = getattr(import_module(f"sipp.scoring.{file}"), name)
     return found

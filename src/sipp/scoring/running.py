@@ -31,8 +31,8 @@ from sipp.inputs import (
     start_value_range,
 )
 from sipp.results import Reduce, numerics
-from sipp.scoring.found import LayerSensitivities
 from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL, KernelFunctions, Signs
+from sipp.scoring.task import LayerSensitivities
 
 FLOAT_BYTES = 4
 ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the limits of float32

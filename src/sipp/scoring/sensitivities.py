@@ -38,10 +38,9 @@ from sipp.inputs import (
 from sipp.progress import progress_bar
 from sipp.results import NormStats, Reduce, SeenInputs, Selector, check, numerics
 from sipp.scoring import kernels
-from sipp.scoring.found import LayerSensitivities, Sensitivities
 from sipp.scoring.kernels import Kernel
 from sipp.scoring.running import RunningWeight
-from sipp.scoring.task import ChunkBytes, ScoringTask, task_of
+from sipp.scoring.task import ChunkBytes, LayerSensitivities, ScoringTask, Sensitivities, task_of
 
 FEW_POINTS = 16  # in a batch, where sums for all of its points are held in memory
 MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again

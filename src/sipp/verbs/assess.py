@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sipp.bounds import check_same_architecture
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, copy_of, unwrap
-from sipp.pruning import cut_as_given, rank
+from sipp.pruning import cut_of, rank
 from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, SeenInputs, Selector, check, network_of
 from sipp.scoring import task_of
 from sipp.verbs.prune import pruned_of
@@ -57,7 +57,7 @@ def assess(
     ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True)
     unknown = SeenInputs(frozenset(), is_all=False)  # what chose the caller's own weights
     ranking = replace(ranking, options=replace(ranking.options, method="given"), seen=unknown)
-    network_cut = cut_as_given(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
+    network_cut = cut_of(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
     return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from sipp.certificates import NetworkComparison, Output, compare_networks
 from sipp.errors import DataError, OptionError, warn_caller
-from sipp.inputs import AnyData, Data, data_of, labels
+from sipp.inputs import HELD_BACK_ONE_IN, AnyData, Data, data_of, labels
 from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, is_like_a_language_model, rank
 from sipp.repairing import split_data
@@ -44,10 +44,10 @@ def compare(
 ) -> Comparison:
     """Compares what each method does to the output of `model` at a few values of keep. `print` the result.
 
-    Methods are tested on the `holdout`, or on the last quarter of `data`, which then plays no part in the pruning: pass
-    data in random order. `repair` adds a row with that repair for every method. Without `methods`, a usual set is
-    compared, including `snip` if there are labels. The best method is chosen on these inputs, so certify it on others.
-    All inputs are held in memory.
+    Methods are tested on the `holdout`, or on a quarter of `data` at random places, which then plays no part in the
+    pruning. `repair` adds a row with that repair for every method. Without `methods`, a usual set is compared,
+    including `snip` if there are labels. The best method is chosen on these inputs, so certify it on others. All inputs
+    are held in memory.
 
     Example:
         >>> import sipp, torch
@@ -113,27 +113,17 @@ def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
-    """The points that choose weights, and the test points: the holdout, or the last quarter of the data."""
+    """The points that choose weights, and the test points: the holdout, or a quarter of the data."""
     if holdout is None:
         task, held_back = task.hold_back()
         if held_back.is_empty:
-            raise DataError("there are too few inputs to hold some back", fix="give at least 4, or a holdout")
-        test = _without_copies(held_back, task.points)
-        if test.is_empty:
-            raise DataError("all held-back inputs are copies of others", fix="give distinct inputs, or a holdout")
-        return task.points, test
+            raise DataError(
+                "there are too few different inputs to hold some back",
+                fix=f"give at least {HELD_BACK_ONE_IN}, or a holdout",
+            )
+        return task.points, replace(held_back, role="holdout")
     test = data_of(holdout, device=numerics.device_of(task.model), role="holdout")
     return task.points.in_memory(), test.in_memory()
-
-
-def _without_copies(held_back: Data, calibration: Data) -> Data:
-    """The held-back points, without those that equal a calibration point."""
-    known, batches = set(calibration.hashes()), []
-    for batch in held_back.batches():
-        at = [i for i, found in enumerate(batch.hashes()) if found not in known]
-        if at:
-            batches.append(batch.at(torch.tensor(at, dtype=torch.int64, device="cpu")).as_given)
-    return replace(held_back, given=batches, role="holdout")
 
 
 def _by_name(methods: Sequence[Method]) -> dict[str, Method]:

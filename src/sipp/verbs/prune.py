@@ -17,8 +17,8 @@ from sipp.pruning import (
     Ranking,
     budget_for,
     cut,
-    cut_as_given,
-    output_change,
+    cut_of,
+    measured_change,
     rank,
 )
 from sipp.repairing import DataSplit, Repaired, repair_network, split_data
@@ -55,19 +55,19 @@ def prune(
     method: Method = PruneOptions.method,
     delta: float = PruneOptions.delta,
     confidence: float = PruneOptions.confidence,
-    seed: int = 0,
-    draws: Draws = "until",
-    allocation: Allocation = "layers",
+    seed: int = PruneOptions.seed,
+    draws: Draws = PruneOptions.draws,
+    allocation: Allocation = PruneOptions.allocation,
     reduce: Reduce | None = None,
     floor: float | None = None,
     include: Selector | None = None,
     exclude: Selector | None = None,
     within: Mapping[str, Tensor] | None = None,
-    bound: Mode = "paper",
+    bound: Mode = PruneOptions.bound,
     holdout: AnyData | None = None,
-    statements: bool = True,
-    repair: bool = False,
-    norm_stats: NormStats = "running",
+    statements: bool = PruneOptions.statements,
+    repair: bool = PruneOptions.repair,
+    norm_stats: NormStats = PruneOptions.norm_stats,
     loss: Loss | None = None,
     c_constant: float = PruneOptions.c_constant,
     k_constant: float = PruneOptions.k_constant,
@@ -87,8 +87,8 @@ def prune(
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
     measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` of new
     inputs that share is smaller, and the theory's constant is measured instead of assumed. `bound="sound"` needs one:
-    without it, the last quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of
-    methods that do not need them. `delta` is the probability that the theory's inequality fails (T4).
+    without it, a quarter of `data` is held back and not scored. `statements=False` skips the sensitivities of methods
+    that do not need them. `delta` is the probability that the theory's inequality fails (T4).
 
     All options: docs/api.md ("Shared options") and docs/api/prune.md.
 
@@ -129,7 +129,7 @@ def prune(
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
         split = split_data(task.points)  # without new points
         network_cut, repaired = repaired_cut(ranking, network_cut, split, repairs, start=start, progress=progress)
-    moved = None if repairs else output_change(ranking, network_cut, task)
+    moved = None if repairs else measured_change(ranking, network_cut, task)
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
     )
@@ -160,9 +160,7 @@ def repaired_cut(
             progress=progress,
         )
         start, masks = repaired.model, repaired.masks
-    found = cut_as_given(
-        ranking, repaired.model, repaired.masks, seed=first.seed, budget=first.budget, choice=first.choice
-    )
+    found = cut_of(ranking, repaired.model, repaired.masks, seed=first.seed, budget=first.budget, choice=first.choice)
     return found, repaired
 
 

@@ -3,7 +3,7 @@
 The levels of keep, dense to sparse, are fixed before the holdout is used. Each is tested in order at the full
 confidence. The first failure ends the walk, and the last level that passed is returned. The first level to test may be
 chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels. If levels
-are repaired, the first one that is tried chooses the blend for all others.
+are repaired, the middle one chooses the blend for all others.
 
 A level passes if its certificate holds. The data is read once for every level, and both networks run on the same
 batch, so a loader may shuffle. It must give the same inputs in every pass; random augmentation does not, and then the
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,6 @@ from sipp.results import (
     AnyCertificate,
     Certificate,
     Level,
-    Loss,
     Method,
     NormStats,
     Pruned,
@@ -80,13 +79,12 @@ def prune_to(
     confidence: float = PruneOptions.confidence,
     method: Method = PruneOptions.method,
     levels: Sequence[float] | None = None,
-    seed: int = 0,
+    seed: int = PruneOptions.seed,
     include: Selector | None = None,
     exclude: Selector | None = None,
     output: Output = None,
-    repair: bool = False,
-    norm_stats: NormStats = "running",
-    loss: Loss | None = None,
+    repair: bool = PruneOptions.repair,
+    norm_stats: NormStats = PruneOptions.norm_stats,
     progress: bool = True,
 ) -> PrunedTo:
     """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
@@ -105,14 +103,14 @@ def prune_to(
     """
     options = PruneOptions(
         method=method, confidence=confidence, seed=seed, include=include, exclude=exclude,
-        repair=repair, norm_stats=norm_stats, loss=loss,
+        repair=repair, norm_stats=norm_stats,
     )  # fmt: skip
     checked_method(options, masks_only="prune_to would have to fit every level again")
     claim = claim_of(epsilon, max_accuracy_drop, share, options.confidence)
     grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
-    task = task_of(model, data, include=include, exclude=exclude, seed=seed, norm_stats=norm_stats, loss=loss)
+    task = task_of(model, data, include=include, exclude=exclude, seed=seed, norm_stats=norm_stats)
     if claim.n_needed > n_holdout:  # known before anything is scored
         why = f"refused: needs n >= {claim.n_needed}, the holdout has {n_holdout:,} different inputs"
         return _dense_result(task.model, grid, 0, (), why)
@@ -120,25 +118,17 @@ def prune_to(
     if options.repair and calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
     ranking = rank(task, options, progress=progress)
-    split = split_data(calibration) if options.repair and calibration is not None else None
-    walk = _Levels(ranking, claim, options.seed, output, split)
+    split = None
+    if options.repair and calibration is not None:
+        ranking, split = _with_blend_of(ranking, grid[len(grid) // 2]), split_data(calibration)
+    networks = _Levels(ranking, claim, output, split, copy_of(ranking.model))
     seen = ranking.seen if calibration is None else SeenInputs(frozenset(calibration.hashes()), is_all=True)
-    start = 0 if calibration is None else _first_level(walk, calibration, n_holdout, grid, progress)
-    path: list[Level] = []
-    certificate: AnyCertificate | None = None
-    with progress_bar("walking the levels", len(grid) - start, shown=progress) as advance:
-        for keep in grid[start:]:  # fixed-sequence testing: nothing is tested after the first failure (T15)
-            level, found = walk.test(keep, holdout_data(holdout), seen)
-            path.append(level)
-            advance(1)
-            if not level.passed:
-                break
-            certificate = found
-            walk.forget_denser_than(level.budget)
+    start = 0 if calibration is None else _first_level(networks, calibration, n_holdout, grid, progress)
+    path, certificate = _walk(networks, grid[start:], holdout, seen, progress)
     if certificate is None:
         why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
-        return _dense_result(walk.ranking.model, grid, start, tuple(path), why)
-    pruned = walk.record([level for level in path if level.passed][-1].budget)
+        return _dense_result(ranking.model, grid, start, path, why)
+    pruned = networks.record([level for level in path if level.passed][-1].budget)
     assert certificate.pruned_hash == hashing.of_model(pruned.model)
     warn_of_dead_rows(pruned)
     outcome = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
@@ -146,7 +136,7 @@ def prune_to(
         model=pruned.model,
         pruned=pruned,
         certificate=certificate,
-        path=tuple(path),
+        path=path,
         levels=grid,
         start=start,
         verdict=f"{outcome} {claim.words}",
@@ -185,16 +175,18 @@ def _count_new_points(data: AnyData, holdout: Any) -> int:
     return len(set(hashes))
 
 
+@dataclass(frozen=True)
 class _Levels:
     """Makes the network of a level, cut into one copy that all levels share or repaired, and tests it."""
 
-    def __init__(
-        self, ranking: Ranking, claim: OutputClaim | AccuracyClaim, seed: int, output: Output, split: DataSplit | None
-    ) -> None:
-        self.ranking, self.claim, self.seed, self.output, self.split = ranking, claim, seed, output, split
-        self.shared_copy = copy_of(ranking.model)
-        self.repaired: dict[int, tuple[Cut, Repaired]] = {}  # by budget
-        self.dense_outputs: DenseOutputs = {}
+    ranking: Ranking
+    claim: OutputClaim | AccuracyClaim
+    output: Output
+    split: DataSplit | None  # of the calibration data; None: levels are not repaired
+    shared_copy: nn.Module
+    # What is remembered from level to level
+    dense_outputs: DenseOutputs = field(default_factory=dict)
+    repaired: dict[int, tuple[Cut, Repaired]] = field(default_factory=dict)  # by budget
 
     def test(self, keep: float, data: Data, seen: SeenInputs | None) -> tuple[Level, AnyCertificate]:
         """Tests one level on the data, none of which may be among the `seen` inputs."""
@@ -211,31 +203,63 @@ class _Levels:
     def record(self, budget: int) -> Pruned:
         """The network of a level, as `prune` returns it."""
         if self.split is None:
-            return pruned_of(self.ranking, cut(self.ranking, budget, seed=self.seed))
+            return pruned_of(self.ranking, self._cut(budget))
         network_cut, repaired = self._repaired(self.split, budget)
         return pruned_of(self.ranking, network_cut, repaired=repaired)
 
     def forget_denser_than(self, budget: int) -> None:
         """Frees the networks of denser levels, which the walk has passed."""
-        self.repaired = {other: level for other, level in self.repaired.items() if other <= budget}
+        for other in [other for other in self.repaired if other > budget]:
+            del self.repaired[other]
 
     def _network(self, budget: int) -> nn.Module:
         """The network of a level; without repair, it is valid until the next call."""
         if self.split is not None:
             return self._repaired(self.split, budget)[0].model
-        return cut(self.ranking, budget, seed=self.seed, into=self.shared_copy).model
+        return self._cut(budget, into=self.shared_copy).model
+
+    def _cut(self, budget: int, into: nn.Module | None = None) -> Cut:
+        return cut(self.ranking, budget, seed=self.ranking.options.seed, into=into)
 
     def _repaired(self, split: DataSplit, budget: int) -> tuple[Cut, Repaired]:
-        """The repaired network of a level; the first one that is tried chooses the blend of all."""
+        """The repaired network of a level, which is made once."""
         if budget not in self.repaired:
-            first = cut(self.ranking, budget, seed=self.seed)
-            if first.choice is not None and self.ranking.blend is not None:
-                self.ranking = replace(self.ranking, blend=replace(self.ranking.blend, taken=first.choice.taken))
+            first = self._cut(budget)
             self.repaired[budget] = repaired_cut(self.ranking, first, split, ["joint"], start=first.model)
         return self.repaired[budget]
 
 
-def _first_level(walk: _Levels, calibration: Data, n_holdout: int, grid: tuple[float, ...], progress: bool) -> int:
+def _with_blend_of(ranking: Ranking, keep: float) -> Ranking:
+    """The ranking with the blend that is best at this level: no other is tried at any level."""
+    if ranking.blend is None:
+        return ranking
+    choice = cut(ranking, numerics.budget_of(keep, ranking.n_weights), seed=ranking.options.seed).choice
+    assert choice is not None
+    return replace(ranking, blend=replace(ranking.blend, taken=choice.taken))
+
+
+def _walk(
+    levels: _Levels, grid: Sequence[float], holdout: Any, seen: SeenInputs, progress: bool
+) -> tuple[tuple[Level, ...], AnyCertificate | None]:
+    """The levels that were tested, and the certificate of the last that passed; None if the first does not.
+
+    Fixed-sequence testing: nothing is tested after the first failure (T15).
+    """
+    path: list[Level] = []
+    certificate: AnyCertificate | None = None
+    with progress_bar("walking the levels", len(grid), shown=progress) as advance:
+        for keep in grid:
+            level, found = levels.test(keep, holdout_data(holdout), seen)
+            path.append(level)
+            advance(1)
+            if not level.passed:
+                break
+            certificate = found
+            levels.forget_denser_than(level.budget)
+    return tuple(path), certificate
+
+
+def _first_level(levels: _Levels, calibration: Data, n_holdout: int, grid: tuple[float, ...], progress: bool) -> int:
     """The level to start from: a few before the sparsest that passes on the calibration data, found by bisection.
 
     Only the size of the holdout is used, so a bad start costs sparsity, never validity. No more calibration points are
@@ -246,7 +270,7 @@ def _first_level(walk: _Levels, calibration: Data, n_holdout: int, grid: tuple[f
     with progress_bar("where to begin", len(grid).bit_length(), shown=progress) as advance:
         while high - low > 1:
             middle = (low + high) // 2
-            level, _ = walk.test(grid[middle], data, None)
+            level, _ = levels.test(grid[middle], data, None)
             low, high = (middle, high) if level.passed else (low, middle)
             advance(1)
     return max(0, low - START_MARGIN)

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import ModelError, OptionError
 from sipp.results.options import Reduce
-from sipp.scoring.found import LayerSensitivities
 from sipp.scoring.kernels import cpu, reference
 from sipp.scoring.kernels.protocol import KernelFunctions
 from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
-from sipp.scoring.task import task_of
+from sipp.scoring.task import LayerSensitivities, task_of
 
 ERRORS = [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 1")]
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sipp.results import numerics
-from sipp.scoring.kernels import reference, skipping
+from sipp.scoring.kernels import protocol, reference
 from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
 
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
@@ -33,11 +33,11 @@ SHORTEST_STRETCH = 1024  # patches of a program: its first chunk costs the most
 
 # of a line, whose reciprocals may add up to infinity: without a scale it would count as one that has none
 LEAST_SCALE: tl.constexpr = tl.constexpr(2.0**-126)
-LARGEST_SCALE: tl.constexpr = tl.constexpr(skipping.LARGEST_SCALE)
-LEAST_BAR: tl.constexpr = tl.constexpr(skipping.LEAST_BAR)  # below it all patches above 0 count
-LARGEST_BAR: tl.constexpr = tl.constexpr(skipping.LARGEST_BAR)
-LEAST_REACH: tl.constexpr = tl.constexpr(skipping.LEAST_REACH)
-BAR_SLACK: tl.constexpr = tl.constexpr(skipping.BAR_SLACK)
+LARGEST_SCALE: tl.constexpr = tl.constexpr(protocol.LARGEST_SCALE)
+LEAST_BAR: tl.constexpr = tl.constexpr(protocol.LEAST_BAR)  # below it all patches above 0 count
+LARGEST_BAR: tl.constexpr = tl.constexpr(protocol.LARGEST_BAR)
+LEAST_REACH: tl.constexpr = tl.constexpr(protocol.LEAST_REACH)
+BAR_SLACK: tl.constexpr = tl.constexpr(protocol.BAR_SLACK)
 
 
 def max_chunk(

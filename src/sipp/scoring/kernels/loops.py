@@ -12,7 +12,7 @@ import numpy as np
 
 from sipp.native import compiling
 from sipp.scoring.kernels import vector_code as code
-from sipp.scoring.kernels.skipping import LARGEST_BAR, LARGEST_SCALE, LEAST_BAR
+from sipp.scoring.kernels.protocol import LARGEST_BAR, LARGEST_SCALE, LEAST_BAR
 from sipp.scoring.kernels.vector_code import (
     BLOCK,
     DOUBLE_BYTES,
@@ -339,7 +339,7 @@ def _raise_by_bars(scratch: Scratch, signs: int, n_tiles: int, fan_in: int, best
     A band is a run of tiles of ROW_TILE rows. For a column k and a band, patch p can only matter where its activation
     times its reach (the largest of the band's reciprocals at p, each divided by its own line's mean) is above the
     column's bar (the smallest of the band's maxima of that column, divided the same way). One number per patch and one
-    per column replace the band's rows in that test (`skipping.py`).
+    per column replace the band's rows in that test (`protocol.py`).
     """
     a, bars, masks = scratch.a_KP, scratch.bars_K, scratch.masks_K
     best_step, signs_step = n_tiles * TILE_VECTOR, n_tiles * SIGN_BYTES

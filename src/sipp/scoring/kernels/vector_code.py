@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sipp.native import compiling, processor, vector
-from sipp.scoring.kernels.skipping import BAR_SLACK, LARGEST_BAR, LEAST_REACH
+from sipp.scoring.kernels.protocol import BAR_SLACK, LARGEST_BAR, LEAST_REACH
 
 # --- Sizes ------------------------------------------------------------------------------------------------------------
 
