@@ -141,9 +141,13 @@ DOORS = {room: door_of(SOURCE / room / "__init__.py") for room in ROOMS}
 
 
 def taken(path: Path, own: str) -> set[tuple[str, str]]:
-    """Modules of other rooms and the names that a file imports from them."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-    found = {(str(node.module), alias.name) for node in nodes for alias in node.names}
+    """Modules of other rooms and the names that a file takes from them, as imports or as `room.name`."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    imported = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    found = {(str(node.module), alias.name) for node in imported for alias in node.names}
+    whole = {room for module, room in found if module == "sipp" and room in ROOMS}
+    used = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    found |= {(f"sipp.{node.value.id}", node.attr) for node in used if node.value.id in whole}
     return {(module, name) for module, name in found if room_of(module) in ROOMS and room_of(module) != own}
 
 
@@ -170,6 +174,8 @@ def test_an_import_past_a_door_is_caught(tmp_path: Path) -> None:
     path = tmp_path / "past.py"
     path.write_text("from sipp.inputs import Data, no_such\ndef late():\n    from sipp.inputs.data import Data\n")
     assert past_doors(taken(path, "scoring")) == {("sipp.inputs", "no_such"), ("sipp.inputs.data", "Data")}
+    path.write_text("from sipp import inputs\ninputs.Data, inputs.capture, inputs.Data.no_such\n")
+    assert past_doors(taken(path, "scoring")) == {("sipp.inputs", "capture")}
     assert taken(path, "inputs") == set()
 
 

@@ -212,7 +212,7 @@ def facts(found: ModelMap) -> dict[str, Any]:
     kinds = {name: place.kind for name, place in found.places.items()}
     return {
         "order": found.order,
-        "sums": {name: one.latest for name, one in found.sums.items()},  # the latest weight before the stream
+        "residuals": {name: one.latest for name, one in found.residuals.items()},  # the latest weight before the stream
         "norms": found.norms,
         "blocks": () if found.blocks is None else found.blocks.names,
         "unassigned": found.unassigned,
@@ -223,7 +223,7 @@ def facts(found: ModelMap) -> dict[str, Any]:
     }
 
 
-NOTHING: dict[str, Any] = {"sums": {}, "norms": {}, "blocks": (), "unassigned": {}, "values": "", "twice": {}}
+NOTHING: dict[str, Any] = {"residuals": {}, "norms": {}, "blocks": (), "unassigned": {}, "values": "", "twice": {}}
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, Any]]
 
 
@@ -252,7 +252,7 @@ CASES: dict[str, Case] = {
         lambda: ResNet(projects=False),
         images,
         blocks=("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
-        sums={
+        residuals={
             "layer1.0.conv2.weight": "conv.weight",
             "layer1.1.conv2.weight": "layer1.0.conv2.weight",
             "layer2.0.conv2.weight": "layer1.1.conv2.weight",
@@ -265,7 +265,7 @@ CASES: dict[str, Case] = {
         lambda: ResNet(projects=True),
         images,
         blocks=("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
-        sums={
+        residuals={
             "layer1.0.conv2.weight": "conv.weight",
             "layer1.1.conv2.weight": "layer1.0.conv2.weight",
             "layer2.0.down.0.weight": "layer2.0.conv2.weight",  # the later one of two that are added
@@ -283,7 +283,7 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(conv(3, 4), Inverted(4), Inverted(4)),
         images,
         blocks=("1", "2"),
-        sums={"1.project.weight": "0.weight", "2.project.weight": "1.project.weight"},
+        residuals={"1.project.weight": "0.weight", "2.project.weight": "1.project.weight"},
         norms="all but 0.weight",
     ),
     "a concatenation across the network": case(
@@ -307,14 +307,14 @@ CASES: dict[str, Case] = {
         steps,
         order=each("layers.{}.", IN_ENCODER),
         blocks=("layers.0", "layers.1"),
-        sums=chain("layers.{}.", "self_attn.out_proj.weight", "linear2.weight"),
+        residuals=chain("layers.{}.", "self_attn.out_proj.weight", "linear2.weight"),
     ),
     "GPT-2": case(
         lambda: language_model("GPT2"),
         sequences,
         order=each("transformer.h.{}.", IN_GPT2),
         blocks=("transformer.h.0", "transformer.h.1"),
-        sums=chain("transformer.h.{}.", "attn.c_proj.weight", "mlp.c_proj.weight"),
+        residuals=chain("transformer.h.{}.", "attn.c_proj.weight", "mlp.c_proj.weight"),
         intercepts={"bias": 8},
     ),
     "Llama": case(
@@ -322,7 +322,7 @@ CASES: dict[str, Case] = {
         sequences,
         order=each("model.layers.{}.", IN_LLAMA),
         blocks=("model.layers.0", "model.layers.1"),
-        sums=chain("model.layers.{}.", "self_attn.o_proj.weight", "mlp.down_proj.weight"),
+        residuals=chain("model.layers.{}.", "self_attn.o_proj.weight", "mlp.down_proj.weight"),
         intercepts={"none": 14},
     ),
     "Gemma": case(  # norms behind layers: what is added is no layer's output
@@ -378,7 +378,7 @@ def test_a_mixture_of_experts() -> None:
     experts = {name for name in found.order if "experts" in name}
     assert len(experts) == 4 and all(found.n_uses[name] == 4 for name in experts)
     assert set(found.unassigned) == experts
-    assert found.blocks is not None and len(found.sums) == 2
+    assert found.blocks is not None and len(found.residuals) == 2
 
 
 @pytest.mark.parametrize("wrapped", [nn.DataParallel, torch.compile])

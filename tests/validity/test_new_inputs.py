@@ -21,8 +21,7 @@ from sound_bounds import sound_bound
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds.assumption import floored, measure_constant
-from sipp.bounds.statements import network_coverage, network_epsilon
+from sipp.bounds.statements import floored, measure_constant, network_coverage, network_epsilon
 from sipp.inputs import data_of
 from sipp.repairing import split_data
 from sipp.results import Coverage

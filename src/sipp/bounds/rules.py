@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from sipp.bounds.operator_norms import ROUND_UP, average_pool_norm, conv_norm, linear_norm, max_pool_gain
 from sipp.inputs import name_of_operation
+from sipp.native import pytree
 
 
 class NoBound(Exception):
@@ -52,11 +52,11 @@ class Call:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors among its arguments."""
-        return [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, Tensor)]
+        return [leaf for leaf in pytree.tree_leaves(self.given) if isinstance(leaf, Tensor)]
 
     def run(self, instead: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
         """Its result, with other tensors in the place of its own."""
-        args, kwargs = tree_map(lambda leaf: instead(leaf) if isinstance(leaf, Tensor) else leaf, self.given)
+        args, kwargs = pytree.tree_map(lambda leaf: instead(leaf) if isinstance(leaf, Tensor) else leaf, self.given)
         return self.function(*args, **kwargs)
 
     @property
@@ -71,7 +71,7 @@ class Call:
 
     @property
     def values(self) -> list[Value]:
-        return [leaf for leaf in tree_leaves(self.options) if isinstance(leaf, Value)]
+        return [leaf for leaf in pytree.tree_leaves(self.options) if isinstance(leaf, Value)]
 
     @property
     def n_samples(self) -> int:

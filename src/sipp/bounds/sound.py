@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sipp.bounds.operator_norms import ROUND_UP
@@ -36,6 +35,7 @@ from sipp.inputs import (
     run_batch,
     scoring_mode,
 )
+from sipp.native import pytree
 from sipp.results import Coverage, NetworkBound, hashing, numerics
 from sipp.scoring import Sensitivities
 
@@ -168,7 +168,7 @@ class _Walk:
     """Follows errors through the operations of the dense network, which a watch hands to it."""
 
     def __init__(self, dense: nn.Module, pruned: nn.Module, batch: Batch) -> None:
-        inputs = [leaf for leaf in tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, Tensor)]
         zeros_B = torch.zeros(batch.n_points, dtype=torch.float64, device=numerics.device_of(dense))
         self.errors = WeakTensorKeyDictionary(dict.fromkeys(inputs, zeros_B))  # of values: they depend on the input
         theirs = numerics.parameters_and_buffers(pruned)
@@ -202,7 +202,7 @@ class _Walk:
         if call.is_in_place:
             raise NoBound("it changes a constant in place")
         result, other = call.run(), call.run(self._in_pruned)
-        for ours, theirs in zip(tree_leaves(result), tree_leaves(other), strict=True):
+        for ours, theirs in zip(pytree.tree_leaves(result), pytree.tree_leaves(other), strict=True):
             if isinstance(ours, Tensor):
                 self.pruned[ours] = theirs
             elif ours != theirs:
@@ -227,7 +227,7 @@ class _Walk:
             return self._in_pruned(leaf) if isinstance(leaf, Tensor) else leaf
 
         call.result = call.run()
-        call.options = tree_map(known, call.options)
+        call.options = pytree.tree_map(known, call.options)
         call.on = lambda value: call.run(lambda one: value if one in self.errors else self._in_pruned(one))
         error_B = RULES[call.name](call)
         pairs = ((tensor, self._in_pruned(tensor)) for tensor in call.tensors)

@@ -276,6 +276,35 @@ def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -
         yield from _split_positions(part, dim + 1, n_position_dims, most)
 
 
+# --- Uses that several layer types have -------------------------------------------------------------------------------
+
+
+def vectors(parameter: str, inputs: Tensor, n_points: int) -> WeightUse:
+    """The use of all rows of a weight whose patches are the vectors along the last dimension of `inputs`.
+
+    Points run along the first dimension, one by one or in equal consecutive blocks (windows or frames folded into the
+    batch). If that cannot be, the patches stay together and `attributed` is False: a maximum needs no more.
+    """
+    # an expert that got no tokens has none to attribute
+    attributed = n_points == 1 or (inputs.ndim > 1 and inputs.numel() > 0 and inputs.shape[0] % n_points == 0)
+    n_blocks = n_points if attributed else 1
+    n_patches = inputs.shape[:-1].numel() // n_blocks
+    return WeightUse(parameter, inputs.reshape(n_blocks, 1, n_patches, inputs.shape[-1]), attributed=attributed)
+
+
+def sequences(parameter: str, steps_BTK: Tensor, n_points: int, is_real_BT: Tensor | None = None) -> WeightUse:
+    """The use of all rows of a weight whose patches are the steps of sequences, one for each point or together."""
+    if len(steps_BTK) == n_points:
+        return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
+    together, real_BP = steps_BTK.flatten(0, 1)[None, None], None if is_real_BT is None else is_real_BT.flatten()[None]
+    return WeightUse(parameter, together, attributed=False, real_BP=real_BP)
+
+
+def by_size(shape: tuple[int, ...]) -> str:
+    """A shape in words: 200 x 9."""
+    return " x ".join(map(str, shape)) or "a single number"
+
+
 # --- Uses checked against their weight, and padding set to zero: later code relies on every shape ---------------------
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

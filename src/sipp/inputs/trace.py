@@ -32,12 +32,12 @@ from sipp.inputs.recording import Recorder, Recording, refs_in
 from sipp.inputs.structure import (
     Blocks,
     Place,
-    Sum,
+    Residual,
     find_blocks,
     norm_behind,
     output_of,
     places_in,
-    sums_in,
+    residuals_in,
     why_no_chain,
 )
 from sipp.results import NormStats, Selector, numerics
@@ -68,7 +68,7 @@ class ModelMap:
     unassigned: dict[str, str]  # the weights whose patches are not assigned to inputs, and why
     recording: Recording  # all operations and calls of modules
     blocks: Blocks | None  # the modules that pass a state along, if there are such
-    sums: dict[str, Sum]  # by weight: what its layer's output alone is added to
+    residuals: dict[str, Residual]  # by weight: the residual connection behind its layer
     norms: dict[str, str]  # by weight: the module of the norm behind its layer; none without one
     places: dict[str, Place]  # by weight: where intercepts go
     no_chain: str  # why the network is no chain of fully-connected layers; "" if it is one (T12)
@@ -234,7 +234,7 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
         unassigned=unassigned,
         recording=recording,
         blocks=blocks,
-        sums=sums_in(recording, layers, order, watched.products, blocks),
+        residuals=residuals_in(recording, layers, order, watched.products, blocks),
         norms={name: norm for name, norm in behind.items() if norm},
         places=places_in(model, recording, layers, watched.products),
         no_chain=why_no_chain(model, recording, set(order)),
@@ -383,7 +383,7 @@ def _lines(found: ModelMap) -> Iterator[str]:
 def _row(found: ModelMap, name: str, beside: str) -> tuple[str, ...]:
     """A weight, its layer and size, its uses, what it reads, its intercept, the norm behind it, what it is added to."""
     weight, place = next(one for one in found.weights if one.name == name), found.places[name]
-    n_uses, norm, one = found.n_uses[name], found.norms.get(name, ""), found.sums.get(name)
+    n_uses, norm, one = found.n_uses[name], found.norms.get(name, ""), found.residuals.get(name)
     added = "" if one is None else f"what follows {one.latest}" if one.latest else "what comes before any weight"
     return (
         name,
