@@ -387,18 +387,45 @@ def test_wrappers_change_nothing(wrapped: Any) -> None:
     assert str(trace(wrapped(model), rows())) == str(trace(model, rows()))
 
 
+def printed(model: nn.Module, data: Tensor, **options: Any) -> list[str]:
+    return str(trace(model.eval(), data, **options)).splitlines()
+
+
 def test_a_map_prints_like_a_table_of_contents() -> None:
-    assert str(trace(mlp().eval(), rows())).splitlines() == [
+    assert printed(mlp(), rows()) == [
         "Sequential: 3 weights in 3 layers, 8 operations on 3 inputs",
-        "a chain of fully-connected layers",
         "0.weight  Linear  5 x 4  intercept 0.bias",
         "2.weight  Linear  3 x 5  intercept 2.bias",
         "4.weight  Linear  2 x 3  intercept 4.bias",
+        "a chain of fully-connected layers",
     ]
-    of_lstm = str(trace(Tagger(batch_first=False).eval(), steps())).splitlines()
-    assert of_lstm[-1] == f"not assigned to inputs, {ELSEWHERE}: fc.weight"
+    assert printed(Tagger(batch_first=False), steps())[-2] == f"not assigned to inputs, {ELSEWHERE}: fc.weight"
     assert "used 2 times" in str(trace(tied(), rows()))
     assert "not used by these inputs: b.weight" in str(trace(Branching(), rows().abs()))
+    assert "left as they are: 0 (Linear)" in str(trace(mlp(), rows(), exclude="0"))
+
+
+def test_blocks_are_headings_and_those_that_are_alike_are_one() -> None:
+    lines = printed(ResNet(projects=True), images())
+    assert lines[1:-1] == [
+        "4 blocks pass a state along (argument 0)",
+        "conv.weight      Conv2d  4 x 27  intercept bn.running_mean",
+        "layer1.0 to layer1.1",
+        "  conv1.weight   Conv2d  4 x 36  intercept bn1.running_mean",
+        "  conv2.weight   Conv2d  4 x 36  intercept bn2.running_mean     + stream into the block",
+        "layer2.0",
+        "  conv1.weight   Conv2d  8 x 36  intercept bn1.running_mean",
+        "  conv2.weight   Conv2d  8 x 72  intercept bn2.running_mean",
+        "  down.0.weight  Conv2d  8 x 4   intercept down.1.running_mean  + stream after conv2",
+        "layer2.1",
+        "  conv1.weight   Conv2d  8 x 72  intercept bn1.running_mean",
+        "  conv2.weight   Conv2d  8 x 72  intercept bn2.running_mean     + stream into the block",
+        "fc.weight        Linear  3 x 8   intercept fc.bias",
+    ]
+    assert lines[-1].startswith("no plain chain: ")
+    lines = printed(language_model("Llama"), sequences(), exclude="lm_head")
+    assert "+ inputs (not corrected)" in lines[5] + lines[6] and max(map(len, lines)) <= 100
+    assert lines[-2] == "left as they are: model.embed_tokens (embedding), lm_head (head)"
 
 
 # --- Values that decide what runs -------------------------------------------------------------------------------------

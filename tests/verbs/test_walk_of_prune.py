@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from fresh_process import run_python
 from torch import nn
 
 import sipp
@@ -60,3 +61,16 @@ def test_prune_enters_as_many_files_as_documented() -> None:
     assert said is not None
     options: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "magnitude", "repair": True}]
     assert [len(entered(**given)) for given in options] == [int(number) for number in said.groups()]
+
+
+def test_prune_imports_as_many_modules_as_documented() -> None:
+    """In a process of its own: what a call does not need is not loaded."""
+    said = re.search(r"and imports (\d+) modules", DRAWN)
+    code = (
+        "import sipp, sys, torch; net = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Linear(40, 10)); "
+        "sipp.prune(net, torch.rand(64, 20), keep=0.5, method='sipp-det', progress=False); "
+        "print(sum(name.partition('.')[0] == 'sipp' for name in sys.modules))"
+    )
+    done = run_python(code)
+    assert said is not None and done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) == int(said.group(1))

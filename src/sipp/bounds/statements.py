@@ -108,7 +108,7 @@ def _is_sampled(cut: Cut) -> bool:
 
 def _obstacle(scores: Sensitivities, cut: Cut) -> str:
     """Why T12 does not apply to the model; empty if it does."""
-    return f"{cut.others[0]} changed too, and is not a pruned weight" if cut.others else scores.no_chain
+    return f"{cut.others[0]} changed too, and is not a pruned weight" if cut.others else scores.map.no_chain
 
 
 def _measured(

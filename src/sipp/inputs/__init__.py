@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sipp.inputs.recording import (
         THE_MODEL as THE_MODEL,
         VALUELESS as VALUELESS,
+        Recorder as Recorder,
         Watch as Watch,
         name_of_operation as name_of_operation,
     )

@@ -46,9 +46,9 @@ class FitTask:
     keeps_rows: bool  # a row with a weight in the first mask keeps at least one
 
 
-def fit_task(method: RepairMethod, pattern: Pattern | None, *, is_language_model: bool, keeps_rows: bool) -> FitTask:
+def fit_task(method: RepairMethod, pattern: Pattern | None, *, is_large_linear: bool, keeps_rows: bool) -> FitTask:
     """How the layers of a network are fitted."""
-    a = 0.0 if method in PEERS else LARGE_ERROR_FEEDBACK if is_language_model else ERROR_FEEDBACK
+    a = 0.0 if method in PEERS else LARGE_ERROR_FEEDBACK if is_large_linear else ERROR_FEEDBACK
     return FitTask(method, a, pattern, keeps_rows)
 
 

@@ -44,7 +44,7 @@ from sipp.progress import Advance, fit_cost, nothing, progress_bar
 from sipp.pruning import (
     best_within,
     even_layers,
-    is_like_a_language_model,
+    is_large_linear_network,
 )
 from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
@@ -88,15 +88,17 @@ def repair_network(
     pattern: Pattern | None = None,
     keeps_rows: bool = False,
     start: nn.Module | None = None,
+    known: ModelMap | None = None,
     progress: bool = False,
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
 
     A search under a budget takes from the masks only how many weights each layer keeps (`starting_masks`).
 
-    `start` is the pruned network; None: the dense values under the masks. A refit begins with its values. The result is
-    compared with it on the validation points, and undone if it is worse. Weights that are 0 in the dense network and
-    not in the masks stay 0; with `keeps_rows`, no row dies that has a weight in the masks.
+    `known` is the map of the dense network, if there is one. `start` is the pruned network; None: the dense values
+    under the masks. A refit begins with its values. The result is compared with it on the validation points, and undone
+    if it is worse. Weights that are 0 in the dense network and not in the masks stay 0; with `keeps_rows`, no row dies
+    that has a weight in the masks.
     """
     is_refit = method == "refit"
     split = in_large_batches(split, max((max(len(mask), mask[0].numel()) for mask in masks.values()), default=1))
@@ -108,10 +110,12 @@ def repair_network(
         model = _unrepaired(dense, masks, start) if is_refit else copy_of(dense)
         ours, theirs = (Side(one, split.batches, StatesInMemory(len(split.batches))) for one in (dense, model))
         traced = dense, split.batches[0]
-        walk = walk_of(ours, theirs, masks, split.n_fit_batches, traced=traced, corrects=method not in PEERS)
+        walk = walk_of(
+            ours, theirs, masks, split.n_fit_batches, traced=traced, known=known, corrects=method not in PEERS
+        )
         weights = list(walk.weights.values())
-        is_language_model = is_like_a_language_model(weights, masks)
-        task = fit_task(method, pattern, is_language_model=is_language_model, keeps_rows=keeps_rows)
+        is_large_linear = is_large_linear_network(weights, masks)
+        task = fit_task(method, pattern, is_large_linear=is_large_linear, keeps_rows=keeps_rows)
         has_budget = method == "joint" and pattern is None
         first = starting_masks(dense, weights, masks, keeps_rows=keeps_rows) if has_budget else masks
         fitted, layers = fit_parts(walk, task, parts_in(walk.map, masks), first, advance)
@@ -183,10 +187,11 @@ def walk_of(
     n_fit_batches: int,
     *,
     traced: tuple[nn.Module, Batch],
+    known: ModelMap | None = None,
     corrects: bool = True,
     inputs_differ: bool = False,
 ) -> Walk:
-    """The walk of both networks past the masked weights, by a map of a model that is traced: of the dense one, or part.
+    """The walk of both networks past the masked weights, by the map of the dense one or of a part, known or traced.
 
     `corrects`: the ends of residual blocks compensate the error of the stream. `inputs_differ`: earlier parts have
     made the inputs of this one, so that these streams have an error too.
@@ -195,7 +200,7 @@ def walk_of(
     layers = find_prunable_layers(model, include=[glob.escape(name) for name in masks])
     chosen = (replace(one, weights={l: w for l, w in one.weights.items() if w.name in masks}) for one in layers)
     masked = tuple(layer for layer in chosen if layer.weights)
-    found = trace_layers(model, masked, batch)
+    found = known or trace_layers(model, masked, batch)
     streams = streams_in(found, inputs_differ=inputs_differ) if corrects else {}
     return Walk(dense, pruned, found, masked, streams, n_fit_batches)
 
@@ -247,7 +252,7 @@ def repair_part(
     `traced` is the part as a model, and its inputs.
     """
     walk = walk_of(dense, pruned, masks, n_fit_batches, traced=traced, inputs_differ=part.number > 0)
-    task = fit_task("joint", pattern, is_language_model=True, keeps_rows=False)
+    task = fit_task("joint", pattern, is_large_linear=True, keeps_rows=False)
     return fit_parts(walk, task, [replace(part, groups=groups_in(walk.map, masks))], masks)
 
 

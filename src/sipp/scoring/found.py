@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sipp.inputs import Weight
+from sipp.inputs import ModelMap, Weight
 from sipp.results import NormStats, Reduce, SeenInputs
 
 
@@ -36,7 +36,7 @@ class Sensitivities:
     batch_dependent: bool  # patches depend on the batch (batch statistics): T4-T12 are about batches
     draws: frozenset[str]  # hashes of the distinct draws: points, or batches if batch_dependent
     seen: SeenInputs  # the points that were scored, and others that chose something: a blend, repaired values
-    no_chain: str  # why the network is no chain of fully-connected layers, as T12 needs; empty: it is one
+    map: ModelMap  # of the model on such inputs
     dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
 
     @property

@@ -146,7 +146,7 @@ def repaired_cut(
     progress: bool = False,
 ) -> tuple[Cut, repairing.Repaired]:
     """The cut after these repairs in a row; `start` has the values of the first one, None: they are the dense ones."""
-    masks, keeps_rows = first.masks, ranking.floor is not None
+    masks, keeps_rows, scores = first.masks, ranking.floor is not None, ranking.sensitivities
     for method in repairs:
         repaired = repairing.repair_network(
             ranking.model,
@@ -156,6 +156,7 @@ def repaired_cut(
             pattern=ranking.pattern,
             keeps_rows=keeps_rows,
             start=start,
+            known=scores.map if scores is not None and scores.norm_stats == "running" else None,
             progress=progress,
         )
         start, masks = repaired.model, repaired.masks

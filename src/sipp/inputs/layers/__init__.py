@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Adapter as Adapter,
         PrunableLayer as PrunableLayer,
         find_prunable_layers as find_prunable_layers,
+        left_alone as left_alone,
         register as register,
         unwrap as unwrap,
     )
