@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from sipp.pruning.ranking import (
         Ranking as Ranking,
-        is_large_linear_network as is_large_linear_network,
+        is_like_a_language_model as is_like_a_language_model,
         rank as rank,
     )
     from sipp.pruning.rows import (

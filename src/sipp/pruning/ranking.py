@@ -190,7 +190,7 @@ def _alive_first(scores_FK: Tensor, alive_FK: Tensor, *, is_sampled: bool) -> Te
     return torch.where(alive_FK, scores_FK.clamp(min=least), 0.0)
 
 
-def is_large_linear_network(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
+def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
     """Whether a network is large and all its weights are matrices: trying whole networks is too expensive then."""
     is_large = sum(weight.n_weights for weight in weights) > numerics.MOST_WEIGHTS_OF_SMALL
     return is_large and all(parameters[weight.name].ndim == 2 for weight in weights)
@@ -202,7 +202,7 @@ def needs_first_mask_only(task: ScoringTask, info: MethodInfo, options: PruneOpt
     Then Wanda's mask is taken without trying others, because it is the best start for language models.
     """
     is_start = info.is_blend and options.repair and task.norm_stats != "batch"
-    return is_start and task.data is not None and is_large_linear_network(task.weights, task.parameters())
+    return is_start and task.data is not None and is_like_a_language_model(task.weights, task.parameters())
 
 
 def _why_no_sensitivities(info: MethodInfo, data: Data | None, statements: bool, first_mask_only: bool) -> str:

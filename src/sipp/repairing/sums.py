@@ -189,11 +189,11 @@ class WeightSums:
                 target_GRP = dense_GRK @ dense_GKP
                 target_GRP = target_GRP if stream_GRP is None else target_GRP.add_(stream_GRP)
                 gap_GRP = target_GRP - rows_GRK @ patches_GKP
-            if is_padded:  # padding has to stay 0
-                yield _Chunk(patches_GKP, None, target_GRP, gap_GRP)
-            else:
+            mean_GK1 = None
+            if not is_padded:  # padding has to stay 0
                 mean_GK1 = patches_GKP.mean(-1, keepdim=True)
-                yield _Chunk(patches_GKP - mean_GK1, mean_GK1, target_GRP, gap_GRP)
+                patches_GKP = patches_GKP - mean_GK1
+            yield _Chunk(patches_GKP, mean_GK1, target_GRP, gap_GRP)
 
     def _add_inputs(self, inputs: Moments, chunk: _Chunk, use: WeightUse) -> None:
         """Adds the sums over a chunk that do not depend on rows."""
