@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.repairing import polishing
+from sipp.results import numerics
 from sipp.results.pruned import Pruned
 from sipp.results.repair import Repair
 
@@ -229,6 +230,14 @@ def test_wrong_input_is_refused() -> None:
     revived.model[0].weight.data.fill_(1)
     with pytest.raises(ModelError, match="off its mask"):
         sipp.repair(dense, revived, points())
+
+
+def test_networks_on_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = net()
+    pruned = sipp.prune(dense, None, keep=0.5, method="magnitude")
+    monkeypatch.setattr(numerics, "device_of", lambda model: torch.device("cuda" if model is dense else "cpu"))
+    with pytest.raises(ModelError, match="are on cuda and cpu"):
+        sipp.repair(dense, pruned, points())
 
 
 def test_held_back_points_make_batches_no_larger_than_those_given() -> None:
