@@ -31,8 +31,8 @@ from repair_split import splitting
 from torch import Tensor, nn
 
 import sipp
+from sipp.inputs.capture import copy_of
 from sipp.inputs.data import data_of
-from sipp.inputs.model_state import copy_of
 from sipp.repairing import repair_network, split_data
 from sipp.results.numerics import device_of
 from sipp.results.options import Pattern, RepairMethod

@@ -81,9 +81,9 @@ def images_table(options: argparse.Namespace) -> None:
         fixed, took = timed(partial(sipp.repair, net, pruned, points, steps=steps, learning_rate=rate))
         done = fixed.repair
         assert done is not None
-        errors = (done.output_before, done.output_refit, done.output_after)
+        errors = (done.output_before, done.output_after)
         shown = " / ".join("none" if error is None else f"{error:.3f}" for error in errors)
-        best = "refit" if done.polish is None else f"{done.polish.best} of {done.polish.asked}"
+        best = "refit" if done.polish is None else f"{done.polish.best} of {steps}"
         scores = [f"{accuracy(model, images):.2f}" for model in (pruned.model, fixed.model)]
         lines.append([f"{keep:g}", *scores, best, shown, took])
         print(lines[-1], flush=True)
@@ -92,7 +92,7 @@ def images_table(options: argparse.Namespace) -> None:
     )
     table(
         f"{options.weights.stem}: accuracy, %, on 10,000 test images; {options.points} training images{mirror} repair",
-        ["keep", "pruned", "repaired", "best step", "output error: pruned / refit / end", "s (CPU s a thread)"],
+        ["keep", "pruned", "repaired", "best step", "output error: pruned / end", "s (CPU s a thread)"],
         lines,
     )
 

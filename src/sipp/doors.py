@@ -21,6 +21,8 @@ def door(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[
     def named(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        return getattr(import_module(module_of[name]), name)
+        value = getattr(import_module(module_of[name]), name)
+        setattr(sys.modules[room], name, value)  # the next time it is simply there
+        return value
 
     return named, lambda: sorted({*vars(sys.modules[room]), *module_of}), sorted(module_of)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 import sipp
-from sipp.bounds.assumption import LEAST_OF_ROW
-from sipp.bounds.sample_size import calibration_needed
+from sipp.bounds.statements import LEAST_OF_ROW, calibration_needed
 from sipp.errors import ModelError, OptionError
 from sipp.pruning.rows import eps_given
 from sipp.results.jsonio import to_json

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sipp.inputs import model_state as restore
+from sipp.inputs import grouped_attention as restore
 from sipp.inputs.capture import scoring_mode
 
 

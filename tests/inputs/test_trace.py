@@ -212,7 +212,7 @@ def facts(found: ModelMap) -> dict[str, Any]:
     kinds = {name: place.kind for name, place in found.places.items()}
     return {
         "order": found.order,
-        "sums": {name: one.latest for name, one in found.sums.items()},  # the latest weight before the stream
+        "residuals": {name: one.latest for name, one in found.residuals.items()},  # the latest weight before the stream
         "norms": found.norms,
         "blocks": () if found.blocks is None else found.blocks.names,
         "unassigned": found.unassigned,
@@ -223,7 +223,7 @@ def facts(found: ModelMap) -> dict[str, Any]:
     }
 
 
-NOTHING: dict[str, Any] = {"sums": {}, "norms": {}, "blocks": (), "unassigned": {}, "values": "", "twice": {}}
+NOTHING: dict[str, Any] = {"residuals": {}, "norms": {}, "blocks": (), "unassigned": {}, "values": "", "twice": {}}
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, Any]]
 
 
@@ -252,7 +252,7 @@ CASES: dict[str, Case] = {
         lambda: ResNet(projects=False),
         images,
         blocks=("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
-        sums={
+        residuals={
             "layer1.0.conv2.weight": "conv.weight",
             "layer1.1.conv2.weight": "layer1.0.conv2.weight",
             "layer2.0.conv2.weight": "layer1.1.conv2.weight",
@@ -265,7 +265,7 @@ CASES: dict[str, Case] = {
         lambda: ResNet(projects=True),
         images,
         blocks=("layer1.0", "layer1.1", "layer2.0", "layer2.1"),
-        sums={
+        residuals={
             "layer1.0.conv2.weight": "conv.weight",
             "layer1.1.conv2.weight": "layer1.0.conv2.weight",
             "layer2.0.down.0.weight": "layer2.0.conv2.weight",  # the later one of two that are added
@@ -283,7 +283,7 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(conv(3, 4), Inverted(4), Inverted(4)),
         images,
         blocks=("1", "2"),
-        sums={"1.project.weight": "0.weight", "2.project.weight": "1.project.weight"},
+        residuals={"1.project.weight": "0.weight", "2.project.weight": "1.project.weight"},
         norms="all but 0.weight",
     ),
     "a concatenation across the network": case(
@@ -307,14 +307,14 @@ CASES: dict[str, Case] = {
         steps,
         order=each("layers.{}.", IN_ENCODER),
         blocks=("layers.0", "layers.1"),
-        sums=chain("layers.{}.", "self_attn.out_proj.weight", "linear2.weight"),
+        residuals=chain("layers.{}.", "self_attn.out_proj.weight", "linear2.weight"),
     ),
     "GPT-2": case(
         lambda: language_model("GPT2"),
         sequences,
         order=each("transformer.h.{}.", IN_GPT2),
         blocks=("transformer.h.0", "transformer.h.1"),
-        sums=chain("transformer.h.{}.", "attn.c_proj.weight", "mlp.c_proj.weight"),
+        residuals=chain("transformer.h.{}.", "attn.c_proj.weight", "mlp.c_proj.weight"),
         intercepts={"bias": 8},
     ),
     "Llama": case(
@@ -322,7 +322,7 @@ CASES: dict[str, Case] = {
         sequences,
         order=each("model.layers.{}.", IN_LLAMA),
         blocks=("model.layers.0", "model.layers.1"),
-        sums=chain("model.layers.{}.", "self_attn.o_proj.weight", "mlp.down_proj.weight"),
+        residuals=chain("model.layers.{}.", "self_attn.o_proj.weight", "mlp.down_proj.weight"),
         intercepts={"none": 14},
     ),
     "Gemma": case(  # norms behind layers: what is added is no layer's output
@@ -378,7 +378,7 @@ def test_a_mixture_of_experts() -> None:
     experts = {name for name in found.order if "experts" in name}
     assert len(experts) == 4 and all(found.n_uses[name] == 4 for name in experts)
     assert set(found.unassigned) == experts
-    assert found.blocks is not None and len(found.sums) == 2
+    assert found.blocks is not None and len(found.residuals) == 2
 
 
 @pytest.mark.parametrize("wrapped", [nn.DataParallel, torch.compile])
@@ -387,18 +387,45 @@ def test_wrappers_change_nothing(wrapped: Any) -> None:
     assert str(trace(wrapped(model), rows())) == str(trace(model, rows()))
 
 
+def printed(model: nn.Module, data: Tensor, **options: Any) -> list[str]:
+    return str(trace(model.eval(), data, **options)).splitlines()
+
+
 def test_a_map_prints_like_a_table_of_contents() -> None:
-    assert str(trace(mlp().eval(), rows())).splitlines() == [
+    assert printed(mlp(), rows()) == [
         "Sequential: 3 weights in 3 layers, 8 operations on 3 inputs",
-        "a chain of fully-connected layers",
         "0.weight  Linear  5 x 4  intercept 0.bias",
         "2.weight  Linear  3 x 5  intercept 2.bias",
         "4.weight  Linear  2 x 3  intercept 4.bias",
+        "a chain of fully-connected layers",
     ]
-    of_lstm = str(trace(Tagger(batch_first=False).eval(), steps())).splitlines()
-    assert of_lstm[-1] == f"not assigned to inputs, {ELSEWHERE}: fc.weight"
+    assert printed(Tagger(batch_first=False), steps())[-2] == f"not assigned to inputs, {ELSEWHERE}: fc.weight"
     assert "used 2 times" in str(trace(tied(), rows()))
     assert "not used by these inputs: b.weight" in str(trace(Branching(), rows().abs()))
+    assert "left as they are: 0 (Linear)" in str(trace(mlp(), rows(), exclude="0"))
+
+
+def test_blocks_are_headings_and_those_that_are_alike_are_one() -> None:
+    lines = printed(ResNet(projects=True), images())
+    assert lines[1:-1] == [
+        "4 blocks pass a state along (argument 0)",
+        "conv.weight      Conv2d  4 x 27  intercept bn.running_mean",
+        "layer1.0 to layer1.1",
+        "  conv1.weight   Conv2d  4 x 36  intercept bn1.running_mean",
+        "  conv2.weight   Conv2d  4 x 36  intercept bn2.running_mean     + stream into the block",
+        "layer2.0",
+        "  conv1.weight   Conv2d  8 x 36  intercept bn1.running_mean",
+        "  conv2.weight   Conv2d  8 x 72  intercept bn2.running_mean",
+        "  down.0.weight  Conv2d  8 x 4   intercept down.1.running_mean  + stream after conv2",
+        "layer2.1",
+        "  conv1.weight   Conv2d  8 x 72  intercept bn1.running_mean",
+        "  conv2.weight   Conv2d  8 x 72  intercept bn2.running_mean     + stream into the block",
+        "fc.weight        Linear  3 x 8   intercept fc.bias",
+    ]
+    assert lines[-1].startswith("no plain chain: ")
+    lines = printed(language_model("Llama"), sequences(), exclude="lm_head")
+    assert "+ inputs (not corrected)" in lines[5] + lines[6] and max(map(len, lines)) <= 100
+    assert lines[-2] == "left as they are: model.embed_tokens (embedding), lm_head (head)"
 
 
 # --- Values that decide what runs -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import sipp
 from sipp.errors import OptionError
-from sipp.inputs.model_state import turn_off_caches
+from sipp.inputs.capture import turn_off_caches
 from sipp.scoring.input_scores import wanda
 from sipp.scoring.task import task_of
 

@@ -1,4 +1,4 @@
-"""Only the room native/ knows llvmlite, the inner parts of Numba, and C's way to call functions."""
+"""Only the room native/ knows llvmlite, the inner parts of Numba, C's way to call functions, and torch's trees."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "sipp"
-OURS = ("llvmlite", "numba.core", "numba.extending", "ctypes")
+OURS = ("llvmlite", "numba.core", "numba.extending", "ctypes", "torch.utils._pytree")
 
 
 def modules(path: Path) -> set[str]:

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from repairing.fit_points import even_masks, split_of
 from torch import Tensor, nn
 
-from sipp.inputs.capture import meeting_sums
 from sipp.inputs.trace import trace
 from sipp.repairing import repair_network
-from sipp.repairing.sums import streams_in
+from sipp.repairing.sums import meeting_streams, streams_in
 
 
 class Net(nn.Module):
@@ -102,7 +101,7 @@ def test_streams_are_found(case: str) -> None:
         hook = net.get_submodule(stream.module).register_forward_hook(
             lambda module, args, output, outputs=outputs: outputs.append(output.clone())
         )
-        with torch.no_grad(), meeting_sums(net, {name: stream}, met.__setitem__):
+        with torch.no_grad(), meeting_streams(net, {name: stream}, met.__setitem__):
             net(x)
         hook.remove()
         gain_F, bias_F = torch.ones(6), torch.zeros(6)

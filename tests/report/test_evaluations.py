@@ -23,7 +23,7 @@ from sipp.results.jsonio import to_json
 from sipp.results.repair import Repair
 from sipp_lab.page import read_results, render
 
-REPAIR = Repair((), 10, 5, 0, None, None, None, None, None, "")
+REPAIR = Repair((), 10, 5, 0, None, None, None, None, "")
 
 
 ABOUT = {"dense_hash": "0" * 64, "pruned_hash": "0" * 64, "data_hash": "a" * 64, "inputs": "some inputs"}

@@ -54,7 +54,7 @@ def repaired(after: float) -> Repair:
         FittedLayer("1.weight", "unfitted", 4, left_alone="its input is not seen"),
     )
     counts = {"n_fit": 90, "n_validation": 10, "n_test": 10}
-    errors = {"output_before": 0.8, "output_refit": after, "output_after": after, "output_validation": after}
+    errors = {"output_before": 0.8, "output_after": after, "output_validation": after}
     return Repair(layers, **counts, **errors, polish=None, undone="")
 
 

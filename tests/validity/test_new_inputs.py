@@ -21,8 +21,8 @@ from sound_bounds import sound_bound
 from torch import Tensor, nn
 
 import sipp
-from sipp.bounds.assumption import floored, measure_constant
-from sipp.bounds.statements import network_coverage, network_epsilon
+from sipp import repairing
+from sipp.bounds.statements import floored, measure_constant, network_coverage, network_epsilon
 from sipp.inputs import data_of
 from sipp.repairing import split_data
 from sipp.results import Coverage
@@ -30,7 +30,6 @@ from sipp.results.options import Method
 from sipp.results.pruned import Pruned
 from sipp.scoring.sensitivities import measure_sensitivities
 from sipp.scoring.task import ScoringTask, Sensitivities, task_of
-from sipp.verbs import prune as entry
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -337,7 +336,7 @@ def test_sound_statements_about_repaired_networks(monkeypatch: pytest.MonkeyPatc
     claim = Claim(beyond_repaired, None, rate=0.05)
     claim.check()
     taken: list[Any] = []
-    hold_back, repaired = ScoringTask.hold_back, entry.repair_network
+    hold_back, repaired = ScoringTask.hold_back, repairing.repair_network
 
     def take(task: ScoringTask) -> Any:
         taken[:] = [task.data]
@@ -347,7 +346,7 @@ def test_sound_statements_about_repaired_networks(monkeypatch: pytest.MonkeyPatc
         return repaired(dense, masks, split_data(data_of(taken[0])), *more, **how)
 
     monkeypatch.setattr(ScoringTask, "hold_back", take)  # the points held back take part in the repair
-    monkeypatch.setattr(entry, "repair_network", repair_with_all)
+    monkeypatch.setattr(repairing, "repair_network", repair_with_all)
     assert claim.is_false_too_often(None)
 
 

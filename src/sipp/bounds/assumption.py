@@ -17,29 +17,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from sipp.bounds.statements import constant_of, floored
 from sipp.inputs import AnyData, Batch, Data, data_of, depends_on_batch
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
     Assumption,
-    Coverage,
     LayerAssumption,
-    Measured,
     NormStats,
     PruneOptions,
     Selector,
     check,
     numerics,
 )
-from sipp.scoring import Sensitivities, ratios_of, task_of, unreached_error
+from sipp.scoring import ratios_of, task_of, unreached_error
 
-LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 SMALLEST_RATIO = torch.finfo(numerics.SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0
 
 
@@ -132,51 +130,3 @@ def _draws(data: Data, unit: str, advance: Advance) -> Iterator[Batch]:
         for i in range(batch.n_points):
             yield replace(batch.at(slice(i, i + 1)), where=f"{batch.where}, input {i}", labels=None)
             advance(1)
-
-
-# --- The constant measured (T19) --------------------------------------------------------------------------------------
-
-
-def measure_constant(scores: Sensitivities, holdout: Sensitivities, confidence: float) -> Measured:
-    """C of T19: the largest ratio g_j(x) / s_j over the weights and the points of a holdout, s_j of the scored points.
-
-    A maximum over points is the largest quotient of the two maxima, so single points are not needed.
-    """
-    n = scores.n_new(holdout)
-    reason = scores.dependence or holdout.dependence
-    if scores.batch_dependent:
-        reason = "with BatchNorm on batch statistics, single inputs cannot be looked at"
-    if scores.reduce != "max":
-        reason = "sensitivities were averaged over patches (reduce='mean')"
-    if reason:
-        return Measured(None, 1.0, confidence, n, reason)
-    pairs = zip(scores.layers, holdout.layers)
-    quotients = [float((new.sensitivity_FK / floored(old.sensitivity_FK)).max()) for old, new in pairs]
-    return constant_of(quotients, n, scores.max_fan_in, confidence)
-
-
-def constant_of(quotients: Iterable[float], n: int, max_fan_in: int, confidence: float) -> Measured:
-    """The constant that follows from the largest quotients, seen at `n` distinct new points.
-
-    T18 gives the share of inputs beyond it: d with (1 - d)^n = 1 - confidence. Holdouts are too small for a rank below
-    the first to be useful (k* = 0 of T14).
-    """
-    share = Coverage.of(n, 1, confidence).share
-    if share > Coverage.MOST_SHARE:
-        why = f"too few inputs: {n} of the holdout are new, so nothing follows for most new inputs"
-        return Measured(None, 1.0, confidence, n, why)
-    found = list(quotients)
-    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + numerics.ratio_rounding(max_fan_in))
-    if not math.isfinite(constant):
-        return Measured(None, 1.0, confidence, n, "a ratio was not finite")
-    return Measured(constant, share, confidence, n, "")
-
-
-def floored(sensitivity_FK: Tensor) -> Tensor:
-    """s_j (float64), raised to at least a small share of the row's maximum, so that none is 0 (T19).
-
-    For a row that no point reached the maximum is taken as 1, which ratios cannot exceed.
-    """
-    sensitivity_FK = sensitivity_FK.to(numerics.BOUND_DTYPE)
-    most_F1 = sensitivity_FK.amax(1, keepdim=True)
-    return torch.maximum(sensitivity_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))

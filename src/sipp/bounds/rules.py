@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from sipp.bounds.operator_norms import ROUND_UP, average_pool_norm, conv_norm, linear_norm, max_pool_gain
 from sipp.inputs import name_of_operation
+from sipp.native import pytree
 
 
 class NoBound(Exception):
@@ -27,7 +27,7 @@ class NoBound(Exception):
 
 
 @dataclass(frozen=True)
-class Value:
+class BoundedValue:
     """A value of the dense network, and the bound on the distance of the pruned network's value for each input."""
 
     tensor: Tensor
@@ -37,7 +37,7 @@ class Value:
 class Call:
     """One operation that torch executes."""
 
-    options: dict[str, Any]  # its arguments by name: a tensor is a `Value`, or else the pruned network's constant
+    options: dict[str, Any]  # its arguments by name; a tensor is a `BoundedValue`, or the pruned network's constant
     result: Any  # in the dense network
     on: Callable[[Tensor], Any]  # its result in the pruned network on another value
 
@@ -52,11 +52,11 @@ class Call:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors among its arguments."""
-        return [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, Tensor)]
+        return [leaf for leaf in pytree.tree_leaves(self.given) if isinstance(leaf, Tensor)]
 
     def run(self, instead: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
         """Its result, with other tensors in the place of its own."""
-        args, kwargs = tree_map(lambda leaf: instead(leaf) if isinstance(leaf, Tensor) else leaf, self.given)
+        args, kwargs = pytree.tree_map(lambda leaf: instead(leaf) if isinstance(leaf, Tensor) else leaf, self.given)
         return self.function(*args, **kwargs)
 
     @property
@@ -70,17 +70,17 @@ class Call:
         return self.pieces[0]
 
     @property
-    def values(self) -> list[Value]:
-        return [leaf for leaf in tree_leaves(self.options) if isinstance(leaf, Value)]
+    def values(self) -> list[BoundedValue]:
+        return [leaf for leaf in pytree.tree_leaves(self.options) if isinstance(leaf, BoundedValue)]
 
     @property
     def n_samples(self) -> int:
         return len(self.values[0].error_B)
 
-    def only(self, name: str = "self") -> Value:
+    def only(self, name: str = "self") -> BoundedValue:
         """The value with this name, the only one among the arguments."""
         value = self.options.get(name)
-        if not isinstance(value, Value) or len(self.values) > 1:
+        if not isinstance(value, BoundedValue) or len(self.values) > 1:
             raise NoBound("it combines two network values, or its first argument is not one")
         return value
 
@@ -120,7 +120,7 @@ def _sum(call: Call) -> Tensor:
     error_B = torch.zeros_like(call.values[0].error_B)
     for name in ("self", "other"):
         term, factor = call.options[name], abs(float(call.options["alpha"])) if name == "other" else 1.0
-        if isinstance(term, Value):
+        if isinstance(term, BoundedValue):
             error_B = error_B + factor * _spread(term.tensor, call.out) * term.error_B
     return error_B
 
@@ -128,8 +128,8 @@ def _sum(call: Call) -> Tensor:
 def _product(call: Call) -> Tensor:
     """A value times a constant, or divided by one."""
     left, right = call.options["self"], call.options["other"]
-    value, other = (left, right) if isinstance(left, Value) else (right, left)
-    if isinstance(other, Value) or (call.name == "div" and value is right):
+    value, other = (left, right) if isinstance(left, BoundedValue) else (right, left)
+    if isinstance(other, BoundedValue) or (call.name == "div" and value is right):
         raise NoBound("it combines two network values, or divides by one")
     if call.options.get("rounding_mode") is not None:
         raise NoBound("it rounds")

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import nn
 
+from sipp.bounds.statements import PRUNE_FACTOR, calibration_needed
 from sipp.errors import DataError
 from sipp.inputs import Batch, Weight, WeightUse, read_uses
-from sipp.results import PruneOptions, Selector, check
+from sipp.results import PruneOptions, Selector
 from sipp.scoring import task_of
-
-# The factor c of T4: how many events share the failure probability.
-PRUNE_FACTOR = 8
-SIMPLE_FACTOR = 16
-NETWORK_FACTOR = 6
-
-
-def factor_of(method: str) -> int:
-    """The factor c of T4 for the statement about the rows that a method prunes."""
-    return SIMPLE_FACTOR if method == "sipp-simple" else PRUNE_FACTOR
 
 
 def sample_size(
@@ -57,10 +47,3 @@ def sample_size(
         raise DataError("the example reaches no prunable weight", fix="give a batch of at least one whole input")
     n_outputs = sum(outputs.values())
     return calibration_needed(n_outputs, max(fan_ins), delta, factor=PRUNE_FACTOR, k_constant=k_constant)
-
-
-def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
-    """n = ceil(K_s ln(c eta rho / delta)) of T4."""
-    check.share("delta", delta)
-    check.number("k_constant", k_constant, above=0)
-    return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))

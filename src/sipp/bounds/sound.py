@@ -20,22 +20,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sipp.bounds.operator_norms import ROUND_UP
-from sipp.bounds.rules import MOVEMENTS, RULES, Call, NoBound, Value
+from sipp.bounds.rules import MOVEMENTS, RULES, BoundedValue, Call, NoBound
 from sipp.errors import DataError
 from sipp.inputs import (
     THE_MODEL,
     VALUELESS,
     AnyData,
     Batch,
-    Watch,
+    Recorder,
     data_of,
     run_batch,
     scoring_mode,
 )
+from sipp.native import pytree
 from sipp.results import Coverage, NetworkBound, hashing, numerics
 from sipp.scoring import Sensitivities
 
@@ -148,7 +148,7 @@ def error_bounds(dense: nn.Module, pruned: nn.Module, batch: Batch) -> tuple[Ten
     try:
         with scoring_mode(first, "running"):
             walk = _Walk(first, second, ready)
-            with Watch(walk):
+            with walk.recorder.watching(ready.args, ready.kwargs):
                 output = _one_tensor(run_batch(first, ready, walk.refusals))
     except DataError as error:
         raise NoBound(f"the model does not run in float64: {error}") from error
@@ -165,21 +165,17 @@ def error_bounds(dense: nn.Module, pruned: nn.Module, batch: Batch) -> tuple[Ten
 
 
 class _Walk:
-    """Follows errors through the operations of the dense network, which a watch hands to it."""
+    """Follows errors through the operations of the dense network, as a recorder meets them."""
 
     def __init__(self, dense: nn.Module, pruned: nn.Module, batch: Batch) -> None:
-        inputs = [leaf for leaf in tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, Tensor)]
         zeros_B = torch.zeros(batch.n_points, dtype=torch.float64, device=numerics.device_of(dense))
         self.errors = WeakTensorKeyDictionary(dict.fromkeys(inputs, zeros_B))  # of values: they depend on the input
         theirs = numerics.parameters_and_buffers(pruned)
         pairs = {tensor: theirs[name] for name, tensor in numerics.parameters_and_buffers(dense).items()}
         self.pruned = WeakTensorKeyDictionary(pairs)  # of constants: the same in the pruned network
         self.refusals: list[Exception] = []
-        self.running = [(THE_MODEL, type(dense).__name__)]  # the modules that run, the innermost last
-        for name, module in dense.named_modules():
-            entered = name or THE_MODEL, type(module).__name__
-            module.register_forward_pre_hook(lambda _, __, entered=entered: self.running.append(entered), prepend=True)
-            module.register_forward_hook(lambda _, __, ___: self.running.pop() and None, always_call=True)
+        self.recorder = Recorder(dense, {}, batch.where, self)
 
     def __call__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation in the dense network; its error is then known."""
@@ -191,8 +187,9 @@ class _Walk:
                 return self._on_constants(call)
             return call.run() if call.name in VALUELESS else self._on_values(call)
         except NoBound as why:
-            reason, (module, kind) = f": {why}" if str(why) else "", self.running[-1]
-            self.refusals.append(NoBound(f"op {call.name} in module {module} ({kind}){reason}"))
+            reason, place = f": {why}" if str(why) else "", self.recorder.innermost
+            module = f"module {place.module or THE_MODEL} ({place.kind.__name__})"
+            self.refusals.append(NoBound(f"op {call.name} in {module}{reason}"))
             raise self.refusals[-1] from None
 
     def _on_constants(self, call: Call) -> Any:
@@ -202,7 +199,7 @@ class _Walk:
         if call.is_in_place:
             raise NoBound("it changes a constant in place")
         result, other = call.run(), call.run(self._in_pruned)
-        for ours, theirs in zip(tree_leaves(result), tree_leaves(other), strict=True):
+        for ours, theirs in zip(pytree.tree_leaves(result), pytree.tree_leaves(other), strict=True):
             if isinstance(ours, Tensor):
                 self.pruned[ours] = theirs
             elif ours != theirs:
@@ -223,11 +220,11 @@ class _Walk:
 
         def known(leaf: Any) -> Any:
             if isinstance(leaf, Tensor) and leaf in self.errors:
-                return Value(before.get(id(leaf), leaf), self.errors[leaf])
+                return BoundedValue(before.get(id(leaf), leaf), self.errors[leaf])
             return self._in_pruned(leaf) if isinstance(leaf, Tensor) else leaf
 
         call.result = call.run()
-        call.options = tree_map(known, call.options)
+        call.options = pytree.tree_map(known, call.options)
         call.on = lambda value: call.run(lambda one: value if one in self.errors else self._in_pruned(one))
         error_B = RULES[call.name](call)
         pairs = ((tensor, self._in_pruned(tensor)) for tensor in call.tensors)

@@ -18,23 +18,21 @@ Pruned, user-masked and repaired networks are treated alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from sipp.bounds.assumption import floored, measure_constant
-from sipp.bounds.sample_size import NETWORK_FACTOR, PRUNE_FACTOR, calibration_needed, factor_of
-from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
 from sipp.pruning import Cut, Ranking
 from sipp.results import (
     Coverage,
     Guarantee,
     Measured,
-    Mode,
     NetworkBound,
     PrunedLayer,
+    check,
     numerics,
     words,
 )
@@ -43,6 +41,13 @@ from sipp.scoring import (
     Sensitivities,
     measure_sensitivities,
 )
+
+# The factor c of T4: how many events share the failure probability.
+PRUNE_FACTOR = 8
+SIMPLE_FACTOR = 16
+NETWORK_FACTOR = 6
+
+LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
 
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
@@ -58,20 +63,19 @@ class Statements:
 
 
 def statements_of(
-    ranking: Ranking, cut: Cut, task: ScoringTask | None, mode: Mode, new_points: AnyData | None
+    ranking: Ranking, cut: Cut, task: ScoringTask | None = None, new_points: AnyData | None = None
 ) -> Statements:
     """Computes the guarantees of a cut, and the record of each layer.
 
-    `new_points` are inputs that the pruning has not seen. In mode "paper" they measure C (T19) and make the bound on
-    the network smaller (T18); their norms are computed with the options of `task`. Mode "sound" (T13) gives no bound
-    without them.
+    `new_points` are inputs that the pruning has not seen. They measure C (T19) and make the network bound smaller
+    (T18); their norms are computed with the options of `task`.
     """
     scores, holdout = ranking.sensitivities, None
     no_eps: list[float | None] = [None] * len(cut.rows)
     if scores is None:
         bound = NetworkBound.none(ranking.why_no_sensitivities, ranking.options.delta)
         return Statements(None, bound, None, _layer_records(ranking, cut, {}, no_eps))
-    if mode == "paper" and new_points is not None and task is not None:
+    if new_points is not None and task is not None:
         holdout = measure_sensitivities(replace(task.with_points(new_points), seed=0))
     left_out = words.listed(cut.others) if cut.others else ""
     obstacle, reasons = _obstacle(scores, cut), _why_rows_have_no_bound(ranking, cut)
@@ -82,8 +86,6 @@ def statements_of(
         measured, eps_measured = _measured(ranking, scores, cut, obstacle, holdout)
         measured = replace(measured, left_out=left_out)
     layers = _layer_records(ranking, cut, kappas, eps_measured)
-    if mode == "sound" and new_points is not None:
-        bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=ranking.options.confidence)
     return Statements(replace(guarantee, left_out=left_out), bound, measured, layers)
 
 
@@ -106,7 +108,7 @@ def _is_sampled(cut: Cut) -> bool:
 
 def _obstacle(scores: Sensitivities, cut: Cut) -> str:
     """Why T12 does not apply to the model; empty if it does."""
-    return f"{cut.others[0]} changed too, and is not a pruned weight" if cut.others else scores.no_chain
+    return f"{cut.others[0]} changed too, and is not a pruned weight" if cut.others else scores.map.no_chain
 
 
 def _measured(
@@ -173,6 +175,21 @@ def _layer_records(
             )
         )
     return tuple(records)
+
+
+# --- How many inputs T4 needs -----------------------------------------------------------------------------------------
+
+
+def factor_of(method: str) -> int:
+    """The factor c of T4 for the statement about the rows that a method prunes."""
+    return SIMPLE_FACTOR if method == "sipp-simple" else PRUNE_FACTOR
+
+
+def calibration_needed(n_outputs: int, max_fan_in: int, delta: float, *, factor: int, k_constant: float) -> int:
+    """n = ceil(K_s ln(c eta rho / delta)) of T4."""
+    check.share("delta", delta)
+    check.number("k_constant", k_constant, above=0)
+    return math.ceil(k_constant * (math.log(factor * n_outputs * max_fan_in) - math.log(delta)))
 
 
 # --- Rows, layers and the network -------------------------------------------------------------------------------------
@@ -295,3 +312,51 @@ def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitiv
     if holdout is not None:
         return Coverage.of(scores.n_new(holdout), 1, confidence)
     return Coverage.of(scores.n_distinct, len(scores.layers), confidence)
+
+
+# --- The constant measured (T19) --------------------------------------------------------------------------------------
+
+
+def measure_constant(scores: Sensitivities, holdout: Sensitivities, confidence: float) -> Measured:
+    """C of T19: the largest ratio g_j(x) / s_j over the weights and the points of a holdout, s_j of the scored points.
+
+    A maximum over points is the largest quotient of the two maxima, so single points are not needed.
+    """
+    n = scores.n_new(holdout)
+    reason = scores.dependence or holdout.dependence
+    if scores.batch_dependent:
+        reason = "with BatchNorm on batch statistics, single inputs cannot be looked at"
+    if scores.reduce != "max":
+        reason = "sensitivities were averaged over patches (reduce='mean')"
+    if reason:
+        return Measured(None, 1.0, confidence, n, reason)
+    pairs = zip(scores.layers, holdout.layers)
+    quotients = [float((new.sensitivity_FK / floored(old.sensitivity_FK)).max()) for old, new in pairs]
+    return constant_of(quotients, n, scores.max_fan_in, confidence)
+
+
+def constant_of(quotients: Iterable[float], n: int, max_fan_in: int, confidence: float) -> Measured:
+    """The constant that follows from the largest quotients, seen at `n` distinct new points.
+
+    T18 gives the share of inputs beyond it: d with (1 - d)^n = 1 - confidence. Holdouts are too small for a rank below
+    the first to be useful (k* = 0 of T14).
+    """
+    share = Coverage.of(n, 1, confidence).share
+    if share > Coverage.MOST_SHARE:
+        why = f"too few inputs: {n} of the holdout are new, so nothing follows for most new inputs"
+        return Measured(None, 1.0, confidence, n, why)
+    found = list(quotients)
+    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + numerics.ratio_rounding(max_fan_in))
+    if not math.isfinite(constant):
+        return Measured(None, 1.0, confidence, n, "a ratio was not finite")
+    return Measured(constant, share, confidence, n, "")
+
+
+def floored(sensitivity_FK: Tensor) -> Tensor:
+    """s_j (float64), raised to at least a small share of the row's maximum, so that none is 0 (T19).
+
+    For a row that no point reached the maximum is taken as 1, which ratios cannot exceed.
+    """
+    sensitivity_FK = sensitivity_FK.to(numerics.BOUND_DTYPE)
+    most_F1 = sensitivity_FK.amax(1, keepdim=True)
+    return torch.maximum(sensitivity_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))

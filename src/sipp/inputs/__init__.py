@@ -10,8 +10,15 @@ if TYPE_CHECKING:
         outputs as outputs,  # how far networks are apart, and what depends on other inputs
     )
     from sipp.inputs.capture import (
+        ONE_AT_A_TIME as ONE_AT_A_TIME,
         OnUse as OnUse,
-        meeting_sums as meeting_sums,
+        check_can_be_written as check_can_be_written,
+        copy_of as copy_of,
+        depends_on_batch as depends_on_batch,
+        restoring as restoring,
+        run_batch as run_batch,
+        scoring_mode as scoring_mode,
+        turn_off_caches as turn_off_caches,
     )
     from sipp.inputs.data import (
         HELD_BACK_ONE_IN as HELD_BACK_ONE_IN,
@@ -29,16 +36,6 @@ if TYPE_CHECKING:
         lora_layers as lora_layers,
         unwrap as unwrap,
     )
-    from sipp.inputs.model_state import (
-        ONE_AT_A_TIME as ONE_AT_A_TIME,
-        check_can_be_written as check_can_be_written,
-        copy_of as copy_of,
-        depends_on_batch as depends_on_batch,
-        restoring as restoring,
-        run_batch as run_batch,
-        scoring_mode as scoring_mode,
-        turn_off_caches as turn_off_caches,
-    )
     from sipp.inputs.patches import (
         ValueRange as ValueRange,
         Weight as Weight,
@@ -52,13 +49,15 @@ if TYPE_CHECKING:
     from sipp.inputs.recording import (
         THE_MODEL as THE_MODEL,
         VALUELESS as VALUELESS,
+        Recorder as Recorder,
         Watch as Watch,
         name_of_operation as name_of_operation,
     )
     from sipp.inputs.structure import (
         Blocks as Blocks,
         Place as Place,
-        Sum as Sum,
+        Residual as Residual,
+        is_residual as is_residual,
     )
     from sipp.inputs.trace import (
         ModelMap as ModelMap,

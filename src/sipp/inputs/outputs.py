@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sipp.inputs.capture import finite_or_zero
+from sipp.inputs.capture import finite_or_zero, run_batch, scoring_mode
 from sipp.inputs.data import Batch
-from sipp.inputs.model_state import run_batch, scoring_mode
 from sipp.inputs.recording import every_tensor
 from sipp.results import NormStats, numerics
 

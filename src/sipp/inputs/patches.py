@@ -59,7 +59,7 @@ class WeightUse:
 
     `windows` is a view of shape (B, G, *positions, *fan_in): positions are the patches of a point; the fan-in
     dimensions are in the weight's own order. `real_BP` marks patches that are not padding. Before a use is passed on,
-    padding is set to zero, and `counts_B` holds the number of real patches.
+    padding is set to zero, and `counts_B` (never set by an adapter) holds the number of real patches.
     """
 
     parameter: str  # local name in the module: "weight", "weight_ih_l0", "out_proj.weight"
@@ -157,7 +157,6 @@ def together(use: WeightUse) -> WeightUse:
         use,
         windows=windows.movedim(1, 0).flatten(1, 2)[None],
         n_position_dims=max(1, use.n_position_dims),
-        counts_B=None if use.counts_B is None else use.counts_B.sum()[None],
         attributed=False,
         real_BP=None if use.real_BP is None else use.real_BP.flatten()[None],
     )
@@ -276,6 +275,35 @@ def _split_positions(piece: Tensor, dim: int, n_position_dims: int, most: int) -
         yield from _split_positions(part, dim + 1, n_position_dims, most)
 
 
+# --- Uses that several layer types have -------------------------------------------------------------------------------
+
+
+def vectors(parameter: str, inputs: Tensor, n_points: int) -> WeightUse:
+    """The use of all rows of a weight whose patches are the vectors along the last dimension of `inputs`.
+
+    Points run along the first dimension, one by one or in equal consecutive blocks (windows or frames folded into the
+    batch). If that cannot be, the patches stay together and `attributed` is False: a maximum needs no more.
+    """
+    # an expert that got no tokens has none to attribute
+    attributed = n_points == 1 or (inputs.ndim > 1 and inputs.numel() > 0 and inputs.shape[0] % n_points == 0)
+    n_blocks = n_points if attributed else 1
+    n_patches = inputs.shape[:-1].numel() // n_blocks
+    return WeightUse(parameter, inputs.reshape(n_blocks, 1, n_patches, inputs.shape[-1]), attributed=attributed)
+
+
+def sequences(parameter: str, steps_BTK: Tensor, n_points: int, is_real_BT: Tensor | None = None) -> WeightUse:
+    """The use of all rows of a weight whose patches are the steps of sequences, one for each point or together."""
+    if len(steps_BTK) == n_points:
+        return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
+    together, real_BP = steps_BTK.flatten(0, 1)[None, None], None if is_real_BT is None else is_real_BT.flatten()[None]
+    return WeightUse(parameter, together, attributed=False, real_BP=real_BP)
+
+
+def by_size(shape: tuple[int, ...]) -> str:
+    """A shape in words: 200 x 9."""
+    return " x ".join(map(str, shape)) or "a single number"
+
+
 # --- Uses checked against their weight, and padding set to zero: later code relies on every shape ---------------------
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -305,7 +333,7 @@ def has_patches(use: WeightUse, weight: Weight, device: torch.device, batch: Bat
 
 def _why_no_use(use: WeightUse, weight: Weight) -> str:
     """How windows, rows and counts contradict each other, which is a bug of the adapter; "" if they do not."""
-    windows, counts_B, real_BP = use.windows, use.counts_B, use.real_BP
+    windows, real_BP = use.windows, use.real_BP
     if windows.layout != torch.strided or use.n_position_dims < 0 or windows.ndim < 2 + use.n_position_dims:
         return "windows are not a dense tensor of (inputs, groups, *positions, *fan_in)"
     n_rows, rows = use.n_rows_of(weight), use.rows_of(weight)
@@ -313,10 +341,8 @@ def _why_no_use(use: WeightUse, weight: Weight) -> str:
         return f"rows are {rows.start} to {rows.stop}, but the weight has {weight.n_rows}"
     if use.n_groups < 1 or n_rows % use.n_groups:
         return f"{n_rows} rows are in {use.n_groups} groups"
-    if counts_B is not None and (counts_B.shape != windows.shape[:1] or counts_B.dtype != torch.int64):
-        return f"counts_B is not one whole number for each of {len(windows)} inputs"
-    if counts_B is not None and not bool(((counts_B >= 0) & (counts_B <= use.n_positions)).all()):
-        return f"counts_B is outside of 0 to {use.n_positions} patches"
+    if use.counts_B is not None:
+        return "counts_B is set; padding is marked in real_BP"
     shape = (len(windows), use.n_positions)
     if real_BP is not None and (use.n_position_dims != 1 or real_BP.dtype != torch.bool or real_BP.shape != shape):
         return f"real_BP is not a truth value for each of {shape} patches"
@@ -329,7 +355,7 @@ def with_padding_zeroed(use: WeightUse, batch: Batch) -> WeightUse:
     The mask of the batch applies if the use has one patch for each position of its points (B x T).
     """
     real_BP, given = use.real_BP, batch.real_BT
-    is_of_points = use.attributed and use.n_position_dims == 1 and use.counts_B is None
+    is_of_points = use.attributed and use.n_position_dims == 1
     if given is not None and is_of_points and tuple(given.shape) == (len(use.windows), use.windows.shape[2]):
         given = given.to(use.windows.device, torch.bool)
         real_BP = given if real_BP is None else real_BP & given

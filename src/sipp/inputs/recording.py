@@ -175,6 +175,10 @@ def _gather_refs(values: Iterable[Any], found: list[int]) -> None:
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (operation, args, kwargs) -> its result
 
 
+def _execute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
 class Watch(TorchDispatchMode):
     """A mode that hands every operation to a function, which runs it."""
 
@@ -223,11 +227,13 @@ class Recorder:
 
     A weight in `holders` may be read only while one of its holders, the modules named there, is running; elsewhere is
     a use that nobody sees, and a ModelError. Memory is watched, not the Parameter, so that `.T` and slices are seen
-    too.
+    too. `execute` runs the operations.
     """
 
-    def __init__(self, model: nn.Module, holders: Mapping[str, frozenset[str]], where: str) -> None:
-        self.model, self.holders, self.where = model, holders, where
+    def __init__(
+        self, model: nn.Module, holders: Mapping[str, frozenset[str]], where: str, execute: Execute = _execute
+    ) -> None:
+        self.model, self.holders, self.where, self.execute = model, holders, where, execute
         self.operations: list[Operation] = []
         self.calls: list[ModuleCall | None] = []
         self.values: list[Value] = []
@@ -262,7 +268,8 @@ class Recorder:
                     stack.callback(handle.remove)
             with self.watch:
                 yield
-        self.watch.execute = _execute  # or both would refer to each other, and stay for the garbage collector
+        # or these would refer to each other, and stay for the garbage collector
+        self.watch.execute = self.execute = _execute
 
     def recording(self, output: Any) -> Recording:
         """What was recorded, after the run."""
@@ -317,7 +324,7 @@ class Recorder:
         given = dict(zip((one.name for one in schema), args)) | kwargs
         arguments = {one.name: one.default_value for one in schema} | self._with_refs(given)
         reads = refs_in(arguments)
-        result = function(*args, **kwargs)
+        result = self.execute(function, args, kwargs)
         written = [
             leaf
             for one in (schema if function._schema.is_mutable else ())
@@ -409,10 +416,6 @@ class Recorder:
         if decides or function._schema.is_mutable:  # what is written in place stays as it was
             return decides
         return any(self.values[ref].by_values for ref in refs_in(arguments["self"] if name in _INTO else arguments))
-
-
-def _execute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(*args, **kwargs)
 
 
 def storage_of(tensor: Tensor) -> int | None:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from sipp.inputs.layers import PrunableLayer
-from sipp.inputs.recording import THE_MODEL, ModuleCall, Operation, Recording, Ref, refs_in
+from sipp.inputs.recording import THE_MODEL, ModuleCall, Operation, Recording, Ref, Value, refs_in
+from sipp.native import pytree
 
 BATCH_NORMS = frozenset(
     (
@@ -113,7 +113,11 @@ def _called_once(model: nn.Module, recording: Recording) -> list[ModuleCall]:
 
 
 def _longest(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], int | str] | None:
-    """The longest chain of modules of one class, and the argument that is their state."""
+    """The longest chain of modules of one class, each given what the one before gives, and the argument it is given as.
+
+    `before` links each module to the first one whose state it is given. A chain is followed back from each of its
+    modules in turn, as long as the state goes in at one place; so the longest is found, whichever module is its last.
+    """
     once = {call.module: call for call in calls}
     by_state = {(state, call.kind): name for name, call in once.items() if (state := _state(call)) is not None}
     before: dict[str, tuple[str, int | str]] = {}  # by module: the one before it, and where the state goes in
@@ -164,7 +168,7 @@ def _run_by_themselves(recording: Recording, calls: Sequence[ModuleCall], state_
     of_blocks = _made_in(recording, calls, len(recording.operations))
     for call in calls:
         others = {at: value for at, value in call.arguments.items() if at != state_at}
-        if any(_is_opaque(leaf) for leaf in tree_leaves(others)):
+        if any(_is_opaque(leaf) for leaf in pytree.tree_leaves(others)):
             return False
         given = set(refs_in(others))
         if not given.isdisjoint(of_blocks):
@@ -230,15 +234,15 @@ def _scales_channels(recording: Recording, call: ModuleCall) -> bool:
     return any(len(value.shape) == 1 for value in named) and all(len(value.shape) <= 1 for value in named)
 
 
-# --- Sums -------------------------------------------------------------------------------------------------------------
+# --- Residual connections ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Sum:
+class Residual:
     """A residual connection: the output of a layer, which nothing else reads, is added to a stream (T21)."""
 
     module: str  # whose output it is
-    nth: int  # of the sums of two tensors of one shape after the call of the layer
+    nth: int  # of the sums that `is_residual` finds after the call of the layer
     at: int  # the place of the stream among the two
     norms: tuple[str, ...]  # BatchNorms that the output passes before, each of which scales its rows
     latest: str  # the latest weight that the stream depends on; "": the stream depends on no weight
@@ -246,13 +250,13 @@ class Sum:
     in_block: bool  # whether the sum is met before a block ends
 
 
-def sums_in(
+def residuals_in(
     recording: Recording,
     layers: Sequence[PrunableLayer],
     order: Sequence[str],
     products: Collection[str],
     blocks: Blocks | None,
-) -> dict[str, Sum]:
+) -> dict[str, Residual]:
     """By weight, what its layer's output is added to; `order` are all weights as they are used.
 
     `products` are the modules whose output is the products of one weight, with a bias.
@@ -271,7 +275,7 @@ def sums_in(
         if stream in latest and latest[stream] >= place[weight]:
             continue
         begun = recording.calls_of[layer.module_name][0].stop
-        found[weight] = Sum(
+        found[weight] = Residual(
             layer.module_name,
             nth=sum(_is_sum(recording, operation) for operation in recording.operations[begun : at + 1]),
             at=_operands(recording.operations[at]).index(stream),
@@ -307,13 +311,18 @@ def _operands(operation: Operation) -> list[Any]:
 
 
 def _is_sum(recording: Recording, operation: Operation) -> bool:
-    """Whether it adds two tensors of one shape."""
-    if operation.function not in ADDS:
+    """Whether a recorded operation may be a residual connection."""
+    return is_residual(
+        operation.function, [recording.values[one] if isinstance(one, Ref) else one for one in _operands(operation)]
+    )
+
+
+def is_residual(function: Any, arguments: Sequence[object]) -> bool:
+    """Whether an operation may be a residual connection: it adds two tensors of one shape, in a run or a recording."""
+    if function not in ADDS:
         return False
-    operands = _operands(operation)
-    if not all(isinstance(one, Ref) for one in operands):
-        return False
-    return recording.values[operands[0]].shape == recording.values[operands[1]].shape
+    first, second = arguments[:2]
+    return isinstance(first, Tensor | Value) and isinstance(second, Tensor | Value) and first.shape == second.shape
 
 
 def _keeps_shape(recording: Recording, operation: Operation, tensor: int) -> bool:

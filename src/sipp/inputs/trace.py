@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby, islice
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -26,21 +28,21 @@ from torch import Tensor, nn
 from sipp.errors import DataError, ModelError
 from sipp.inputs.capture import OnUse, Run, tolerance_of
 from sipp.inputs.data import AnyData, Batch, data_of
-from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers, left_alone, unwrap
 from sipp.inputs.patches import Weight, WeightUse, distinct_values, together, with_padding_zeroed
 from sipp.inputs.recording import Recorder, Recording, refs_in
 from sipp.inputs.structure import (
     Blocks,
     Place,
-    Sum,
+    Residual,
     find_blocks,
     norm_behind,
     output_of,
     places_in,
-    sums_in,
+    residuals_in,
     why_no_chain,
 )
-from sipp.results import NormStats, Selector, numerics
+from sipp.results import NormStats, Selector, numerics, words
 
 N_RUN = 3  # inputs
 MOST_COMPARED = 1 << 14  # values of an input that are compared in one use, evenly spaced: they show as much as all
@@ -68,9 +70,10 @@ class ModelMap:
     unassigned: dict[str, str]  # the weights whose patches are not assigned to inputs, and why
     recording: Recording  # all operations and calls of modules
     blocks: Blocks | None  # the modules that pass a state along, if there are such
-    sums: dict[str, Sum]  # by weight: what its layer's output alone is added to
+    residuals: dict[str, Residual]  # by weight: the residual connection behind its layer
     norms: dict[str, str]  # by weight: the module of the norm behind its layer; none without one
     places: dict[str, Place]  # by weight: where intercepts go
+    left: dict[str, str]  # modules with other matrices, which stay as they are, and what they are
     no_chain: str  # why the network is no chain of fully-connected layers; "" if it is one (T12)
     returned: frozenset[str] = field(repr=False)  # modules that give what their adapter returns
 
@@ -112,9 +115,9 @@ def trace(
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
         >>> print(sipp.inputs.trace.trace(model, torch.rand(8, 4)))
         Sequential: 2 weights in 2 layers, 5 operations on 3 inputs
-        a chain of fully-connected layers
         0.weight  Linear  3 x 4  intercept 0.bias
         2.weight  Linear  2 x 3  intercept 2.bias
+        a chain of fully-connected layers
     """
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude)
@@ -234,9 +237,10 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
         unassigned=unassigned,
         recording=recording,
         blocks=blocks,
-        sums=sums_in(recording, layers, order, watched.products, blocks),
+        residuals=residuals_in(recording, layers, order, watched.products, blocks),
         norms={name: norm for name, norm in behind.items() if norm},
         places=places_in(model, recording, layers, watched.products),
+        left=left_alone(model, layers),
         no_chain=why_no_chain(model, recording, set(order)),
         returned=frozenset(watched.returned),
     )
@@ -314,7 +318,10 @@ class _Uses:
         self.samples.append(_Sample(weight.name, why, _sampled(use.windows), is_folded))
 
     def unassigned(self, placed_B: Tensor, moved: _Uses | None) -> dict[str, str]:
-        """The weights with patches that did not move with the inputs to their new places, and why; None: not run."""
+        """The weights with patches that did not move with the inputs to their new places, and why.
+
+        The nth use of a weight is compared with its nth use in the run `moved`, if there was one.
+        """
         second = dict[str, list[_Sample]]()
         for sample in moved.samples if moved is not None else ():
             second.setdefault(sample.weight, []).append(sample)
@@ -353,53 +360,98 @@ def _why_not_moved(first: _Sample, second: _Sample | None, placed_B: Tensor) -> 
 
 # --- The table of contents --------------------------------------------------------------------------------------------
 
-MOST_NAMED = 4  # blocks
+WIDTH = 100  # of remarks
+
+Row = tuple[str, ...]
 
 
 def _lines(found: ModelMap) -> Iterator[str]:
-    """What `print` shows: the network in a line, what it is made of, and then each weight as it is used."""
+    """What `print` shows: the network in a line, each weight as it is used, under its block, and remarks."""
     n_layers = len({use.module for use in found.uses})
     uses = f"{len(found.order)} weights in {n_layers} layers"
     yield f"{found.kind}: {uses}, {len(found.recording.operations)} operations on {found.n_points} inputs"
     if found.blocks is not None:
-        names = found.blocks.names
-        some = ", ".join(names if len(names) <= MOST_NAMED else (*names[:2], "...", names[-1]))
         at = found.blocks.at
         state = f"argument {at}" if isinstance(at, int) else at
-        yield f"{len(names)} blocks pass a state along ({state}): {some}"
-    yield "a chain of fully-connected layers" if not found.no_chain else f"no plain chain: {found.no_chain}"
-    if found.recording.depends_on_values:
-        yield f"values decide what runs: {found.recording.depends_on_values}"
-    beside = {name for group in found.same_input for name in group[1:]}
-    yield from _table([_row(found, name, "same input" if name in beside else "") for name in found.order])
+        yield f"{len(found.blocks.names)} blocks pass a state along ({state})"
+    yield from _table(_sections(found))
+    for remark in _remarks(found):
+        yield from wrap(remark, WIDTH, subsequent_indent="  ", break_long_words=False)
+
+
+def _remarks(found: ModelMap) -> Iterator[str]:
+    """What else there is to say of the whole network."""
     missing = [weight.name for weight in found.weights if weight.name not in found.order]
     if missing:
-        yield f"not used by these inputs: {', '.join(missing)}"
+        yield f"not used by these inputs: {words.listed(missing)}"
+    if found.left:
+        yield f"left as they are: {words.listed([f'{name} ({kind})' for name, kind in found.left.items()])}"
     for reason in dict.fromkeys(found.unassigned.values()):
         of_reason = [name for name, why in found.unassigned.items() if why == reason]
-        yield f"not assigned to inputs, {reason}: {', '.join(of_reason)}"
+        yield f"not assigned to inputs, {reason}: {words.listed(of_reason)}"
+    if found.recording.depends_on_values:
+        yield f"values decide what runs: {found.recording.depends_on_values}"
+    yield "a chain of fully-connected layers" if not found.no_chain else f"no plain chain: {found.no_chain}"
 
 
-def _row(found: ModelMap, name: str, beside: str) -> tuple[str, ...]:
-    """A weight, its layer and size, its uses, what it reads, its intercept, the norm behind it, what it is added to."""
+def _sections(found: ModelMap) -> list[tuple[str, list[Row]]]:
+    """The rows of the weights as they are used, under the names of their blocks; blocks with the same rows are one."""
+    beside = {name for group in found.same_input for name in group[1:]}
+    made: list[tuple[str, str, list[Row]]] = []  # the first block, the last one, the rows of each
+    for block, names in groupby(found.order, lambda name: _block_of(found, name)):
+        rows = [_row(found, name, block, "same input" if name in beside else "") for name in names]
+        if block and made and made[-1][0] and made[-1][2] == rows:
+            made[-1] = made[-1][0], block, rows
+        else:
+            made.append((block, block, rows))
+    return [(first if first == last else f"{first} to {last}", rows) for first, last, rows in made]
+
+
+def _block_of(found: ModelMap, name: str) -> str:
+    """The block that holds a weight, or ""."""
+    blocks = () if found.blocks is None else found.blocks.names
+    return next((block for block in blocks if name.startswith(f"{block}.")), "")
+
+
+def _row(found: ModelMap, name: str, block: str, beside: str) -> Row:
+    """A weight, its layer and size, its uses, what it reads, its intercept, the norm behind it, its residual stream."""
     weight, place = next(one for one in found.weights if one.name == name), found.places[name]
-    n_uses, norm, one = found.n_uses[name], found.norms.get(name, ""), found.sums.get(name)
-    added = "" if one is None else f"what follows {one.latest}" if one.latest else "what comes before any weight"
+    n_uses, norm = found.n_uses[name], found.norms.get(name, "") if place.kind != "norm" else ""
+
+    def short(full: str) -> str:
+        return full.removeprefix(f"{block}.") if block else full
+
     return (
-        name,
+        short(name),
         weight.layer_type,
         f"{weight.n_rows} x {weight.fan_in}",
         "" if n_uses == 1 else f"used {n_uses} times",
         beside,
-        f"intercept {place.name}" if place.name else "",
-        f"then {norm}" if norm else "",
-        f"added to {added}" if added else "",
+        f"intercept {short(place.name)}" if place.name else "",
+        f"then {short(norm)}" if norm else "",
+        _stream(found, name, block),
     )
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """The rows with their columns aligned; empty columns are left out."""
+def _stream(found: ModelMap, name: str, block: str) -> str:
+    """The residual stream that the output of a layer is added to."""
+    one = found.residuals.get(name)
+    if one is None:
+        return ""
+    if not one.latest:
+        return "+ inputs (not corrected)" if one.of_inputs else "+ a constant"
+    same_block = block and _block_of(found, one.latest) == block
+    after = one.latest.removesuffix(".weight").removeprefix(f"{block}." if same_block else "")
+    text = f"+ stream after {after}" if same_block or not block else "+ stream into the block"
+    return text if one.in_block else f"{text} (not corrected)"
+
+
+def _table(sections: Sequence[tuple[str, list[Row]]]) -> Iterator[str]:
+    """The sections with their columns aligned; empty columns are left out."""
+    rows = [(f"  {row[0]}" if heading else row[0], *row[1:]) for heading, some in sections for row in some]
     columns = [column for column in zip(*rows) if any(column)]
     widths = [max(map(len, column)) for column in columns]
-    for cells in zip(*columns):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip() for cells in zip(*columns))
+    for heading, some in sections:
+        yield from [heading] if heading else []
+        yield from islice(lines, len(some))

@@ -10,8 +10,9 @@
     exporting.py      torch.export without its noise
     two_of_four.py    cuSPARSELt, through torch's private operators
 
-`llvmlite`, `numba.core` and `ctypes` are imported here and in no other room (`tests/native/test_only_here.py`). The
-versions of numba, llvmlite and torch have lower and upper bounds in `pyproject.toml`. Each has a fallback:
+`llvmlite`, `numba.core`, `ctypes` and `torch.utils._pytree` are imported here and in no other room
+(`tests/native/test_only_here.py`). The versions of numba, llvmlite and torch have lower and upper bounds in
+`pyproject.toml`. Each has a fallback:
 
     vector code for this processor    plain compiled loops (`scoring/kernels/plain_loops.py`)
     a folder for Numba's cache        compiled anew in each process

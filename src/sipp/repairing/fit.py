@@ -9,7 +9,7 @@ nothing and move no intercept.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -46,20 +46,30 @@ class FitTask:
     keeps_rows: bool  # a row with a weight in the first mask keeps at least one
 
 
-def fit_task(method: RepairMethod, pattern: Pattern | None, *, is_large: bool, keeps_rows: bool) -> FitTask:
-    """How the layers of a network are fitted; `is_large`: it is like a language model."""
-    a = 0.0 if method in PEERS else LARGE_ERROR_FEEDBACK if is_large else ERROR_FEEDBACK
+def fit_task(method: RepairMethod, pattern: Pattern | None, *, is_large_linear: bool, keeps_rows: bool) -> FitTask:
+    """How the layers of a network are fitted."""
+    a = 0.0 if method in PEERS else LARGE_ERROR_FEEDBACK if is_large_linear else ERROR_FEEDBACK
     return FitTask(method, a, pattern, keeps_rows)
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Rows of a weight that share their patches; gaps are from the weights' output to the target."""
+class _Rows:
+    """Some rows of a weight, which share their patches; gaps are from the weights' output to the target."""
 
-    rows: slice
+    at: slice  # of all rows of the weight
     fit: Moments
     validation: Moments
-    system: LeastSquares
+    problem: LeastSquares
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A mask, and the values that a method found on it, in float64."""
+
+    origin: MaskOrigin
+    mask_FK: Tensor
+    values_FK: Tensor
+    ridge: float | None = None  # None: they are no least squares
 
 
 @dataclass(frozen=True)
@@ -84,16 +94,16 @@ def fit_layer(
     place = replace(place, kind="none") if is_peer else place
     parameter = model.get_parameter(weight.name)
     before_FK, first_FK = weight.rows(parameter.detach()).to(numerics.BOUND_DTYPE), weight.rows(first_mask)
-    blocks = [_block(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]
+    some = [_rows(task, sums, key, before_FK, has_intercept=place.kind != "none") for key in keys]
 
-    def rounded(origin: MaskOrigin, mask_FK: Tensor, new_FK: Tensor, shift_F: Tensor) -> _Fit:
-        new = weight.shaped(new_FK.to(parameter.dtype), parameter)
-        return _Fit(origin, mask_FK, new, shift_F, _error(blocks, weight.rows(new) - before_FK, shift_F))
+    def rounded(one: _Candidate, shift_F: Tensor) -> _Fit:
+        new = weight.shaped(one.values_FK.to(parameter.dtype), parameter)
+        return _Fit(one.origin, one.mask_FK, new, shift_F, _error(some, weight.rows(new) - before_FK, shift_F))
 
-    bare_FK = torch.where(first_FK, before_FK, 0.0)
-    before = rounded("unfitted", first_FK, bare_FK, torch.zeros_like(before_FK[:, 0]))
-    origin, mask_FK, new_FK, ridge, n_rounds = _found(task, blocks, first_FK, bare_FK)
-    found = rounded(origin, mask_FK, new_FK, _shift(model, place, blocks, new_FK))
+    unfitted = _Candidate("unfitted", first_FK, torch.where(first_FK, before_FK, 0.0))
+    before = rounded(unfitted, torch.zeros_like(before_FK[:, 0]))
+    candidate = METHODS[task.method](task, some, unfitted)
+    found = rounded(candidate, _shift(model, place, some, candidate.values_FK))
     # a peer's values are taken whatever they give, as long as they are numbers
     is_better = found.error < before.error or (is_peer and math.isfinite(found.error))
     best = found if is_better else before
@@ -108,10 +118,9 @@ def fit_layer(
         name=weight.name,
         mask_origin=best.origin,
         kept=int(mask.sum()),
-        ridge=ridge if is_better else None,
+        ridge=candidate.ridge if is_better else None,
         error_before=before.error,
         error_after=best.error,
-        rounds=n_rounds,
         intercept=place.kind if is_better else "none",
         left_alone="" if is_better else why,
     )
@@ -125,86 +134,107 @@ def leave_unfitted(model: nn.Module, name: str, mask: Tensor, why: str) -> Fitte
     return FittedLayer(name, "unfitted", int(mask.sum()), left_alone=why)
 
 
-def _block(
+def _rows(
     task: FitTask, sums: WeightSums, key: tuple[int, int, int], before_FK: Tensor, *, has_intercept: bool
-) -> _Block:
-    """A block of rows with its gaps scaled by the error feedback, and its least squares: X't is W xx + dx."""
-    rows, fit = slice(key[0], key[0] + key[1]), sums.fit[key].aimed(task.error_feedback)
+) -> _Rows:
+    """Some rows with their gaps scaled by the error feedback, and their least squares: X't is W xx + dx."""
+    at, fit = slice(key[0], key[0] + key[1]), sums.fit[key].aimed(task.error_feedback)
     xx_GKK, dx_GRK = fit.centred() if has_intercept else (fit.xx_GKK, fit.dx_GRK)
-    before_GRK = before_FK[rows].view(dx_GRK.shape)
-    system = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n)
-    return _Block(rows, fit, sums.validation[key].aimed(task.error_feedback), system)
+    before_GRK = before_FK[at].view(dx_GRK.shape)
+    problem = LeastSquares(xx_GKK, torch.baddbmm(dx_GRK, before_GRK, xx_GKK), before_GRK, fit.n)
+    return _Rows(at, fit, sums.validation[key].aimed(task.error_feedback), problem)
 
 
-def _found(
-    task: FitTask, blocks: Sequence[_Block], first_FK: Tensor, bare_FK: Tensor
-) -> tuple[MaskOrigin, Tensor, Tensor, float | None, int]:
-    """The mask, the values on it, their ridge if they are least squares, and the rounds of the search.
+# --- The methods ------------------------------------------------------------------------------------------------------
 
-    Rows without patches keep their mask and weights.
-    """
-    origin: MaskOrigin = "first" if task.method == "refit" else "searched"
-    mask_FK, n_rounds, systems = first_FK, 0, [block.system for block in blocks]
-    if origin == "searched":
-        rule, start_FK = _rule(task, blocks, first_FK)
-        if task.method == "sparsegpt":
-            found_FK, values_FK = sparsegpt(systems, rule)
-            return origin, _with_rows(first_FK, blocks, found_FK), _with_rows(bare_FK, blocks, values_FK), None, 0
-        is_fast = task.method == "alps" or first_FK.shape[1] >= WIDE
-        with numerics.exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
-            found_FK, n_rounds = search(systems, start_FK, rule, ALPS_GROWTHS if is_fast else GROWTHS)
-        mask_FK = _with_rows(first_FK, blocks, found_FK)
-    ridge = RIDGE[task.method]
-    solved = [_refitted(block.system, _rows_of(block, mask_FK), ridge).flatten(0, 1) for block in blocks]
-    values_FK = solved[0] if len(solved) == 1 else torch.cat(solved)  # wide layers are large: no copy
-    return origin, mask_FK, _with_rows(bare_FK, blocks, values_FK), ridge, n_rounds
+# Rows without patches keep the mask and the values that they have unfitted.
 
 
-def _rule(task: FitTask, blocks: Sequence[_Block], first_FK: Tensor) -> tuple[MaskRule, Tensor]:
-    """Which masks the search may find for the rows with patches, one block below the other, and where it begins."""
-    start_FK = torch.cat([first_FK[block.rows] for block in blocks])
-    dense_FK = torch.cat([block.system.dense_GRK.flatten(0, 1) for block in blocks])
-    may_FK = (dense_FK != 0) | start_FK
+def _refitted(task: FitTask, some: Sequence[_Rows], unfitted: _Candidate) -> _Candidate:
+    """Least squares on the first mask."""
+    return _on_mask("first", unfitted.mask_FK, some, unfitted, RIDGE[task.method])
+
+
+def _searched(task: FitTask, some: Sequence[_Rows], unfitted: _Candidate) -> _Candidate:
+    """Least squares on the mask that a search finds."""
+    rule, start_FK = _rule(task, some, unfitted.mask_FK)
+    is_fast = task.method == "alps" or start_FK.shape[1] >= WIDE
+    with numerics.exact_matmul():  # rounding the factors to TF32 costs 1 to 3 %
+        found_FK, _ = search([one.problem for one in some], start_FK, rule, ALPS_GROWTHS if is_fast else GROWTHS)
+    mask_FK = _with_rows(unfitted.mask_FK, some, found_FK)
+    return _on_mask("searched", mask_FK, some, unfitted, RIDGE[task.method])
+
+
+def _by_sparsegpt(task: FitTask, some: Sequence[_Rows], unfitted: _Candidate) -> _Candidate:
+    """The mask and the values of SparseGPT."""
+    rule, _ = _rule(task, some, unfitted.mask_FK)
+    mask_FK, values_FK = sparsegpt([one.problem for one in some], rule)
+    mask_FK = _with_rows(unfitted.mask_FK, some, mask_FK)
+    return _Candidate("searched", mask_FK, _with_rows(unfitted.values_FK, some, values_FK))
+
+
+METHODS: dict[RepairMethod, Callable[[FitTask, Sequence[_Rows], _Candidate], _Candidate]] = {
+    "joint": _searched,
+    "refit": _refitted,
+    "alps": _searched,
+    "sparsegpt": _by_sparsegpt,
+}
+
+
+def _rule(task: FitTask, some: Sequence[_Rows], first_FK: Tensor) -> tuple[MaskRule, Tensor]:
+    """Which masks may be found for the rows with patches, those of one range below the other, and the first one."""
+    start_FK = torch.cat([first_FK[one.at] for one in some])
+    before_FK = torch.cat([one.problem.before_GRK.flatten(0, 1) for one in some])
+    may_FK = (before_FK != 0) | start_FK
     n_kept, n_may = torch.stack([start_FK.sum(), may_FK.sum()]).tolist()
     lives_F = start_FK.any(1) if task.keeps_rows else None
     return MaskRule(n_kept, None if n_may == may_FK.numel() else may_FK, lives_F, task.pattern), start_FK
 
 
-def _rows_of(block: _Block, whole_FK: Tensor) -> Tensor:
-    """The rows of a block (G x R x K)."""
-    return whole_FK[block.rows].view(block.system.dense_GRK.shape)
+def _of_rows(one: _Rows, whole_FK: Tensor) -> Tensor:
+    """These rows of the whole (G x R x K)."""
+    return whole_FK[one.at].view(one.problem.before_GRK.shape)
 
 
-def _with_rows(whole_FK: Tensor, blocks: Sequence[_Block], found_FK: Tensor) -> Tensor:
-    """The whole with the rows of the blocks as found, one block below the other."""
+def _with_rows(whole_FK: Tensor, some: Sequence[_Rows], found_FK: Tensor) -> Tensor:
+    """The whole with some rows as found, those of one range below the other."""
     if len(found_FK) == len(whole_FK):
         return found_FK
     whole_FK = whole_FK.clone()
-    for block, rows_FK in zip(blocks, found_FK.split([block.rows.stop - block.rows.start for block in blocks])):
-        whole_FK[block.rows] = rows_FK
+    for one, rows_FK in zip(some, found_FK.split([one.at.stop - one.at.start for one in some])):
+        whole_FK[one.at] = rows_FK
     return whole_FK
 
 
-def _refitted(rows: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:
+def _on_mask(
+    origin: MaskOrigin, mask_FK: Tensor, some: Sequence[_Rows], unfitted: _Candidate, ridge: float
+) -> _Candidate:
+    """The least squares on a mask."""
+    solved = [_least_squares(one.problem, _of_rows(one, mask_FK), ridge).flatten(0, 1) for one in some]
+    values_FK = solved[0] if len(solved) == 1 else torch.cat(solved)  # wide layers are large: no copy
+    return _Candidate(origin, mask_FK, _with_rows(unfitted.values_FK, some, values_FK), ridge)
+
+
+def _least_squares(problem: LeastSquares, mask_GRK: Tensor, ridge: float) -> Tensor:
     """The least squares of some rows on their masks, solved for the change of the weights, which is small.
 
     The ridge pulls the change to 0, so it does not appear on the right-hand side.
     """
-    bare_GRK = torch.where(mask_GRK, rows.dense_GRK, 0.0)
-    lost_GRK = torch.baddbmm(rows.wanted_GRK, bare_GRK, rows.xx_GKK, alpha=-1)
-    return solve_rows(rows.xx_GKK, lost_GRK, mask_GRK, rows.ridge(ridge)).add_(bare_GRK)
+    bare_GRK = torch.where(mask_GRK, problem.before_GRK, 0.0)
+    lost_GRK = torch.baddbmm(problem.wanted_GRK, bare_GRK, problem.xx_GKK, alpha=-1)
+    return solve_rows(problem.xx_GKK, lost_GRK, mask_GRK, problem.ridge(ridge)).add_(bare_GRK)
 
 
-def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> float:
+def _error(some: Sequence[_Rows], change_FK: Tensor, shift_F: Tensor) -> float:
     """The validation error of changed weights: the gap to the target, relative to the norm of the dense output.
 
     Infinite if a change is not finite.
     """
     sums = list[Tensor]()
-    for block in blocks:
-        shape = block.validation.d_GR.shape
-        far_GR = block.validation.error(_rows_of(block, change_FK), shift_F[block.rows].view(shape))
-        sums.append(torch.stack([far_GR.sum(), block.validation.yy_GR.sum()]))
+    for one in some:
+        shape = one.validation.d_GR.shape
+        far_GR = one.validation.error(_of_rows(one, change_FK), shift_F[one.at].view(shape))
+        sums.append(torch.stack([far_GR.sum(), one.validation.yy_GR.sum()]))
     far, size = torch.stack(sums).sum(0).tolist()
     error = math.sqrt(far / size) if 0 < size < math.inf else math.sqrt(far)
     return error if math.isfinite(error) else math.inf
@@ -213,14 +243,14 @@ def _error(blocks: Sequence[_Block], change_FK: Tensor, shift_F: Tensor) -> floa
 # --- Intercepts -------------------------------------------------------------------------------------------------------
 
 
-def _shift(model: nn.Module, place: Place, blocks: Sequence[_Block], new_FK: Tensor) -> Tensor:
+def _shift(model: nn.Module, place: Place, some: Sequence[_Rows], new_FK: Tensor) -> Tensor:
     """The best intercepts for new values, as they are after rounding to the dtype of their tensor (float64)."""
     shift_F = torch.zeros_like(new_FK[:, 0])
     if place.kind == "none":
         return shift_F
-    for block in blocks:
-        change_GRK = _rows_of(block, new_FK) - block.system.dense_GRK
-        shift_F[block.rows] = block.fit.intercept(change_GRK).flatten()
+    for one in some:
+        change_GRK = _of_rows(one, new_FK) - one.problem.before_GRK
+        shift_F[one.at] = one.fit.intercept(change_GRK).flatten()
     current = _target(model, place, len(shift_F))
     moved = (current.to(shift_F) + place.sign * shift_F).to(current.dtype)
     return place.sign * (moved.to(shift_F) - current.to(shift_F))

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from sipp.inputs import Batch, ModelMap, read_uses
+from sipp.native import pytree
 from sipp.results import numerics
 
 STATES_SHARE = 1 / 8  # of a GPU's free memory: the outputs of one network stay there if they take at most this
@@ -119,7 +119,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 def _copied(output: Any, device: torch.device) -> Any:
     """A copy of an output with its tensors on a device."""
-    return tree_map(lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value, output)
+    return pytree.tree_map(lambda value: value.to(device, copy=True) if isinstance(value, Tensor) else value, output)
 
 
 class States(Protocol):
@@ -140,7 +140,7 @@ class StatesInMemory:
         return self.outputs[batch]
 
     def write(self, part: int, batch: int, output: Any) -> None:
-        n_bytes = sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_cuda)
+        n_bytes = sum(leaf.nbytes for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_cuda)
         if n_bytes and n_bytes * len(self.outputs) > STATES_SHARE * torch.cuda.mem_get_info()[0]:
             output = _copied(output, torch.device("cpu"))
         self.outputs[batch] = output

@@ -133,7 +133,7 @@ def polish(
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
     n_taken = sum(one.taken for one in rounds)
-    return Polish(asked=steps, taken=n_taken, best=best.best, rate=best.rate, mixes=best is not rounds[0]), best.error
+    return Polish(taken=n_taken, best=best.best, rate=best.rate, mixes=best is not rounds[0]), best.error
 
 
 def _round(

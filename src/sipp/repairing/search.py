@@ -41,13 +41,13 @@ class LeastSquares:
 
     xx_GKK: Tensor  # sums over patches of products of inputs, about their means where there is an intercept
     wanted_GRK: Tensor  # and of products of inputs and targets
-    dense_GRK: Tensor
+    before_GRK: Tensor  # the weights before the fit: of a search the dense ones
     n: float  # patches
 
     def ridge(self, share: float) -> Tensor:
-        """A share of the mean diagonal (G); added to the diagonal, it pulls towards the dense weights."""
+        """A share of the mean diagonal (G); added to the diagonal, it pulls towards the weights before."""
         mean_G = self.xx_GKK.diagonal(dim1=1, dim2=2).mean(1)
-        return share * torch.where(mean_G > 0, mean_G, 1.0)  # if all inputs are 0, the dense weights stay
+        return share * torch.where(mean_G > 0, mean_G, 1.0)  # if all inputs are 0, the weights stay
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ def _largest_in_groups(size_FK: Tensor, pattern: Pattern) -> Tensor:
 
 
 def search(
-    blocks: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule, growths: Growths = GROWTHS
+    problems: Sequence[LeastSquares], mask_FK: Tensor, rule: MaskRule, growths: Growths = GROWTHS
 ) -> tuple[Tensor, int]:
     """The mask that the search ends with, from a first one, and how many rounds it took.
 
-    The masks hold the rows of all blocks, one block below the other. Rounds are in float32, because only the support
-    is used and no value. On a GPU a round costs as much as its kernel launches, so there are few of them. The first
-    mask is returned, after 0 rounds, if rounding makes a system indefinite.
+    The masks hold the rows of all problems, those of one below those of the other. Rounds are in float32, because only
+    the support is used and no value. On a GPU a round costs as much as its kernel launches, so there are few of them.
+    The first mask is returned, after 0 rounds, if rounding makes a system indefinite.
     """
     if rule.n_kept == 0:
         return torch.zeros_like(mask_FK), 0
-    rows, systems = zip(*map(_scaled, blocks))
+    rows, systems = zip(*map(_scaled, problems))
     center_FK = torch.cat(rows).mul_(mask_FK)
     dual_FK = torch.zeros_like(center_FK)
     del rows
@@ -130,7 +130,7 @@ def search(
 def _proposal(
     systems: Sequence[_System], inverses: Sequence[Tensor], center_FK: Tensor, dual_FK: Tensor, rho: float
 ) -> Tensor:
-    """v + dual with the v of  (A + rho) v = r + rho center, one block of rows below the other."""
+    """v + dual with the v of  (A + rho) v = r + rho center, the rows of one system below those of the other."""
     found, start = list[Tensor](), 0
     for system, inverse_GKK in zip(systems, inverses):
         shape = system.wanted_GRK.shape
@@ -142,7 +142,7 @@ def _proposal(
 
 @dataclass(frozen=True)
 class _System:
-    """A block scaled so that its system has a unit diagonal, in float32."""
+    """A problem scaled so that its matrix has a unit diagonal, in float32."""
 
     unit_GKK: Tensor
     wanted_GRK: Tensor
@@ -176,18 +176,18 @@ def _newton_inverse(system_GKK: Tensor, start_GKK: Tensor, growth: float) -> Ten
     return inverse_GKK
 
 
-def _scaled(block: LeastSquares) -> tuple[Tensor, _System]:
-    """The dense rows of a block and its system, per patch, so that blocks with more patches do not count for more."""
-    scale_GK, unit_GKK, wanted_GRK = _with_unit_diagonal(block)
-    dense_GRK = block.dense_GRK.to(numerics.BOUND_DTYPE) * scale_GK[:, None]
-    return dense_GRK.to(numerics.SCORE_DTYPE).flatten(0, 1), _System(unit_GKK, wanted_GRK)
+def _scaled(problem: LeastSquares) -> tuple[Tensor, _System]:
+    """The rows of a problem before the fit and its system, per patch: one with more patches does not count for more."""
+    scale_GK, unit_GKK, wanted_GRK = _with_unit_diagonal(problem)
+    before_GRK = problem.before_GRK.to(numerics.BOUND_DTYPE) * scale_GK[:, None]
+    return before_GRK.to(numerics.SCORE_DTYPE).flatten(0, 1), _System(unit_GKK, wanted_GRK)
 
 
-def _with_unit_diagonal(block: LeastSquares) -> tuple[Tensor, Tensor, Tensor]:
-    """The scales of a block's system; the system and its right-hand side in float32, without a large copy."""
-    ridge_G = block.ridge(DAMPING)
-    scale_GK = (block.xx_GKK.diagonal(dim1=1, dim2=2) + ridge_G[:, None]).div_(block.n).sqrt_()
-    unit_GKK = scaled_system(block.xx_GKK, (scale_GK * math.sqrt(block.n)).reciprocal_())
+def _with_unit_diagonal(problem: LeastSquares) -> tuple[Tensor, Tensor, Tensor]:
+    """The scales of a problem; the system and its right-hand side in float32, without a large copy."""
+    ridge_G = problem.ridge(DAMPING)
+    scale_GK = (problem.xx_GKK.diagonal(dim1=1, dim2=2) + ridge_G[:, None]).div_(problem.n).sqrt_()
+    unit_GKK = scaled_system(problem.xx_GKK, (scale_GK * math.sqrt(problem.n)).reciprocal_())
     unit_GKK.diagonal(dim1=1, dim2=2).fill_(1.0)
-    wanted_GRK = block.wanted_GRK + ridge_G[:, None, None] * block.dense_GRK
-    return scale_GK, unit_GKK, (wanted_GRK / block.n / scale_GK[:, None]).to(numerics.SCORE_DTYPE)
+    wanted_GRK = problem.wanted_GRK + ridge_G[:, None, None] * problem.before_GRK
+    return scale_GK, unit_GKK, (wanted_GRK / problem.n / scale_GK[:, None]).to(numerics.SCORE_DTYPE)

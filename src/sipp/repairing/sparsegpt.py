@@ -1,6 +1,6 @@
 """SparseGPT (Frantar & Alistarh 2023) by its definition: columns in order, each compensating for those before.
 
-H = X'X + 1 % of its mean diagonal. In each block of 128 columns the weights of the least  w^2 / [H_j^-1]_jj  go, H_j
+H = X'X + 1 % of its mean diagonal. Among each 128 columns the weights of the least  w^2 / [H_j^-1]_jj  go, H_j
 being H without the columns before j; n:m patterns choose the same way in each group of m as its turn comes. The
 weights to the right in its row compensate for a removed one: the OBS update, read from one Cholesky factor of H^-1.
 """
@@ -15,33 +15,33 @@ from torch import Tensor
 from sipp.repairing.search import LeastSquares, MaskRule
 from sipp.repairing.solving import cholesky_or_nan
 
-BLOCK = 128  # columns whose weights are compared with each other
+N_COLUMNS = 128  # whose weights are compared with each other
 DAMPING = 0.01
 
 
-def sparsegpt(blocks: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, Tensor]:
-    """The mask and the values, one block of rows below the other.
+def sparsegpt(problems: Sequence[LeastSquares], rule: MaskRule) -> tuple[Tensor, Tensor]:
+    """The mask and the values, the rows of one problem below those of the other.
 
-    Differs from the paper: each block of columns gets an even part of the layer's exact budget, not its own rounding of
+    Differs from the paper: each set of columns gets an even part of the layer's exact budget, not its own rounding of
     a share; and rows that must not die keep their best weight.
     """
-    shapes = [block.dense_GRK.shape for block in blocks]
+    shapes = [one.before_GRK.shape for one in problems]
     sizes = [n_groups * n_rows for n_groups, n_rows, _ in shapes]
-    fan_in, device = shapes[0][2], blocks[0].dense_GRK.device
+    fan_in, device = shapes[0][2], problems[0].before_GRK.device
     none_FK = torch.zeros(sum(sizes), fan_in, dtype=torch.bool, device=device)
     may_FK = ~none_FK if rule.may_FK is None else rule.may_FK
     parts = [part.view(shape) for part, shape in zip(may_FK.split(sizes), shapes)]
     lives_F = none_FK[:, 0] if rule.lives_F is None else rule.lives_F
     lives = [part.view(shape[:2]) for part, shape in zip(lives_F.split(sizes), shapes)]
-    factors = [_factor(block) for block in blocks]
-    limits = [_limits(*layer) for layer in zip(blocks, factors, parts, lives)]
-    step = BLOCK if rule.pattern is None else max(rule.pattern.m, BLOCK // rule.pattern.m * rule.pattern.m)
-    counts: Sequence[Tensor | None] = [None] * len(blocks)
+    factors = [_factor(one) for one in problems]
+    limits = [_limits(*layer) for layer in zip(problems, factors, parts, lives)]
+    step = N_COLUMNS if rule.pattern is None else max(rule.pattern.m, N_COLUMNS // rule.pattern.m * rule.pattern.m)
+    counts: Sequence[Tensor | None] = [None] * len(problems)
     if rule.pattern is None:
         counts = _counts(limits, rule.n_kept, step)
     found = [
-        _pruned(block, factor, limit, count, step, rule)
-        for block, factor, limit, count in zip(blocks, factors, limits, counts)
+        _pruned(one, factor, limit, count, step, rule)
+        for one, factor, limit, count in zip(problems, factors, limits, counts)
     ]
     masks, values = zip(*found)
     return torch.cat([mask.flatten(0, 1) for mask in masks]), torch.cat([value.flatten(0, 1) for value in values])
@@ -64,7 +64,7 @@ def _is_dead(rows: LeastSquares) -> Tensor:
 
 def _limits(rows: LeastSquares, factor_GKK: Tensor, may_GRK: Tensor, lives_GR: Tensor) -> Tensor:
     """What is added to the scores: -inf where a weight may not be kept, inf for the best of each row that lives."""
-    score_GRK = rows.dense_GRK.square() / factor_GKK.diagonal(dim1=1, dim2=2).square()[:, None]
+    score_GRK = rows.before_GRK.square() / factor_GKK.diagonal(dim1=1, dim2=2).square()[:, None]
     score_GRK = torch.where(_is_dead(rows)[:, None], 0.0, score_GRK)
     best_GR1 = torch.where(may_GRK, score_GRK, -1.0).argmax(2, keepdim=True)
     limit_GRK = torch.where(may_GRK, 0.0, -torch.inf).to(score_GRK)
@@ -73,13 +73,13 @@ def _limits(rows: LeastSquares, factor_GKK: Tensor, may_GRK: Tensor, lives_GR: T
 
 
 def _counts(limits: Sequence[Tensor], n_kept: int, step: int) -> list[Tensor]:
-    """How many weights each group keeps in each block of columns (G x blocks): even, exact, within what is allowed."""
+    """How many weights each group keeps in each set of columns (G x sets): even, exact, within what is allowed."""
     pieces = [torch.stack([part.sum((1, 2)) for part in (l > -torch.inf).split(step, 2)], 1) for l in limits]
     forced = [torch.stack([part.sum((1, 2)) for part in (l == torch.inf).split(step, 2)], 1) for l in limits]
     most, least = (torch.cat([count_GB.flatten() for count_GB in each]).cpu() for each in (pieces, forced))
     ends = most.cumsum(0) * n_kept // max(1, int(most.sum()))
     counts = torch.maximum(ends.diff(prepend=torch.zeros_like(ends[:1])), least)
-    while int(counts.sum()) > n_kept:  # rows that must live took more than their block's part
+    while int(counts.sum()) > n_kept:  # rows that must live took more than their set's part
         counts[(counts - least).argmax()] -= 1
     split = counts.split([count_GB.numel() for count_GB in pieces])
     return [part.view(count_GB.shape).to(count_GB.device) for part, count_GB in zip(split, pieces)]
@@ -88,8 +88,8 @@ def _counts(limits: Sequence[Tensor], n_kept: int, step: int) -> list[Tensor]:
 def _pruned(
     rows: LeastSquares, factor_GKK: Tensor, limit_GRK: Tensor, count_GB: Tensor | None, step: int, rule: MaskRule
 ) -> tuple[Tensor, Tensor]:
-    """One block of rows: its mask and values (G x R x K)."""
-    left_GRK = torch.where(_is_dead(rows)[:, None] & (limit_GRK < torch.inf), 0.0, rows.dense_GRK)
+    """The mask and the values of one problem (G x R x K)."""
+    left_GRK = torch.where(_is_dead(rows)[:, None] & (limit_GRK < torch.inf), 0.0, rows.before_GRK)
     mask_GRK = torch.zeros(left_GRK.shape, dtype=torch.bool, device=left_GRK.device)
     values_GRK = torch.zeros_like(left_GRK)
     diagonal_GK = factor_GKK.diagonal(dim1=1, dim2=2)

@@ -14,7 +14,8 @@ variation of inputs that lie far from 0: their mean is subtracted first and adde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +23,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sipp.inputs import Batch, ModelMap, Sum, Weight, WeightUse, split_windows, with_padding_zeroed
+from sipp.inputs import (
+    Batch,
+    ModelMap,
+    Residual,
+    Watch,
+    Weight,
+    WeightUse,
+    is_residual,
+    split_windows,
+    with_padding_zeroed,
+)
 from sipp.results import numerics
 
 PATCHES_PER_FEATURE = 256  # neighbouring windows of an image are similar: beyond this number they are subsampled
@@ -96,7 +107,7 @@ class Moments:
         return found_GR.clamp(min=0)
 
 
-RowBlock = tuple[int, int, int]  # first row, number of rows and number of groups of a use
+RowRange = tuple[int, int, int]  # first row, number of rows and number of groups of a use
 
 
 @dataclass(frozen=True)
@@ -108,37 +119,43 @@ class UsePair:
     stream: WeightUse | None
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """Some patches of the pruned network, what their rows are to give and what is missing, all 0 at padding."""
+
+    patches_GKP: Tensor
+    mean_GK1: Tensor | None  # was subtracted from the patches; None: nothing was
+    target_GRP: Tensor
+    gap_GRP: Tensor
+
+
 InputSums = tuple[Tensor, Moments]  # the windows of a use, and the sums over them that do not depend on rows
 
 
 @dataclass
 class WeightSums:
-    """The sums of one weight on the fit points and on the validation points, per block of rows."""
+    """The sums of one weight on the fit points and on the validation points, by range of rows."""
 
     weight: Weight
     shares: bool  # other weights have the same input: the sums over it are made once
     chunk_bytes: int
     allow_tf32: bool
-    fit: dict[RowBlock, Moments] = field(default_factory=dict)
-    validation: dict[RowBlock, Moments] = field(default_factory=dict)
+    fit: dict[RowRange, Moments] = field(default_factory=dict)
+    validation: dict[RowRange, Moments] = field(default_factory=dict)
     obstacle: str = ""  # why the sums cannot be used
 
     def add(
-        self, into: dict[RowBlock, Moments], pair: UsePair, dense: Tensor, pruned: Tensor, known: InputSums | None
+        self, into: dict[RowRange, Moments], pair: UsePair, dense: Tensor, pruned: Tensor, known: InputSums | None
     ) -> InputSums | None:
         """Adds one use to the fit or the validation sums of the weight with these values in the two networks.
 
-        `known` are the sums over the input of the last use; those of this one are returned if they are shared. Products
-        are in float32, or in float64 like the inputs; sums are float64.
+        `known` are the sums over the input of the last use; those of this one are returned if they are shared.
         """
-        use, weight, allow_tf32 = pair.pruned, self.weight, self.allow_tf32
-        dtype = (
-            numerics.BOUND_DTYPE
-            if numerics.BOUND_DTYPE in (use.windows.dtype, pair.dense.windows.dtype)
-            else numerics.SCORE_DTYPE
-        )
+        use, weight = pair.pruned, self.weight
+        is_double = numerics.BOUND_DTYPE in (use.windows.dtype, pair.dense.windows.dtype)
+        dtype = numerics.BOUND_DTYPE if is_double else numerics.SCORE_DTYPE
         dense_GRK, rows_GRK = (
-            weight.rows(values)[use.rows_of(weight)].unflatten(0, (use.windows.shape[1], -1)).to(dtype)
+            weight.rows(values)[use.rows_of(weight)].unflatten(0, (use.n_groups, -1)).to(dtype)
             for values in (dense, pruned)
         )
         n_groups, n_rows, fan_in = rows_GRK.shape
@@ -147,33 +164,47 @@ class WeightSums:
             into[key] = Moments.zeros(n_groups, n_rows, fan_in, device)
         moments = into[key]
         shared = known[1] if known is not None and known[0] is use.windows else None
-        here = shared if shared is not None else moments
-        if self.shares and shared is None:
-            here = Moments.zeros(n_groups, 0, fan_in, device)
+        inputs = shared
+        if inputs is None:
+            inputs = Moments.zeros(n_groups, 0, fan_in, device) if self.shares else moments
+        for chunk in self._chunks(pair, dense_GRK, rows_GRK, pruned):
+            if shared is None:
+                self._add_inputs(inputs, chunk, use)
+            with numerics.exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
+                moments.add_rows(chunk.patches_GKP, chunk.gap_GRP, chunk.target_GRP, chunk.mean_GK1)
+        if self.shares:
+            moments.add_inputs(inputs.xx_GKK, inputs.x_GK)
+        moments.n += float(use.n_patches if use.counts_B is None else use.counts_B.sum())
+        return (use.windows, inputs) if self.shares else None
+
+    def _chunks(self, pair: UsePair, dense_GRK: Tensor, rows_GRK: Tensor, pruned: Tensor) -> Iterator[_Chunk]:
+        """The patches of a use about their means, with targets and gaps, as many at a time as fit in memory.
+
+        Products are in float32, or in float64 like the inputs.
+        """
+        use = pair.pruned
         is_padded = use.counts_B is not None or use.real_BP is not None
-        for dense_GKP, patches_GKP, stream_GRP in _patches(weight, pair, dtype, self.chunk_bytes):
-            with numerics.exact_matmul(use.windows, pruned, allow_tf32=allow_tf32):
+        for dense_GKP, patches_GKP, stream_GRP in _patches(self.weight, pair, rows_GRK.dtype, self.chunk_bytes):
+            with numerics.exact_matmul(use.windows, pruned, allow_tf32=self.allow_tf32):
                 target_GRP = dense_GRK @ dense_GKP
                 target_GRP = target_GRP if stream_GRP is None else target_GRP.add_(stream_GRP)
                 gap_GRP = target_GRP - rows_GRK @ patches_GKP
-            mean_GK1, n_patches = None, patches_GKP.shape[-1]
+            mean_GK1 = None
             if not is_padded:  # padding has to stay 0
                 mean_GK1 = patches_GKP.mean(-1, keepdim=True)
                 patches_GKP = patches_GKP - mean_GK1
-            if shared is None:
-                operands = (use.windows,) if mean_GK1 is None else ()  # without their mean they are float32
-                with numerics.exact_matmul(*operands, allow_tf32=allow_tf32):
-                    xx_GKK = patches_GKP @ patches_GKP.mT
-                here.add_inputs(xx_GKK, patches_GKP.sum(-1), mean_GK1, n_patches)
-            with numerics.exact_matmul(allow_tf32=allow_tf32):  # gaps are float32
-                moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
-        if here is not moments:
-            moments.add_inputs(here.xx_GKK, here.x_GK)
-        moments.n += float(use.n_patches if use.counts_B is None else use.counts_B.sum())
-        return (use.windows, here) if self.shares else None
+            yield _Chunk(patches_GKP, mean_GK1, target_GRP, gap_GRP)
 
-    def solvable(self) -> tuple[list[RowBlock], str]:
-        """The blocks of rows in order, and why they cannot be solved; empty if they can."""
+    def _add_inputs(self, inputs: Moments, chunk: _Chunk, use: WeightUse) -> None:
+        """Adds the sums over a chunk that do not depend on rows."""
+        patches_GKP = chunk.patches_GKP
+        operands = (use.windows,) if chunk.mean_GK1 is None else ()  # without their mean they are float32
+        with numerics.exact_matmul(*operands, allow_tf32=self.allow_tf32):
+            xx_GKK = patches_GKP @ patches_GKP.mT
+        inputs.add_inputs(xx_GKK, patches_GKP.sum(-1), chunk.mean_GK1, patches_GKP.shape[-1])
+
+    def solvable(self) -> tuple[list[RowRange], str]:
+        """The ranges of rows in order, and why they cannot be solved; empty if they can."""
         if self.obstacle:
             return [], self.obstacle
         if not self.fit or self.fit.keys() != self.validation.keys():
@@ -239,7 +270,7 @@ def _strides(sizes: Sequence[int], too_many: int) -> list[int]:
 # --- Residual streams: what the output of a layer is added to, as patches of the layer ------------------------------
 
 
-def streams_in(found: ModelMap, *, inputs_differ: bool) -> dict[str, Sum]:
+def streams_in(found: ModelMap, *, inputs_differ: bool) -> dict[str, Residual]:
     """By weight, the residual stream to which its layer's output is added and which depends on earlier weights.
 
     The sum must be met before the block of the layer ends. With `inputs_differ`, weights of earlier blocks count too,
@@ -247,12 +278,38 @@ def streams_in(found: ModelMap, *, inputs_differ: bool) -> dict[str, Sum]:
     """
     return {
         weight: one
-        for weight, one in found.sums.items()
+        for weight, one in found.residuals.items()
         if one.in_block and (one.latest or (inputs_differ and one.of_inputs))
     }
 
 
-def stream_as_use(model: nn.Module, stream: Sum, tensor: Tensor, like: WeightUse, batch: Batch) -> WeightUse:
+@contextmanager
+def meeting_streams(
+    model: nn.Module, streams: Mapping[str, Residual], on_stream: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """A context for one run that calls `on_stream` with each weight's stream, a copy, when it is met."""
+    n_left: dict[str, int] = {}  # sums to go, by weight whose layer has been called
+
+    def run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if n_left and is_residual(function, args):
+            for weight in list(n_left):
+                n_left[weight] -= 1
+                if n_left[weight] == 0:
+                    del n_left[weight]
+                    on_stream(weight, args[streams[weight].at].detach().clone())
+        return function(*args, **kwargs)
+
+    def called(weight: str) -> Callable[..., None]:
+        return lambda module, args, output: n_left.update({weight: streams[weight].nth})
+
+    with ExitStack() as stack:
+        for weight, one in streams.items():
+            stack.callback(model.get_submodule(one.module).register_forward_hook(called(weight)).remove)
+        stack.enter_context(Watch(run))
+        yield
+
+
+def stream_as_use(model: nn.Module, stream: Residual, tensor: Tensor, like: WeightUse, batch: Batch) -> WeightUse:
     """A stream in units of the layer's output, laid out like a use of it, with rows in place of the fan-in."""
     module = model.get_submodule(stream.module)
     tensor = _in_units_of_output(model, stream, module, tensor)
@@ -269,7 +326,7 @@ def stream_as_use(model: nn.Module, stream: Sum, tensor: Tensor, like: WeightUse
     return with_padding_zeroed(use, batch)
 
 
-def _in_units_of_output(model: nn.Module, stream: Sum, module: nn.Module, tensor: Tensor) -> Tensor:
+def _in_units_of_output(model: nn.Module, stream: Residual, module: nn.Module, tensor: Tensor) -> Tensor:
     """The stream divided by the scales of the norms behind the layer, row by row."""
     if not stream.norms:
         return tensor

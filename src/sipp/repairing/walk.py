@@ -6,10 +6,10 @@
             find mask and values of each weight from its sums                                fit.py
         keep what the part gives in each network: there the next one begins
 
-So a layer is fitted on the inputs x that it gets in the network repaired so far. What it is to give is
-W x + a (dense output - W x), where a is the error feedback: a = 0 repeats the dense layer W on its new inputs, a = 1
-compensates the whole error of earlier layers. Where the output is added to a residual stream, the error of the stream
-is compensated too.
+So a layer is fitted on the inputs x that it gets in the network repaired so far, in which layers that are not yet
+fitted are dense (in a refit: pruned). What it is to give is W x + a (dense output - W x), where a is the error
+feedback: a = 0 repeats the dense layer W on its new inputs, a = 1 compensates the whole error of earlier layers. Where
+the output is added to a residual stream, the error of the stream is compensated too.
 
 The search for mask and weights, the refit under fixed masks, and the methods of others walk alike; `FitTask` says what
 differs. `prune_on_disk` walks part by part, with the states between two blocks in files.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -30,12 +30,11 @@ from sipp.inputs import (
     Batch,
     ModelMap,
     PrunableLayer,
-    Sum,
+    Residual,
     Weight,
     WeightUse,
     copy_of,
     find_prunable_layers,
-    meeting_sums,
     outputs,
     read_uses,
     trace_layers,
@@ -50,7 +49,7 @@ from sipp.pruning import (
 from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
 from sipp.repairing.parts import Part, Side, StatesInMemory, StopForward, groups_in, parts_in
-from sipp.repairing.sums import InputSums, UsePair, WeightSums, stream_as_use, streams_in, thinned
+from sipp.repairing.sums import InputSums, UsePair, WeightSums, meeting_streams, stream_as_use, streams_in, thinned
 from sipp.results import FittedLayer, OutputChange, Pattern, Repair, RepairMethod, SeenInputs, numerics
 from sipp.scoring import chunk_bytes_on
 
@@ -89,13 +88,17 @@ def repair_network(
     pattern: Pattern | None = None,
     keeps_rows: bool = False,
     start: nn.Module | None = None,
+    known: ModelMap | None = None,
     progress: bool = False,
 ) -> Repaired:
     """A copy of the dense network with as many weights as the masks keep, fitted to it on the points of the split.
 
-    `start` is the pruned network; None: the dense values under the masks. A refit begins with its values. The result is
-    compared with it on the validation points, and undone if it is worse. Weights that are 0 in the dense network and
-    not in the masks stay 0; with `keeps_rows`, no row dies that has a weight in the masks.
+    A search under a budget takes from the masks only how many weights each layer keeps (`starting_masks`).
+
+    `known` is the map of the dense network, if there is one. `start` is the pruned network; None: the dense values
+    under the masks. A refit begins with its values. The result is compared with it on the validation points, and undone
+    if it is worse. Weights that are 0 in the dense network and not in the masks stay 0; with `keeps_rows`, no row dies
+    that has a weight in the masks.
     """
     is_refit = method == "refit"
     split = in_large_batches(split, max((max(len(mask), mask[0].numel()) for mask in masks.values()), default=1))
@@ -107,12 +110,15 @@ def repair_network(
         model = _unrepaired(dense, masks, start) if is_refit else copy_of(dense)
         ours, theirs = (Side(one, split.batches, StatesInMemory(len(split.batches))) for one in (dense, model))
         traced = dense, split.batches[0]
-        walk = walk_of(ours, theirs, masks, split.n_fit_batches, traced=traced, corrects=method not in PEERS)
-        is_large = is_like_a_language_model(list(walk.weights.values()), masks)
-        task = fit_task(method, pattern, is_large=is_large, keeps_rows=keeps_rows)
-        between = method == "joint" and pattern is None
-        first_masks = masks_between(dense, walk.weights.values(), masks, keeps_rows=keeps_rows) if between else masks
-        fitted, layers = fit_parts(walk, task, parts_in(walk.map, masks), first_masks, advance)
+        walk = walk_of(
+            ours, theirs, masks, split.n_fit_batches, traced=traced, known=known, corrects=method not in PEERS
+        )
+        weights = list(walk.weights.values())
+        is_large_linear = is_like_a_language_model(weights, masks)
+        task = fit_task(method, pattern, is_large_linear=is_large_linear, keeps_rows=keeps_rows)
+        has_budget = method == "joint" and pattern is None
+        first = starting_masks(dense, weights, masks, keeps_rows=keeps_rows) if has_budget else masks
+        fitted, layers = fit_parts(walk, task, parts_in(walk.map, masks), first, advance)
         memory.give_back_freed()
         error_after, test_after = _errors(dense, model, split)
     is_undone = False
@@ -130,7 +136,6 @@ def repair_network(
         n_validation=n_validation,
         n_test=n_test,
         output_before=test_before,
-        output_refit=test_after,
         output_after=test_after,
         output_validation=error_after,
         polish=None,
@@ -166,7 +171,7 @@ class Walk:
     pruned: Side
     map: ModelMap  # of the dense network
     layers: tuple[PrunableLayer, ...]  # of the dense network, with masked weights only
-    streams: Mapping[str, Sum]  # that are corrected, by weight
+    streams: Mapping[str, Residual]  # that are corrected, by weight
     n_fit_batches: int  # they come first; the others validate
 
     @property
@@ -182,10 +187,11 @@ def walk_of(
     n_fit_batches: int,
     *,
     traced: tuple[nn.Module, Batch],
+    known: ModelMap | None = None,
     corrects: bool = True,
     inputs_differ: bool = False,
 ) -> Walk:
-    """The walk of both networks past the masked weights, by a map of a model that is traced: of the dense one, or part.
+    """The walk of both networks past the masked weights, by the map of the dense one or of a part, known or traced.
 
     `corrects`: the ends of residual blocks compensate the error of the stream. `inputs_differ`: earlier parts have
     made the inputs of this one, so that these streams have an error too.
@@ -194,7 +200,7 @@ def walk_of(
     layers = find_prunable_layers(model, include=[glob.escape(name) for name in masks])
     chosen = (replace(one, weights={l: w for l, w in one.weights.items() if w.name in masks}) for one in layers)
     masked = tuple(layer for layer in chosen if layer.weights)
-    found = trace_layers(model, masked, batch)
+    found = known or trace_layers(model, masked, batch)
     streams = streams_in(found, inputs_differ=inputs_differ) if corrects else {}
     return Walk(dense, pruned, found, masked, streams, n_fit_batches)
 
@@ -208,8 +214,8 @@ def fit_parts(
     """
     masks, done, weights, model = dict(first_masks), list[FittedLayer](), walk.weights, walk.pruned.model
     # returning memory costs a small network more than it saves, and on a GPU there is none to return
-    is_large = sum(mask.numel() for mask in masks.values()) > numerics.MOST_WEIGHTS_OF_SMALL
-    gives_back = is_large and not any(mask.is_cuda for mask in masks.values())
+    n_weights = sum(mask.numel() for mask in masks.values())
+    gives_back = n_weights > numerics.MOST_WEIGHTS_OF_SMALL and not any(mask.is_cuda for mask in masks.values())
     n_left = sum(len(part.groups) for part in parts)
     for part in parts:
         for group in part.groups:
@@ -246,19 +252,11 @@ def repair_part(
     `traced` is the part as a model, and its inputs.
     """
     walk = walk_of(dense, pruned, masks, n_fit_batches, traced=traced, inputs_differ=part.number > 0)
-    task = fit_task("joint", pattern, is_large=True, keeps_rows=False)
+    task = fit_task("joint", pattern, is_large_linear=True, keeps_rows=False)
     return fit_parts(walk, task, [replace(part, groups=groups_in(walk.map, masks))], masks)
 
 
 # --- Sums over what both networks meet --------------------------------------------------------------------------------
-
-
-@dataclass
-class _Met:
-    """What a run has met: the uses of some weights, with copies of what they read, and streams."""
-
-    uses: dict[str, list[WeightUse]]
-    streams: dict[str, Tensor]
 
 
 def sums_of(walk: Walk, part: Part, names: Sequence[str]) -> dict[str, WeightSums]:
@@ -271,58 +269,66 @@ def sums_of(walk: Walk, part: Part, names: Sequence[str]) -> dict[str, WeightSum
         dense, pruned = (_met(walk, side, part, names, i) for side in (walk.dense, walk.pruned))
         known: InputSums | None = None  # the sums over inputs that the weight before has made
         for name, one in sums.items():
+            pairs, obstacle = _pairs(walk, name, dense, pruned, i)
+            one.obstacle = one.obstacle or obstacle
             ours, theirs = (model.get_parameter(name).detach() for model in models)
-            uses, other_uses = dense.uses[name], pruned.uses[name]
-            streams = _stream_gap(walk, name, dense, pruned, i)
-            if [u.windows.shape for u in uses] != [u.windows.shape for u in other_uses] or streams is None:
-                one.obstacle = NOT_ALIGNED
             into = one.fit if i < walk.n_fit_batches else one.validation
-            for pair in map(UsePair, uses, other_uses, streams or ()) if not one.obstacle else ():
+            for pair in pairs if not one.obstacle else ():
                 known = one.add(into, pair, ours, theirs, known)
     return sums
 
 
-def _met(walk: Walk, side: Side, part: Part, names: Sequence[str], i: int) -> _Met:
-    """Runs a part of one network on batch i as far as it is needed."""
-    met = _Met({name: [] for name in names}, {})
-    streams = {name: walk.streams[name] for name in names if name in walk.streams}
-    is_known = not walk.map.recording.depends_on_values and all(walk.map.n_uses[name] == 1 for name in names)
-    n_left = len(names) if is_known else math.inf
-    last: tuple[Tensor, Tensor] | None = None  # the windows of the last use, as they were given and as they are kept
+class _Met:
+    """What a run of a part has met: the uses of some weights, with copies of what they read, and streams."""
 
-    def stop_at_last() -> None:
-        if n_left == 0 and len(met.streams) == len(streams):
+    def __init__(self, walk: Walk, names: Sequence[str], i: int) -> None:
+        self.uses: dict[str, list[WeightUse]] = {name: [] for name in names}
+        self.streams: dict[str, Tensor] = {}
+        self.awaited = {name: walk.streams[name] for name in names if name in walk.streams}
+        self.is_known = not walk.map.recording.depends_on_values and all(walk.map.n_uses[name] == 1 for name in names)
+        self.n_points, self.i = sum(batch.n_points for batch in walk.dense.batches), i
+        self.last: tuple[Tensor, Tensor] | None = None  # the windows of the last use, as given and as they are kept
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more can come, so that the run may end."""
+        return self.is_known and all(self.uses.values()) and len(self.streams) == len(self.awaited)
+
+    def on_use(self, weight: Weight, use: WeightUse, batch: Batch) -> None:
+        """Keeps a use of one of the weights. Those of a group read the same, of which there is one copy."""
+        if weight.name not in self.uses:
+            return
+        use = thinned(use, weight, self.n_points, self.i)
+        if self.last is None or not _are_same(self.last[0], use.windows):
+            self.last = use.windows, use.windows if use.is_own_copy else use.windows.clone()
+        self.uses[weight.name].append(replace(use, windows=self.last[1]))
+        if self.is_complete:
             raise StopForward
 
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        nonlocal n_left, last
-        if weight.name not in met.uses:
-            return
-        use = thinned(use, weight, n_points, i)
-        if last is None or not _are_same(last[0], use.windows):  # the weights of a group read the same
-            last = use.windows, use.windows if use.is_own_copy else use.windows.clone()
-        met.uses[weight.name].append(replace(use, windows=last[1]))
-        n_left -= 1
-        stop_at_last()
+    def on_stream(self, name: str, stream: Tensor) -> None:
+        """Keeps the stream that the output of a weight's layer is added to."""
+        self.streams[name] = stream
+        if self.is_complete:
+            raise StopForward
 
-    def on_stream(name: str, stream: Tensor) -> None:
-        met.streams[name] = stream
-        stop_at_last()
 
-    n_points = sum(batch.n_points for batch in side.batches)
+def _met(walk: Walk, side: Side, part: Part, names: Sequence[str], i: int) -> _Met:
+    """Runs a part of one network on batch i as far as it is needed."""
+    met, model = _Met(walk, names, i), side.model
     layers = [
-        replace(layer, module=side.model.get_submodule(layer.module_name))
+        replace(layer, module=model.get_submodule(layer.module_name))
         for layer in walk.layers
         if any(weight.name in names for weight in layer.weights.values())
     ]
-    with meeting_sums(side.model, streams, on_stream) if streams else nullcontext():
-        side.run(part, i, lambda batch: read_uses(side.model, layers, batch, on_use, _map_for(walk, batch)))
+
+    def read(batch: Batch) -> None:
+        # only padding needs the map: sums do not ask whose patches they add
+        read_uses(model, layers, batch, met.on_use, None if batch.real_BT is None else walk.map)
+
+    with meeting_streams(model, met.awaited, met.on_stream) if met.awaited else nullcontext():
+        side.run(part, i, read)
+    met.last = None  # the model's own tensors may go
     return met
-
-
-def _map_for(walk: Walk, batch: Batch) -> ModelMap | None:
-    """The map where it is needed: padding is left out where patches belong to inputs."""
-    return None if batch.real_BT is None else walk.map
 
 
 def _are_same(a: Tensor, b: Tensor) -> bool:
@@ -330,31 +336,33 @@ def _are_same(a: Tensor, b: Tensor) -> bool:
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
 
 
-def _stream_gap(walk: Walk, name: str, dense: _Met, pruned: _Met, i: int) -> Sequence[WeightUse | None] | None:
-    """By use, the dense stream minus the pruned one, like the layer's output; None if they cannot be compared."""
+def _pairs(walk: Walk, name: str, dense: _Met, pruned: _Met, i: int) -> tuple[list[UsePair], str]:
+    """The uses of a weight in both networks, each with the gap between the streams; or why they cannot be compared."""
+    uses, others = dense.uses[name], pruned.uses[name]
+    if [use.windows.shape for use in uses] != [use.windows.shape for use in others]:
+        return [], NOT_ALIGNED
     if name not in walk.streams:
-        return [None] * len(dense.uses[name])
+        return [UsePair(use, other, None) for use, other in zip(uses, others)], ""
     ours, theirs = dense.streams.get(name), pruned.streams.get(name)
-    if ours is None or theirs is None or ours.shape != theirs.shape or len(dense.uses[name]) != 1:
-        return None
-    side, like = walk.pruned, dense.uses[name][0]
-    use = stream_as_use(side.model, walk.streams[name], ours - theirs, like, side.batches[i])
-    use = thinned(use, walk.weights[name], sum(batch.n_points for batch in side.batches), i)
-    is_like = use.windows.shape[: 2 + use.n_position_dims] == like.windows.shape[: 2 + like.n_position_dims]
-    return [use] if is_like else None
+    if ours is None or theirs is None or ours.shape != theirs.shape or len(uses) != 1:
+        return [], NOT_ALIGNED
+    use = stream_as_use(walk.pruned.model, walk.streams[name], ours - theirs, uses[0], walk.pruned.batches[i])
+    use = thinned(use, walk.weights[name], dense.n_points, i)
+    is_like = use.windows.shape[: 2 + use.n_position_dims] == uses[0].windows.shape[: 2 + uses[0].n_position_dims]
+    return ([UsePair(uses[0], others[0], use)], "") if is_like else ([], NOT_ALIGNED)
 
 
 # --- How many weights each layer keeps while mask and weights are searched --------------------------------------------
 
 
-def masks_between(dense: nn.Module, weights: Iterable[Weight], masks: Masks, *, keeps_rows: bool) -> dict[str, Tensor]:
-    """The masks to begin a search with, of as many weights as the given ones.
+def starting_masks(dense: nn.Module, weights: Sequence[Weight], masks: Masks, *, keeps_rows: bool) -> dict[str, Tensor]:
+    """The masks to begin a search with, of as many weights as the given ones: their own weights are forgotten.
 
     Each layer keeps the geometric mean of what its mask keeps and of an even share, in its largest weights. A score of
-    the whole network may leave a layer too little to be repaired, and even shares forget what the score knows. In a
-    network that is sparse already, a layer's share refers to the weights it has left.
+    the whole network may leave a layer too little to be repaired, and even shares forget what the score knows. Where
+    that changes hardly any count, the given masks stay. In a network that is sparse already, a layer's share refers to
+    the weights it has left.
     """
-    weights = list(weights)
     rows = [weight.rows(dense.get_parameter(weight.name).detach()) for weight in weights]
     counts, left = [int(masks[weight.name].sum()) for weight in weights], [int(w.count_nonzero()) for w in rows]
     shapes = [(weight.n_rows, weight.fan_in) for weight in weights]

@@ -24,7 +24,6 @@ class FittedLayer:
     ridge: float | None = None  # a share of the mean square of the inputs; None if nothing was refitted with one
     error_before: float | None = None  # of the first mask, unfitted; None if it could not be compared
     error_after: float | None = None  # of what was taken
-    rounds: int = 0  # of the search
     corrects: bool = False  # the residual stream that its output is added to
     intercept: str = "none"  # of the rows: "bias", or "norm" (a running mean) if it went there
     left_alone: str = ""  # why it is unfitted; empty if it was fitted
@@ -34,7 +33,6 @@ class FittedLayer:
 class Polish:
     """The outcome of the polish by gradient descent."""
 
-    asked: int
     taken: int  # steps until it stopped, over both rounds if there was a second
     best: int  # the step (of its round) whose weights were kept; 0: the weights before the polish
     rate: float  # the largest learning rate of a step of that round
@@ -51,10 +49,9 @@ class Repair:
 
     layers: tuple[FittedLayer, ...]  # in the order of execution; `n_moved` counts from the masks that were given
     n_fit: int  # points that the weights were fitted on
-    n_validation: int  # points that chose ridges, left layers alone and stopped the polish
+    n_validation: int  # points that left layers alone and stopped the polish
     n_test: int  # test points, which chose nothing; 0: there were too few
     output_before: float | None  # None also if the output holds no real numbers
-    output_refit: float | None
     output_after: float | None
     output_validation: float | None  # at the end, on validation points: optimistic
     polish: Polish | None

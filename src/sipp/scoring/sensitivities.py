@@ -104,7 +104,7 @@ def measure_sensitivities(
     is_batch_dependent = depends_on_batch(model, norm_stats)
     both = with_means and reduce == "max"
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
-    dependence = no_chain = ""
+    dependence, found = "", None
     with numerics.current_device(model):
         for batch, found in _batches(task, waits=both or reduce == "mean"):
             hashes = batch.hashes()
@@ -113,11 +113,11 @@ def measure_sensitivities(
             on_use = scoring_pass.use_scorer(found.n_uses)
             output = read_uses(model, task.layers, batch, on_use, found, norm_stats)
             scoring_pass.finish_batch(output, batch)
-            no_chain = found.no_chain
             if scoring_pass.n_batches == 1 and not is_batch_dependent:
                 dependence = _dependence(model, batch, norm_stats, output)
             if on_batch is not None:
                 on_batch(batch)
+    assert found is not None  # data without a batch is refused
     return Sensitivities(
         layers=scoring_pass.layers(),
         n_points=scoring_pass.n_points,
@@ -128,7 +128,7 @@ def measure_sensitivities(
         draws=frozenset(scoring_pass.draws),
         seen=SeenInputs(frozenset(scoring_pass.seen), is_all=True),
         dependence=dependence,
-        no_chain=no_chain,
+        map=found,
     )
 
 

@@ -15,6 +15,7 @@ from sipp.inputs import (
     AnyData,
     Batch,
     Data,
+    ModelMap,
     OnUse,
     PrunableLayer,
     Weight,
@@ -161,7 +162,7 @@ class Sensitivities:
     batch_dependent: bool  # patches depend on the batch (batch statistics): T4-T12 are about batches
     draws: frozenset[str]  # hashes of the distinct draws: points, or batches if batch_dependent
     seen: SeenInputs  # the points that were scored, and others that chose something: a blend, repaired values
-    no_chain: str  # why the network is no chain of fully-connected layers, as T12 needs; empty: it is one
+    map: ModelMap  # of the model on such inputs
     dependence: str  # why outputs depend on other points, so that nothing is guaranteed; empty: they do not
 
     @property

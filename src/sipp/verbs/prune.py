@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds import statements_of
+from sipp import bounds, repairing
 from sipp.errors import DeadRowsWarning, OptionError, warn_caller
 from sipp.inputs import AnyData, Data, data_of
 from sipp.native import memory
@@ -21,7 +21,6 @@ from sipp.pruning import (
     measured_change,
     rank,
 )
-from sipp.repairing import DataSplit, Repaired, repair_network, split_data
 from sipp.results import (
     Allocation,
     Draws,
@@ -79,10 +78,10 @@ def prune(
     cross-entropy for methods that take gradients.
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
-    and the weights together, starting from the method's mask (`sipp.repair` keeps it). `allocation` and `draws` are
-    for methods that sample. With a `floor` above 0, every row keeps at least one weight, and every layer that share of
-    an even cut. `within` are the masks of an earlier pruning: what they prune stays pruned, also if the budget leaves
-    room.
+    and the weights together; the method then decides how many weights each layer keeps (`sipp.repair` keeps its mask).
+    `allocation` and `draws` are for methods that sample. With a `floor` above 0, every row keeps at least one weight,
+    and every layer that share of an even cut. `within` are the masks of an earlier pruning: what they prune stays
+    pruned, also if the budget leaves room.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
     measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` of new
@@ -127,7 +126,7 @@ def prune(
     if repairs:
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
         network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
-        split = split_data(task.points)  # without new points
+        split = repairing.split_data(task.points)  # without new points
         network_cut, repaired = repaired_cut(ranking, network_cut, split, repairs, start=start, progress=progress)
     moved = None if repairs else measured_change(ranking, network_cut, task)
     pruned = pruned_of(
@@ -140,16 +139,16 @@ def prune(
 def repaired_cut(
     ranking: Ranking,
     first: Cut,
-    split: DataSplit,
+    split: repairing.DataSplit,
     repairs: Sequence[RepairMethod],
     *,
     start: nn.Module | None,
     progress: bool = False,
-) -> tuple[Cut, Repaired]:
+) -> tuple[Cut, repairing.Repaired]:
     """The cut after these repairs in a row; `start` has the values of the first one, None: they are the dense ones."""
-    masks, keeps_rows = first.masks, ranking.floor is not None
+    masks, keeps_rows, scores = first.masks, ranking.floor is not None, ranking.sensitivities
     for method in repairs:
-        repaired = repair_network(
+        repaired = repairing.repair_network(
             ranking.model,
             masks,
             split,
@@ -157,6 +156,7 @@ def repaired_cut(
             pattern=ranking.pattern,
             keeps_rows=keeps_rows,
             start=start,
+            known=scores.map if scores is not None and scores.norm_stats == "running" else None,
             progress=progress,
         )
         start, masks = repaired.model, repaired.masks
@@ -229,19 +229,22 @@ def pruned_of(
     mode: Mode = "paper",
     new_points: AnyData | None = None,
     moved: OutputChange | None = None,
-    repaired: Repaired | None = None,
+    repaired: repairing.Repaired | None = None,
 ) -> Pruned:
     """Builds the record of a cut network: how it was made, how far its output `moved`, and what is guaranteed.
 
     A repair has measured itself how far the output moved.
     """
-    stated = statements_of(ranking, network_cut, task, mode, new_points)
+    stated = bounds.statements_of(ranking, network_cut, task, new_points if mode == "paper" else None)
+    bound, scores, confidence = stated.bound, ranking.sensitivities, ranking.options.confidence
+    if mode == "sound" and new_points is not None and scores is not None:
+        bound = bounds.sound_network_bound(ranking.model, network_cut.model, new_points, scores, confidence=confidence)
     return Pruned(
         model=network_cut.model,
         masks=network_cut.masks,
         layers=stated.layers,
         guarantee=stated.guarantee,
-        bound=stated.bound,
+        bound=bound,
         method=ranking.method_name,
         budget=network_cut.budget,
         kept=sum(layer.kept for layer in stated.layers),

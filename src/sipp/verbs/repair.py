@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from sipp.bounds import check_same_architecture
 from sipp.errors import ModelError, OptionError
 from sipp.inputs import AnyData, data_of, find_prunable_layers, unwrap
 from sipp.repairing import polish, repair_network, split_data
@@ -66,7 +67,10 @@ def repair(
         what = f"pruned is a {type(pruned).__name__}, not the record of a pruning"
         raise OptionError(what, fix="give what sipp.prune or sipp.assess gives")
     dense, given = unwrap(model), unwrap(pruned.model)
-    _check_same_tensors(dense, given)
+    check_same_architecture(dense, given)
+    if numerics.device_of(dense) != numerics.device_of(given):
+        where = f"{numerics.device_of(dense)} and {numerics.device_of(given)}"
+        raise ModelError(f"the dense and the pruned network are on {where}", fix="move both to one device")
     if name := pruned.regrown:
         raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")
     split = split_data(data_of(data, device=numerics.device_of(dense)))
@@ -113,17 +117,3 @@ def _recounted(layers: tuple[PrunedLayer, ...], dense: nn.Module, masks: dict[st
         )
         recounted.append(replace(layer, kept=int(mask_FK.sum()), dead_rows=numerics.dead_rows(dense_FK, mask_FK)))
     return tuple(recounted)
-
-
-def _check_same_tensors(dense: nn.Module, given: nn.Module) -> None:
-    """Raises unless both models hold the same tensors by name, shape and device."""
-    ours, theirs = (
-        {name: (tensor.shape, tensor.device) for name, tensor in hashing.tensors(model).items()}
-        for model in (dense, given)
-    )
-    if ours != theirs:
-        odd = min(name for name in ours | theirs if ours.get(name) != theirs.get(name))
-        raise ModelError(
-            f"{odd} is not the same tensor in the dense and the pruned model: shape or device differ",
-            fix="give the model that was pruned",
-        )

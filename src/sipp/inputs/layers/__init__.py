@@ -13,22 +13,29 @@ For a few points the real output is compared with the products of patches and ro
 something else returns it from `uses`, at the end.
 """
 
-from sipp.inputs.layers.linear import vectors
-from sipp.inputs.layers.registry import (
-    Adapter,
-    PrunableLayer,
-    find_prunable_layers,
-    register,
-    unwrap,
-)
-from sipp.inputs.patches import WeightUse
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Adapter",
-    "PrunableLayer",
-    "WeightUse",
-    "find_prunable_layers",
-    "register",
-    "unwrap",
-    "vectors",
-]
+from sipp.doors import door
+
+if TYPE_CHECKING:
+    from sipp.inputs.layers.attention import ATTENTION as ATTENTION
+    from sipp.inputs.layers.conv import CONV as CONV
+    from sipp.inputs.layers.experts import EXPERTS as EXPERTS
+    from sipp.inputs.layers.recurrent import (
+        CELL as CELL,
+        RECURRENT as RECURRENT,
+    )
+    from sipp.inputs.layers.registry import (
+        Adapter as Adapter,
+        PrunableLayer as PrunableLayer,
+        find_prunable_layers as find_prunable_layers,
+        left_alone as left_alone,
+        register as register,
+        unwrap as unwrap,
+    )
+    from sipp.inputs.patches import (
+        WeightUse as WeightUse,
+        vectors as vectors,
+    )
+else:
+    __getattr__, __dir__, __all__ = door(__name__, __file__)

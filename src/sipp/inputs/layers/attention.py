@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp.inputs.layers.linear import sequences
-from sipp.inputs.patches import WeightUse
+from sipp.inputs.layers.registry import Adapter
+from sipp.inputs.patches import WeightUse, sequences
 
 SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 INPUTS = ("query", "key", "value")
@@ -71,3 +71,6 @@ def _before_projection(
     finally:
         del vars(module)["out_proj"]
     return found
+
+
+ATTENTION: Adapter = Adapter(attention_weights, attention_uses)

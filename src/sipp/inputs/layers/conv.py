@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import DataError
-from sipp.inputs.layers.linear import by_size, one_input
-from sipp.inputs.patches import WeightUse
+from sipp.inputs.layers.registry import Adapter, one_input, one_weight
+from sipp.inputs.patches import WeightUse, by_size
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -95,3 +95,6 @@ def _windows(module: Conv, padded: Tensor, n_blocks: int) -> Tensor:
         ),
         padded.storage_offset(),
     )
+
+
+CONV: Adapter = Adapter(one_weight, conv_uses)

@@ -13,20 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
+from sipp.inputs.layers.registry import DOWN, UP, Adapter
 from sipp.inputs.patches import WeightUse
-
-UP, DOWN = "gate_up_proj", "down_proj"
-
-
-def is_experts(module: nn.Module) -> bool:
-    """Whether the module is such a mixture, by its parameters."""
-    own = dict(module.named_parameters(recurse=False))
-    up, down = own.get(UP), own.get(DOWN)
-    if up is None or down is None or up.ndim != 3 or len(own) != 2:
-        return False
-    n_experts, n_inner, n_hidden = up.shape
-    fits = down.shape == (n_experts, n_hidden, n_inner // 2) and n_inner % 2 == 0
-    return fits and callable(getattr(module, "act_fn", None))
 
 
 def expert_weights(module: nn.Module) -> tuple[str, ...]:
@@ -62,3 +50,6 @@ def _routed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tens
     if not is_known or given[1].is_floating_point() or given[1].shape != given[2].shape:
         raise ModelError("is not called with tokens, the experts of each and their shares")
     return given[0], given[1], given[2]
+
+
+EXPERTS: Adapter = Adapter(expert_weights, expert_uses, row_dims=2)

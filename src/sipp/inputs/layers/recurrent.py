@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.layers.linear import by_size, sequences, vectors
-from sipp.inputs.patches import WeightUse
+from sipp.inputs.layers.registry import Adapter
+from sipp.inputs.patches import WeightUse, by_size, sequences, vectors
 
 Uses = Generator[WeightUse, None, Any]
 States = list[Tensor]  # hidden h and, for an LSTM only, cell c
@@ -68,6 +68,11 @@ def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, 
             last.append(ends)
         x_BTI = torch.cat(afters, dim=-1) if len(afters) > 1 else afters[0]
     return _as_output(module, inputs, x_BTI, [torch.stack(states) for states in zip(*last)])
+
+
+def cell_weights(module: nn.RNNCellBase) -> tuple[str, ...]:
+    """The two weight matrices of a cell."""
+    return ("weight_ih", "weight_hh")
 
 
 def cell_uses(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Uses:
@@ -190,3 +195,7 @@ def _flip(sequence_BTK: Tensor, lengths_B: Tensor | None) -> Tensor:
     steps, lengths = _steps_of(sequence_BTK), lengths_B.to(sequence_BTK.device)[:, None]
     source_BT = torch.where(steps < lengths, lengths - 1 - steps, steps)
     return sequence_BTK.gather(1, source_BT[..., None].expand_as(sequence_BTK))
+
+
+RECURRENT: Adapter = Adapter(recurrent_weights, recurrent_uses)
+CELL: Adapter = Adapter(cell_weights, cell_uses)

@@ -1,4 +1,8 @@
-"""Finds the prunable weights of a model: the registry of layer types, and which weights are chosen, tied or refused."""
+"""Finds the prunable weights of a model: the registry of layer types, and which weights are chosen, tied or refused.
+
+The adapter of fully-connected layers, the simplest one, is here. Those of other layers have files beside this one, each
+imported with the first such layer.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.nn.utils import parametrize
 
-from sipp.errors import ModelError, OptionError, warn_caller
-from sipp.inputs.layers.attention import attention_uses, attention_weights
-from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.layers.experts import UP, expert_uses, expert_weights, is_experts
-from sipp.inputs.layers.linear import linear_uses
-from sipp.inputs.layers.recurrent import cell_uses, recurrent_uses, recurrent_weights
-from sipp.inputs.patches import Weight, WeightUse
+from sipp.errors import DataError, ModelError, OptionError, warn_caller
+from sipp.inputs import layers as adapters
+from sipp.inputs.patches import Weight, WeightUse, vectors
 from sipp.results import Selector
 
 # (module, args, kwargs, number of points): yields the uses of one call. It returns nothing if the output is one use of
@@ -62,23 +62,45 @@ class PrunableLayer:
         return found
 
 
-def _one_weight(module: nn.Module) -> tuple[str, ...]:
+# --- Fully-connected layers -------------------------------------------------------------------------------------------
+
+
+def one_weight(module: nn.Module) -> tuple[str, ...]:
+    """The local name of the only weight."""
     return ("weight",)
 
 
-def _cell_weights(module: nn.Module) -> tuple[str, ...]:
-    return ("weight_ih", "weight_hh")
+def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The input of a layer that takes one tensor."""
+    given = (*args, *kwargs.values())
+    if len(given) != 1:
+        raise ModelError(f"is called with {len(given)} arguments, not one: sipp cannot reproduce its output")
+    if not isinstance(given[0], Tensor):
+        raise DataError(f"takes a tensor, not a {type(given[0]).__name__}")
+    return given[0]
 
 
-_REGISTRY: dict[type[nn.Module] | str, Adapter] = {
-    nn.Linear: Adapter(_one_weight, linear_uses),
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Adapter(_one_weight, conv_uses)),
-    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), Adapter(recurrent_weights, recurrent_uses)),
-    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), Adapter(_cell_weights, cell_uses)),
-    nn.MultiheadAttention: Adapter(attention_weights, attention_uses),
-    "transformers.pytorch_utils.Conv1D": Adapter(_one_weight, linear_uses, rows_last=True),
+def linear_uses(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Iterator[WeightUse]:
+    """One use: every input vector is a patch, whatever the leading dimensions."""
+    inputs = one_input(args, kwargs)
+    if inputs.ndim == 0:
+        raise DataError("takes vectors of features, not a single number")
+    yield vectors("weight", inputs, n_points)
+
+
+# --- The registry -----------------------------------------------------------------------------------------------------
+
+LINEAR = Adapter(one_weight, linear_uses)
+LINEAR_TRANSPOSED = replace(LINEAR, rows_last=True)
+_REGISTRY: dict[type[nn.Module] | str, Callable[[], Adapter]] = {
+    nn.Linear: lambda: LINEAR,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), lambda: adapters.CONV),
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), lambda: adapters.RECURRENT),
+    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), lambda: adapters.CELL),
+    nn.MultiheadAttention: lambda: adapters.ATTENTION,
+    "transformers.pytorch_utils.Conv1D": lambda: LINEAR_TRANSPOSED,
 }
-_EXPERTS = Adapter(expert_weights, expert_uses, row_dims=2)
+UP, DOWN = "gate_up_proj", "down_proj"  # of experts, which are known by their parameters
 
 _UNSUPPORTED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Bilinear)
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic", "torch.ao.nn.qat")
@@ -86,7 +108,7 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic", "torch.ao.nn.qat
 
 def register(layer_type: type[nn.Module] | str, adapter: Adapter) -> None:
     """Makes `layer_type` (a class, or its dotted name) and its subclasses prunable from now on."""
-    _REGISTRY[layer_type] = adapter
+    _REGISTRY[layer_type] = lambda: adapter
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -222,6 +244,19 @@ def _heads(model: nn.Module) -> set[int]:
     return found
 
 
+def left_alone(model: nn.Module, layers: Sequence[PrunableLayer]) -> dict[str, str]:
+    """The modules with matrices that are no weights of these layers, and what each is."""
+    pruned = {id(layer.parameter(local)) for layer in layers for local in layer.weights}
+    heads, found = _heads(model), dict[str, str]()
+    for name, module in model.named_modules():
+        own = [one for one in module._parameters.values() if one is not None and not is_lazy(one)]
+        if any(one.ndim > 1 and id(one) not in pruned for one in own):
+            is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            kind = "head" if id(module) in heads else "embedding" if is_embedding else type(module).__name__
+            found[name or "the model itself"] = kind
+    return found
+
+
 def _parameters(layer: PrunableLayer) -> dict[str, nn.Parameter]:
     """The weights of the layer that are plain parameters, by local name."""
     everything = dict(layer.module.named_parameters(remove_duplicate=False))
@@ -252,8 +287,19 @@ def _registered(module: nn.Module) -> tuple[Adapter, str] | None:
     for base in type(module).__mro__:
         adapter = _REGISTRY.get(base) or _REGISTRY.get(f"{base.__module__}.{base.__qualname__}")
         if adapter is not None:
-            return adapter, base.__name__
-    return (_EXPERTS, "experts") if UP in module._parameters and is_experts(module) else None
+            return adapter(), base.__name__
+    return (adapters.EXPERTS, "experts") if _is_experts(module) else None
+
+
+def _is_experts(module: nn.Module) -> bool:
+    """Whether it is a mixture of experts (`experts.py`), by its parameters."""
+    own = {name: one for name, one in module._parameters.items() if one is not None}
+    up, down = own.get(UP), own.get(DOWN)
+    if up is None or down is None or up.ndim != 3 or len(own) != 2:
+        return False
+    n_experts, n_inner, n_hidden = up.shape
+    fits = down.shape == (n_experts, n_hidden, n_inner // 2) and n_inner % 2 == 0
+    return fits and callable(getattr(module, "act_fn", None))
 
 
 def _is_layer(module: nn.Module) -> bool:
