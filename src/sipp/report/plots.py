@@ -16,7 +16,7 @@ from sipp.report import contents
 from sipp.report.contents import Cell, Finding, Plot, Section
 from sipp.report.numbers import Unit, number, rounded_up
 from sipp.report.palette import THIS
-from sipp.results import AnyCertificate, Certificate, Pruned, PrunedLayer, Sheet, Table, number_in
+from sipp.results import AnyCertificate, Certificate, Entry, Pruned, PrunedLayer, Sheet, Table
 
 View = dict[str, Any]
 KEPT, EPSILON, DEAD, SHARE = "kept share of the layer", "epsilon of the layer", "dead rows", "share of the whole budget"
@@ -174,27 +174,22 @@ def sentence(text: str) -> str:
 
 def _drawn(table: Table, ident: str, title: str) -> Plot:
     """Bars for the columns that have some side by side, and for each other column of numbers; the reader chooses."""
-    columns = dict(zip(table.columns, zip(*table.rows)))
-    label, names = table.columns[0], columns.pop(table.columns[0])
-    groups = [{name: columns[name] for name in table.bars}]
-    groups += [{name: cells} for name, cells in columns.items() if name not in (*table.bars, *table.texts)]
+    label, *others = table.columns
+    groups = [table.bars, *([name] for name in others if name not in (*table.bars, *table.texts))]
     views = {}
     for group in groups:
-        series = {name if len(group) > 1 else THIS: list(map(_value, cells)) for name, cells in group.items()}
+        series = {name if len(group) > 1 else THIS: list(map(_finite, table.column(name))) for name in group}
         if any(value is not None for values in series.values() for value in values):
-            unit: Unit = "share" if any("%" in cell for cells in group.values() for cell in cells) else "number"
+            unit: Unit = "share" if table.is_share(group[0]) else "number"
             views[", ".join(group)] = bar_view(", ".join(group), unit, series)
-    choices = [{"label": "Show", "options": list(views)}]
+    choices, names = [{"label": "Show", "options": list(views)}], list(map(str, table.column(label)))
     return bars(ident, f"{title}: {label} by {label}", label, names, list(views.values()), choices=choices)
 
 
-def _value(cell: str) -> float | None:
-    """The number in a cell: a percentage as a share, None where there is none or it is not finite."""
-    found = number_in(cell)
-    value = found / 100 if found is not None and "%" in cell else found
-    return value if value is not None and math.isfinite(value) else None
+def _finite(entry: Entry) -> float | None:
+    return entry if isinstance(entry, int | float) and math.isfinite(entry) else None
 
 
 def _listed(table: Table) -> contents.Table:
-    rows = tuple((row[0], tuple(map(Cell, row[1:]))) for row in table.rows)
+    rows = tuple((name, tuple(map(Cell, texts))) for name, *texts in map(table.written, table.rows))
     return contents.Table(table.words, table.columns, rows, wraps=True)

@@ -103,9 +103,9 @@ if TYPE_CHECKING:
         StoredTensor as StoredTensor,
     )
     from sipp.results.sheet import (
+        Entry as Entry,
         Sheet as Sheet,
         Table as Table,
-        number_in as number_in,
         shown as shown,
     )
     from sipp.results.shrunk import (

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sipp.results import words
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.sheet import PERCENT, Sheet, Table, shown
 
 Measure = Literal["output", "kl", "next-token"]
 
@@ -258,7 +258,7 @@ def _sheet(
 ) -> Sheet:
     """The claim in words, how many inputs speak for and against it, and what it is about."""
     n_given = cert.n + cert.n_duplicates
-    rows = tuple((text, f"{count:,}", f"{count / n_given:.2%}") for text, count in (*counts, ("all", n_given)))
+    rows = tuple((text, count, count / n_given) for text, count in (*counts, ("all", n_given)))
     compared = "all of it" if cert.output is None else f"part {cert.output!r}"
     facts = [
         ("claim", cert.sentence),
@@ -270,7 +270,8 @@ def _sheet(
         ("of dense", cert.dense_hash[:12]),
         ("of pruned", cert.pruned_hash[:12]),
     ]
-    return Sheet(cert.headline, tuple(facts), (Table(("inputs", "number", "share"), rows, bars=("share",)),))
+    table = Table(("inputs", "number", "share"), rows, bars=("share",), forms={"share": PERCENT})
+    return Sheet(cert.headline, tuple(facts), (table,))
 
 
 AnyCertificate = Certificate | AccuracyCertificate

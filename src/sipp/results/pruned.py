@@ -14,7 +14,7 @@ from sipp.results.bounds import Guarantee, Measured, NetworkBound
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Draws
 from sipp.results.repair import Repair
-from sipp.results.sheet import Sheet, Table, shown, without_empty
+from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown, without_empty
 
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
@@ -371,16 +371,17 @@ def _layers_table(pruned: Pruned, *, in_full: bool, is_short: bool) -> Table:
     has_bounds = in_full or bool(_useful_statements(pruned) - {"network"})
     ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if in_full else []
     columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if has_bounds else ()))
-    rows = []
+    rows: list[tuple[Entry, ...]] = []
     for label, layer in zip(words.short_names([layer.name for layer in pruned.layers]), pruned.layers):
         bounds = (layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured) if has_bounds else ()
-        counts = (f"{layer.n_rows:,}", f"{layer.fan_in:,}", f"{layer.kept:,}", f"{layer.keep:.2%}")
-        taken = (str(layer.strategies.get(way, 0)) for way in ways)
-        rows.append((label, *counts, *taken, str(layer.dead_rows or ""), *map(words.number_up, bounds)))
+        counts = (layer.n_rows, layer.fan_in, layer.kept, layer.keep)
+        taken = (layer.strategies.get(way, 0) for way in ways)
+        rows.append((label, *counts, *taken, layer.dead_rows or None, *bounds))
     if is_short:
-        between = (f"... {len(rows) - 2 * END_LAYERS} more", *[""] * (len(columns) - 1))
+        between = (f"... {len(rows) - 2 * END_LAYERS} more", *[None] * (len(columns) - 1))
         rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
-    table = without_empty(Table(columns, tuple(rows), bars=("keep",)))
+    forms = {"keep": PERCENT} | dict.fromkeys(BOUND_COLUMNS, words.number_up)
+    table = without_empty(Table(columns, tuple(rows), bars=("keep",), forms=forms))
     text = [ROW_WORDS, *([STRATEGY_WORDS] if in_full else ())]
     text += [BOUND_WORDS] if set(BOUND_COLUMNS) & set(table.columns) else []
     return replace(table, words="; ".join(text))

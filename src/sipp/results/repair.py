@@ -67,12 +67,7 @@ class Repair:
     def sheet(self) -> Sheet:
         columns = ("weight", "error before", "after", "ridge", "moved", "intercept")
         rows = tuple(
-            (
-                layer.name,
-                *map(words.number, (layer.error_before, layer.error_after, layer.ridge)),
-                f"{layer.n_moved:,}",
-                layer.intercept,
-            )
+            (layer.name, layer.error_before, layer.error_after, layer.ridge, layer.n_moved, layer.intercept)
             for layer in self.layers
         )
         text = (

@@ -15,7 +15,7 @@ from sipp.results import words
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Precision
-from sipp.results.sheet import Sheet, Table, shown, without_empty
+from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown, without_empty
 
 WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
@@ -157,7 +157,7 @@ CHANGE_WORDS = (
 
 def _table(contents: SavedFile) -> Table:
     """One line a tensor; dense and exact ones share a line."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[Entry, ...]] = []
 
     def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
         kept, n_weights = sum(tensor.kept for tensor in group), sum(tensor.n_weights for tensor in group)
@@ -165,18 +165,12 @@ def _table(contents: SavedFile) -> Table:
         norm = max((tensor.norm_change for tensor in group), default=0.0)
         rows.append(
             (
-                name,
-                f"{n_weights:,}",
-                f"{kept / max(n_weights, 1):.2%}",
-                positions,
-                values,
-                words.number(largest) if largest else "",
-                words.number(norm) if norm else "",
-                f"{sum(tensor.n_bytes for tensor in group):,}",
-                f"{sum(tensor.bound_bytes for tensor in group):,.0f}",
-                f"{sum(tensor.dense_bytes for tensor in group):,}",
+                name, n_weights, kept / max(n_weights, 1), positions, values, largest or None, norm or None,
+                sum(tensor.n_bytes for tensor in group),
+                round(sum(tensor.bound_bytes for tensor in group)),
+                sum(tensor.dense_bytes for tensor in group),
             )
-        )
+        )  # fmt: skip
 
     def is_whole(tensor: StoredTensor) -> bool:
         return (tensor.mask, tensor.positions, tensor.values, len(tensor.names)) == (None, "all", "exact", 1)
@@ -187,10 +181,13 @@ def _table(contents: SavedFile) -> Table:
     if whole := [tensor for tensor in contents.tensors if is_whole(tensor)]:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     add("all tensors", contents.tensors, "", contents.precision)
-    changes = ("largest change", "norm change") if contents.rounding_words else ("", "")
-    columns = ("tensor", "weights", "kept", "positions", "values", *changes, "bytes", "bytes by entropy", "bytes dense")
+    columns = (
+        "tensor", "weights", "kept", "positions", "values", "largest change", "norm change",
+        "bytes", "bytes by entropy", "bytes dense",
+    )  # fmt: skip
     text = COLUMN_WORDS + (CHANGE_WORDS if contents.rounding_words else "")
-    return without_empty(Table(columns, tuple(rows), bars=("bytes", "bytes dense"), words=text))
+    table = Table(columns, tuple(rows), bars=("bytes", "bytes dense"), words=text, forms={"kept": PERCENT})
+    return without_empty(table)
 
 
 def _headline(contents: SavedFile) -> str:
