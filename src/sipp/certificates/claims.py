@@ -19,9 +19,11 @@ from sipp.results import (
     Certificate,
     Measure,
     NetworkLike,
+    accuracy_claim,
     check,
     holdout_needed,
     k_allowed,
+    output_claim,
     words,
 )
 
@@ -63,8 +65,7 @@ class OutputClaim:
     @property
     def words(self) -> str:
         assert self.epsilon is not None
-        inputs = f"for all but {words.percent(self.share)} of inputs, confidence {words.percent(self.confidence)}"
-        return f"relative output error <= {words.exactly(self.epsilon)} {inputs}"
+        return output_claim(words.percent(self.epsilon), self.share, self.confidence, self.kind)
 
     def test(
         self, dense: nn.Module, pruned: NetworkLike, holdout: Any, output: Output, calibration: Any, *,
@@ -104,7 +105,7 @@ class AccuracyClaim:
     @property
     def words(self) -> str:
         assert self.max_drop is not None
-        return f"accuracy drop <= {words.percent(self.max_drop)}, confidence {words.percent(self.confidence)}"
+        return accuracy_claim(words.change(self.max_drop, "the accuracy"), self.confidence)
 
     def test(
         self, dense: nn.Module, pruned: NetworkLike, holdout: Any, output: Output, calibration: Any, *,

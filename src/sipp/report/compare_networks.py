@@ -12,7 +12,7 @@ from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.one_network import pruned_article
 from sipp.report.plots import Curve, Point
-from sipp.results import Certificate, Evaluation, words
+from sipp.results import Certificate, Evaluation
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
@@ -61,7 +61,7 @@ def networks_article(models: Models) -> Article:
 def _parent(model: PrunedModel) -> str:
     """What identifies the dense network: its hash, or its layers if that is not recorded."""
     layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
-    return model.report.dense_hash or repr(layers)
+    return model.record.dense_hash or repr(layers)
 
 
 def common_evaluations(models: Models) -> dict[int, Evaluation]:
@@ -94,7 +94,7 @@ def comparisons_of(models: Models, measured: Mapping[int, Evaluation]) -> list[C
     accuracies = {ident: one.accuracies for ident, one in measured.items() if one.accuracies is not None}
     dense = next((before for before, _ in accuracies.values()), None)
     accuracy = _curves(models, lambda model: accuracies[id(model)][1] if id(model) in accuracies else None)
-    moved, certified = _curves(models, lambda m: m.output_change), _curves(models, lambda m: m.certified_error)
+    moved, certified = _curves(models, lambda m: m.moved), _curves(models, lambda m: m.certified_error)
     found = [
         Comparison("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
         Comparison("moved", "Output moved", "output moved on calibration inputs", moved),
@@ -148,7 +148,7 @@ def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> Table:
     has_drops = any(model.certified_drop is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda network: -network.pruned.keep):
-        moved, claim = model.output_change, model.certified_drop
+        moved, claim = model.moved, model.certified_drop
         cells = {"method": Cell(model.arm), "keep": Cell(number(model.pruned.keep, "share"))}
         if measured:
             cells |= _accuracy_cells(measured.get(id(model)))
@@ -156,8 +156,7 @@ def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> Table:
         cells["output moved"] = Cell("unknown" if moved is None else number(moved, "share"))
         cells["certified within"] = _certified_cell(model)
         if has_drops:
-            drop = "none" if claim is None else words.percent_up(claim.drop_upper).replace(" %", " points")
-            cells["certified drop"] = Cell(drop)
+            cells["certified drop"] = Cell("none" if claim is None else claim.limit_words)
         rows.append((model.name, cells))
     caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
     caption += f" Accuracy: on {next(iter(measured.values())).inputs}." if measured else ""
@@ -176,10 +175,9 @@ def _accuracy_cells(measured: Evaluation | None) -> dict[str, Cell]:
 
 def _certified_cell(model: PrunedModel) -> Cell:
     """The certified output error, marked if it is useless; without one, what is certified about tokens."""
-    limit = model.certified_error
-    if limit is None:
-        limits = [claim.limit_words for claim in model.known(Certificate) if claim.limit is not None]
-        return Cell(", ".join(limits) or "none")
-    if limit >= Certificate.USELESS:
-        return Cell(f"{words.percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
-    return Cell(words.percent_up(limit))
+    claim = model.certified_output
+    if claim is None:
+        return Cell(", ".join(one.limit_words for one in model.known(Certificate) if one.claim) or "none")
+    if claim.is_useless:
+        return Cell(f"{claim.limit_words}: useless", WORST, "an error about as large as the output itself")
+    return Cell(claim.limit_words)

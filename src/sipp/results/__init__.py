@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         AnyCertificate as AnyCertificate,
         Certificate as Certificate,
         Measure as Measure,
+        accuracy_claim as accuracy_claim,
+        output_claim as output_claim,
     )
     from sipp.results.comparison import (
         Compared as Compared,
@@ -102,6 +104,9 @@ if TYPE_CHECKING:
         SavedFile as SavedFile,
         StoredTensor as StoredTensor,
     )
+    from sipp.results.saved_network import (
+        SavedNetwork as SavedNetwork,
+    )
     from sipp.results.sheet import (
         Entry as Entry,
         Sheet as Sheet,
@@ -113,9 +118,6 @@ if TYPE_CHECKING:
         Chosen as Chosen,
         Shrunk as Shrunk,
         ShrunkLayer as ShrunkLayer,
-    )
-    from sipp.results.stored import (
-        Report as Report,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

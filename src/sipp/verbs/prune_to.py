@@ -136,7 +136,7 @@ def prune_to(
             certificate = found
             walk.forget_denser_than(level.budget)
     if certificate is None:
-        why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
+        why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass (asked: {claim.words})"
         return _dense_result(walk.ranking.model, grid, start, tuple(path), why)
     pruned = walk.record([level for level in path if level.passed][-1].budget)
     assert certificate.pruned_hash == hashing.of_model(pruned.model)
