@@ -76,15 +76,15 @@ class OutputClaim:
             dense, pruned, holdout, measure_of(self.kind), output, calibration,
             finest=self.epsilon if self.kind == "output" else None, dense_outputs=dense_outputs, progress=progress,
         )  # fmt: skip
-        limit = self.epsilon
+        limit, ratios_n = self.epsilon, outputs.fields["ratio"]
         if limit is None:
-            limit = float(certified_epsilon(outputs.measured, self.share, 1.0 - self.confidence, n=outputs.evidence.n))
+            limit = float(certified_epsilon(ratios_n, self.share, 1.0 - self.confidence, n=outputs.evidence.n))
         return Certificate(
             fixed="share" if self.epsilon is None else "epsilon",
             epsilon=float(limit),
             share=float(self.share),
             confidence=float(self.confidence),
-            violations=int(n_violations(outputs.measured, limit)),
+            violations=int(n_violations(ratios_n, limit)),
             measure=self.kind,
             **asdict(outputs.evidence),
         )
@@ -116,14 +116,15 @@ class AccuracyClaim:
             dense, pruned, holdout, outcomes_of, output, calibration,
             drops_padding=False, dense_outputs=dense_outputs, progress=progress,  # a class is no position
         )  # fmt: skip
-        outcomes = Outcomes(*outputs.measured.unbind(1))
+        outcomes = Outcomes(**outputs.fields)
         lost, gained, differ, labelled = outcome_counts(outcomes, outputs.hashes)
         if labelled not in (0, len(outputs.hashes)):
             raise DataError(
                 f"{labelled} of {len(outputs.hashes)} inputs have labels",
                 fix="give labels throughout, or none for the bound that needs none",
             )
-        pruned_right = outcomes.dense_right - outcomes.lost + outcomes.gained
+        dense_right = outcomes.dense_right.double()
+        pruned_right = dense_right - outcomes.lost.double() + outcomes.gained.double()
         return AccuracyCertificate(
             mode="labels" if labelled else "label-free",
             confidence=float(self.confidence),
@@ -131,7 +132,7 @@ class AccuracyClaim:
             n_gained=gained,
             n_differ=differ,
             measure="next-token" if outcomes.are_sequences else "class",
-            accuracies=(float(outcomes.dense_right.mean()), float(pruned_right.mean())) if labelled else None,
+            accuracies=(float(dense_right.mean()), float(pruned_right.mean())) if labelled else None,
             **asdict(outputs.evidence),
         )
 
