@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sipp.report import plots
-from sipp.report.contents import Article, Cell, Finding, Section, Table
+from sipp.report.contents import Article, Finding, PageCell, PageTable, Section
 from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.one_network import pruned_article
@@ -79,7 +79,7 @@ def common_evaluations(models: Models) -> dict[int, Evaluation]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Curves:
     """One value of networks, as curves over keep: a method each, repaired or not."""
 
     key: str  # accuracy, moved, or certified
@@ -89,16 +89,16 @@ class Comparison:
     dense: float | None = None
 
 
-def comparisons_of(models: Models, measured: Mapping[int, Evaluation]) -> list[Comparison]:
+def comparisons_of(models: Models, measured: Mapping[int, Evaluation]) -> list[Curves]:
     """The comparisons these networks have values for: accuracy, output change, certified error."""
     accuracies = {ident: one.accuracies for ident, one in measured.items() if one.accuracies is not None}
     dense = next((before for before, _ in accuracies.values()), None)
     accuracy = _curves(models, lambda model: accuracies[id(model)][1] if id(model) in accuracies else None)
     moved, certified = _curves(models, lambda m: m.moved), _curves(models, lambda m: m.certified_error)
     found = [
-        Comparison("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
-        Comparison("moved", "Output moved", "output moved on calibration inputs", moved),
-        Comparison("certified", "Certified", "certified error of the output", certified),
+        Curves("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
+        Curves("moved", "Output moved", "output moved on calibration inputs", moved),
+        Curves("certified", "Certified", "certified error of the output", certified),
     ]
     return [one for one in found if one.curves]
 
@@ -114,7 +114,7 @@ def _curves(models: Models, value: Value) -> tuple[Curve, ...]:
     return tuple(Curve(arm, tuple(Point.of(*one) for one in points.items())) for arm, points in arms.items())
 
 
-def _finding(comparisons: Sequence[Comparison]) -> Finding:
+def _finding(comparisons: Sequence[Curves]) -> Finding:
     """The best method at the smallest keep that several methods reached, by accuracy or by output change."""
     phrases = {
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
@@ -143,41 +143,44 @@ def _smallest_common_keep(curves: Sequence[Curve]) -> tuple[float, dict[str, flo
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> Table:
+def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> PageTable:
     """A table of the networks: what each keeps, and what that costs."""
     has_drops = any(model.certified_drop is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda network: -network.pruned.keep):
         moved, claim = model.moved, model.certified_drop
-        cells = {"method": Cell(model.arm), "keep": Cell(number(model.pruned.keep, "share"))}
+        cells = {"method": PageCell(model.arm), "keep": PageCell(number(model.pruned.keep, "share"))}
         if measured:
             cells |= _accuracy_cells(measured.get(id(model)))
-        cells["dead rows"] = Cell(f"{model.pruned.dead_rows:,}")
-        cells["output moved"] = Cell("unknown" if moved is None else number(moved, "share"))
+        cells["dead rows"] = PageCell(f"{model.pruned.dead_rows:,}")
+        cells["output moved"] = PageCell("unknown" if moved is None else number(moved, "share"))
         cells["certified within"] = _certified_cell(model)
         if has_drops:
-            cells["certified drop"] = Cell("none" if claim is None else claim.limit_words)
+            cells["certified drop"] = PageCell("none" if claim is None else claim.limit_words)
         rows.append((model.name, cells))
     caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
     caption += f" Accuracy: on {next(iter(measured.values())).inputs}." if measured else ""
     caption += " Certified drop: the accuracy falls by at most this much; below 0, it rises." if has_drops else ""
-    return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
+    return PageTable(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 
-def _accuracy_cells(measured: Evaluation | None) -> dict[str, Cell]:
+def _accuracy_cells(measured: Evaluation | None) -> dict[str, PageCell]:
     if measured is None or measured.accuracies is None:
-        return {"accuracy": Cell("not measured", "", "on these inputs"), "accuracy, dense": Cell("not measured")}
+        return {
+            "accuracy": PageCell("not measured", "", "on these inputs"),
+            "accuracy, dense": PageCell("not measured"),
+        }
     dense, pruned = measured.accuracies
     title = f"{number(pruned - dense, 'points')} against the dense network"
-    after = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
-    return {"accuracy": after, "accuracy, dense": Cell(number(dense, "share"))}
+    after = PageCell(number(pruned, "share"), tone_of(pruned - dense), title)
+    return {"accuracy": after, "accuracy, dense": PageCell(number(dense, "share"))}
 
 
-def _certified_cell(model: PrunedModel) -> Cell:
+def _certified_cell(model: PrunedModel) -> PageCell:
     """The certified output error, marked if it is useless; without one, what is certified about tokens."""
     claim = model.certified_output
     if claim is None:
-        return Cell(", ".join(one.limit_words for one in model.known(Certificate) if one.claim) or "none")
+        return PageCell(", ".join(one.limit_words for one in model.known(Certificate) if one.claim) or "none")
     if claim.is_useless:
-        return Cell(f"{claim.limit_words}: useless", WORST, "an error about as large as the output itself")
-    return Cell(claim.limit_words)
+        return PageCell(f"{claim.limit_words}: useless", WORST, "an error about as large as the output itself")
+    return PageCell(claim.limit_words)

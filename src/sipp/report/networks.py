@@ -25,8 +25,8 @@ from sipp.results import (
 )
 from sipp.storage import read_pruned
 
-Measured = AnyCertificate | Evaluation | TextScores | Bench  # of a network; a file in its folder
-Kind = TypeVar("Kind", bound=Measured)
+Measurement = AnyCertificate | Evaluation | TextScores | Bench  # of a network; a file in its folder
+Kind = TypeVar("Kind", bound=Measurement)
 KINDS = {kind.__name__: kind for kind in (Certificate, AccuracyCertificate, Evaluation, TextScores, Bench)}
 SEVERAL_CLAIMS = (
     "{} of these certificates rest on the same holdout. Each holds at its own confidence, all of them together, or the "
@@ -40,7 +40,7 @@ class PrunedModel:
 
     name: str
     record: SavedNetwork
-    measured: Mapping[str, Measured] = field(default_factory=dict)  # by file: of `sipp eval`, `certify` and `bench`
+    measured: Mapping[str, Measurement] = field(default_factory=dict)  # by file: of `sipp eval`, `certify` and `bench`
     notes: tuple[str, ...] = ()  # warnings: what could not be read
     folder: Path | None = None  # as given; None: from Python
 
@@ -121,7 +121,7 @@ def shared_holdout(models: Iterable[PrunedModel]) -> str:
 def read_pruned_result(folder: Path) -> PrunedModel:
     """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
     own, notes = read_pruned(folder), list[str]()
-    measured: dict[str, Measured] = {}
+    measured: dict[str, Measurement] = {}
     for path in sorted(folder.glob("*.json")):
         if path.name == RECORD_NAME:
             continue

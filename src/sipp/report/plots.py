@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from sipp.report import contents
-from sipp.report.contents import Cell, Finding, Plot, Section
+from sipp.report.contents import Finding, PageCell, PageTable, Plot, Section
 from sipp.report.numbers import Unit
 from sipp.report.palette import THIS
 from sipp.results import AnyCertificate, Certificate, Entry, Pruned, PrunedLayer, Sheet, Table, words
@@ -173,6 +172,6 @@ def _finite(entry: Entry) -> float | None:
     return entry if isinstance(entry, int | float) and math.isfinite(entry) else None
 
 
-def _listed(table: Table) -> contents.Table:
-    rows = tuple((name, tuple(map(Cell, texts))) for name, *texts in map(table.written, table.rows))
-    return contents.Table(table.words, table.columns, rows, wraps=True)
+def _listed(table: Table) -> PageTable:
+    rows = tuple((name, tuple(map(PageCell, texts))) for name, *texts in map(table.written, table.rows))
+    return PageTable(table.words, table.columns, rows, wraps=True)

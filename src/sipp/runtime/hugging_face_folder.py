@@ -48,7 +48,7 @@ def _origin(model: nn.Module) -> str:
     return origin if isinstance(origin, str) else ""
 
 
-def save_folder(
+def write_folder(
     model: nn.Module, folder: Path, shard: str | int, tokenizer: Any, card: str
 ) -> tuple[int, tuple[str, ...]]:
     """Writes the folder with the model's own save_pretrained; returns its bytes and the names of companion files.
