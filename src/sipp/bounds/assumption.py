@@ -40,6 +40,12 @@ from sipp.results import (
 from sipp.scoring import Sensitivities, ratios_of, task_of, unreached_error
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
+# A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
+# activation, their product, the reciprocal and the product with it, each by at most a unit. Two such ratios are
+# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units. Tensor cores cut sums off
+# instead of rounding them, so a unit is that of cutting off.
+FLOAT32_UNIT = 2.0**-23
+FEW_ROUNDINGS = 8
 SMALLEST_RATIO = torch.finfo(numerics.SCORE_DTYPE).tiny  # smaller float32 ratios have lost digits and count as 0
 
 
@@ -87,7 +93,7 @@ def check_assumption(
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
-                is_above_FK = ratio_FK > (1 + numerics.ratio_rounding(weight.fan_in)) / c_constant
+                is_above_FK = ratio_FK > (1 + _ratio_rounding(weight.fan_in)) / c_constant
                 sensitivity[weight.name] = torch.maximum(sensitivity.get(weight.name, ratio_FK), ratio_FK)
                 n_above[weight.name] = n_above.get(weight.name, 0) + is_above_FK.to(torch.int32)
         for weight in task.weights:
@@ -98,7 +104,7 @@ def check_assumption(
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 seen_FK = sensitivity[weight.name].to(numerics.BOUND_DTYPE)
-                limit_FK = c_constant * seen_FK * (1 + 2 * numerics.ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
+                limit_FK = c_constant * seen_FK * (1 + 2 * _ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
                 failures[weight.name] += int((ratio_FK > limit_FK).sum())
                 pairs[weight.name] += int((ratio_FK > 0).sum())
                 quotients.append(float((ratio_FK / floored(seen_FK)).max()))
@@ -166,7 +172,7 @@ def constant_of(quotients: Iterable[float], n: int, max_fan_in: int, confidence:
         why = f"too few inputs: {n} of the holdout are new, so nothing follows for most new inputs"
         return Measured(None, 1.0, confidence, n, why)
     found = list(quotients)
-    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + numerics.ratio_rounding(max_fan_in))
+    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + _ratio_rounding(max_fan_in))
     if not math.isfinite(constant):
         return Measured(None, 1.0, confidence, n, "a ratio was not finite")
     return Measured(constant, share, confidence, n, "")
@@ -180,3 +186,8 @@ def floored(sensitivity_FK: Tensor) -> Tensor:
     sensitivity_FK = sensitivity_FK.to(numerics.BOUND_DTYPE)
     most_F1 = sensitivity_FK.amax(1, keepdim=True)
     return torch.maximum(sensitivity_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
+
+
+def _ratio_rounding(fan_in: int) -> float:
+    """The largest relative difference that float32 rounding can make between two equal ratios of this fan-in."""
+    return 2 * (fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT

@@ -8,7 +8,7 @@ one that follows from its uses: the products of patches and rows, or what its ad
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from sipp.inputs.model_state import run_batch, scoring_mode
 from sipp.inputs.patches import Weight, WeightUse, has_patches
 from sipp.inputs.recording import Recorder, Watch, every_tensor
 from sipp.inputs.structure import ADDS, Sum
-from sipp.results import NormStats, numerics
+from sipp.results import NormStats
 
 _log = logging.getLogger("sipp")
 
@@ -237,7 +237,7 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     at: tuple[Any, ...] = (
         slice(None),
         slice(None),
-        *numerics.places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
+        *_places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
     )
     patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
     if not bool(patches_GPK.isfinite().all()):
@@ -292,3 +292,15 @@ def tolerance_of(device: torch.device, dtype: torch.dtype) -> float:
     if dtype == torch.float32 and is_coarse:
         return COARSE_TOLERANCE
     return TOLERANCE.get(dtype, COARSE_TOLERANCE)
+
+
+def _places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The index along each dimension of flat indices, as torch.unravel_index.
+
+    That function spends half a second on imports at its first call.
+    """
+    places: list[Tensor] = []
+    for size in reversed(sizes):
+        places.insert(0, flat % size)
+        flat = flat // size
+    return places

@@ -203,7 +203,7 @@ def _inputs_to_run(batch: Batch) -> Tensor:
     chosen = {0: _content(batch, 0)}
     for other in range(batch.n_points - 1, 0, -1):
         content = _content(batch, other)
-        if not any(all(map(numerics.same_tensor, content, known)) for known in chosen.values()):
+        if not any(all(map(_same_tensor, content, known)) for known in chosen.values()):
             chosen[other] = content
         if len(chosen) == N_RUN:
             break
@@ -403,3 +403,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in columns]
     for cells in zip(*columns):
         yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
+
+
+def _same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same dtype, device, shape and values."""
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         check as check,  # arguments: check.share("share", 0.05) gives the value, or an error that names it
         hashing as hashing,  # SHA-256 of networks
         numerics as numerics,  # dtypes, devices, exact products
+        other_names as other_names,  # what other libraries call options and methods
         words as words,  # numbers, names and tables as text
     )
     from sipp.results.assumption import (

@@ -50,6 +50,7 @@ from sipp.results import (
     check,
     hashing,
     numerics,
+    other_names,
 )
 from sipp.scoring import checked_method, task_of
 from sipp.verbs.prune import pruned_of, repaired_cut, warn_of_dead_rows
@@ -67,7 +68,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (n - 1)) ** DENSE_END) for i in range(n))
 
 
-@check.explain_unknown_options
+@other_names.explain_unknown_options
 @torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
