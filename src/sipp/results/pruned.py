@@ -222,75 +222,96 @@ class Pruned:
     @property
     def cost(self) -> str:
         """The best bound on the output in plain words, or the change measured on calibration inputs."""
-        return _cost_of(self)
+        is_dense = self.kept == self.n_weights and self.method != "given"  # given weights may have other values
+        if is_dense and self.described_hash and self.repair is None:
+            return "nothing was removed, so the output is the same."
+        bound, measured, bounds = self.bound, self.measured, list[tuple[float, float, float]]()
+        if bound.met and bound.epsilon is not None and bound.coverage is not None:
+            bounds.append((bound.epsilon, bound.coverage.share, bound.coverage.confidence))
+        if measured is not None and measured.epsilon is not None:
+            bounds.append((measured.epsilon, measured.network_share, measured.joint_confidence))
+        if bounds and min(bounds)[0] < 1:
+            epsilon, share, confidence = min(bounds)
+            return (
+                f"the output moves by at most {words.percent_up(epsilon)} of its norm for all but "
+                f"{words.percent_up(share)} of new inputs, {words.how_sure(confidence)}."
+            )
+        if self.moved is None or self.warning:
+            return "not measured on new inputs yet."
+        moved = f"{words.percent_up(self.moved.error)} of its norm on {self.moved.inputs}"
+        return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """The theory's bounds in words: measured (T19), of the network, of rows and layers."""
-        return _statements_of(self)
+        """The theory's bounds in words. Useful are those below 1 on the output, or on a layer that lost weights."""
+        guarantee, measured, bound = self.guarantee, self.measured, self.bound
+        lost = [layer for layer in self.layers if layer.kept < layer.n_weights]
+        made = []
+        if measured is not None:
+            is_useful = _is_small(measured.epsilon, *(layer.bound_measured for layer in lost))
+            made.append(Statement("measured", measured.sentence, is_useful))
+        made.append(Statement("network", bound.sentence, bound.met and _is_small(bound.epsilon)))
+        if guarantee is not None:
+            delta = f"; Delta of each layer holds {guarantee.layers.sentence}" if guarantee.met else ""
+            is_useful = guarantee.met and _is_small(*(layer.bound for layer in lost))
+            made.append(Statement("rows and layers", guarantee.sentence + delta, is_useful))
+        return tuple(made)
 
     def facts(self, *, in_full: bool = False, certified: str = "") -> list[tuple[str, str]]:
-        """What it prints about the network as it is now, but for the layers; `certified` takes the place of the cost.
+        """What it prints, but for the layers and the next step; `certified` takes the place of the cost.
 
         Unless `in_full`, only bounds that say something are shown, or why none does.
         """
-        return _facts_of(self.up_to_date, in_full=in_full, certified=certified)
+        facts = [
+            ("warning", self.warning),
+            ("what it costs", certified or self.cost),
+            ("warning", _dead_words(self)),
+            ("weights", _beside_budget(self)),
+            ("chosen", _choice_words(self)),
+            ("repair", "" if self.repair is None else self.repair.sentence),
+        ]
+        shown = [(one.label, one.sentence) for one in self.statements if in_full or one.is_useful]
+        facts += shown or [("theory", _why_nothing_is_shown(self))]
+        return [(label, text) for label, text in facts if text]
 
     def layers_table(self, *, in_full: bool = False, is_short: bool = False) -> Table:
-        """One line per layer, without empty columns; if short, only the first and last layers."""
-        return _layers_table(self.up_to_date, in_full=in_full, is_short=is_short)
+        """One line per layer, without empty columns; if short, only the first and last of many layers."""
+        has_bounds = in_full or any(one.is_useful for one in self.statements if one.label in OF_LAYERS)
+        ways = sorted({way for layer in self.layers for way in layer.strategies}) if in_full else []
+        columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows")
+        columns += BOUND_COLUMNS if has_bounds else ()
+        rows: list[tuple[Entry, ...]] = []
+        for label, layer in zip(words.short_names([layer.name for layer in self.layers]), self.layers):
+            bounds = (layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured) if has_bounds else ()
+            counts = (layer.n_rows, layer.fan_in, layer.kept, layer.keep)
+            taken = (layer.strategies.get(way, 0) for way in ways)
+            rows.append((label, *counts, *taken, layer.dead_rows or None, *bounds))
+        if is_short and len(rows) > 2 * END_LAYERS:
+            between = (f"... {len(rows) - 2 * END_LAYERS} more", *[None] * (len(columns) - 1))
+            rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
+        forms = {"keep": PERCENT} | dict.fromkeys(BOUND_COLUMNS, words.number_up)
+        table = without_empty(Table(columns, tuple(rows), bars=("keep",), forms=forms))
+        text = [ROW_WORDS, *([STRATEGY_WORDS] if in_full else ())]
+        text += [BOUND_WORDS] if set(BOUND_COLUMNS) & set(table.columns) else []
+        return replace(table, words="; ".join(text))
 
     @property
     def sheet(self) -> Sheet:
-        is_short = len(self.layers) > 2 * END_LAYERS
-        hidden = f" and the {len(self.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
+        n_hidden, now = len(self.layers) - 2 * END_LAYERS, self.up_to_date
+        hidden = f" and the {n_hidden} layers left out here" if n_hidden > 0 else ""
         note = f"print(pruned.details) shows every statement in full{hidden}"
-        facts = [*self.facts(), ("next", _next_step(self.up_to_date))]
-        return Sheet(self.headline, tuple(facts), (self.layers_table(is_short=is_short),), note)
+        facts = [*now.facts(), ("next", _next_step(now))]
+        return Sheet(now.headline, tuple(facts), (now.layers_table(is_short=True),), note)
 
     @property
     def details(self) -> str:
         """The full text: every layer, and every statement, even a useless one."""
-        facts = [*self.facts(in_full=True), ("next", _next_step(self.up_to_date))]
-        return str(Sheet(self.headline, tuple(facts), (self.layers_table(in_full=True),)))
+        now = self.up_to_date
+        facts = [*now.facts(in_full=True), ("next", _next_step(now))]
+        return str(Sheet(now.headline, tuple(facts), (now.layers_table(in_full=True),)))
 
 
-# --- what it shows ----------------------------------------------------------------------------------------------------
-
-
-def _facts_of(pruned: Pruned, *, in_full: bool, certified: str) -> list[tuple[str, str]]:
-    facts = [
-        ("warning", pruned.warning),
-        ("what it costs", certified or pruned.cost),
-        ("warning", _dead_words(pruned)),
-        ("weights", _beside_budget(pruned)),
-        ("chosen", _choice_words(pruned)),
-        ("repair", "" if pruned.repair is None else pruned.repair.sentence),
-    ]
-    shown = [(one.label, one.sentence) for one in pruned.statements if in_full or one.is_useful]
-    facts += shown or [("theory", _why_nothing_is_shown(pruned))]
-    return [(label, text) for label, text in facts if text]
-
-
-def _cost_of(pruned: Pruned) -> str:
-    is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may have other values
-    if is_dense and pruned.described_hash and pruned.repair is None:
-        return "nothing was removed, so the output is the same."
-    bound, measured, bounds = pruned.bound, pruned.measured, list[tuple[float, float, float]]()
-    if bound.met and bound.epsilon is not None and bound.coverage is not None:
-        bounds.append((bound.epsilon, bound.coverage.share, bound.coverage.confidence))
-    if measured is not None and measured.epsilon is not None:
-        bounds.append((measured.epsilon, measured.network_share, measured.joint_confidence))
-    if bounds and min(bounds)[0] < 1:
-        epsilon, share, confidence = min(bounds)
-        return (
-            f"the output moves by at most {words.percent_up(epsilon)} of its norm for all but "
-            f"{words.percent_up(share)} of new inputs, {words.how_sure(confidence)}."
-        )
-    if pruned.moved is None or pruned.warning:
-        return "not measured on new inputs yet."
-    moved = f"{words.percent_up(pruned.moved.error)} of its norm on {pruned.moved.inputs}"
-    return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
+# --- its words --------------------------------------------------------------------------------------------------------
 
 
 def _dead_words(pruned: Pruned) -> str:
@@ -312,22 +333,6 @@ def _beside_budget(pruned: Pruned) -> str:
 def _choice_words(pruned: Pruned) -> str:
     when = "before repair, " if pruned.repair is not None else ""
     return "" if pruned.choice is None else f"{when}{pruned.method} picked {pruned.choice.sentence}"
-
-
-def _statements_of(pruned: Pruned) -> tuple[Statement, ...]:
-    """Useful are those with a bound below 1 on the output, or on a layer that lost weights."""
-    guarantee, measured, bound = pruned.guarantee, pruned.measured, pruned.bound
-    lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
-    made = []
-    if measured is not None:
-        is_useful = _is_small(measured.epsilon, *(layer.bound_measured for layer in lost))
-        made.append(Statement("measured", measured.sentence, is_useful))
-    made.append(Statement("network", bound.sentence, bound.met and _is_small(bound.epsilon)))
-    if guarantee is not None:
-        delta = f"; Delta of each layer holds {guarantee.layers.sentence}" if guarantee.met else ""
-        is_useful = guarantee.met and _is_small(*(layer.bound for layer in lost))
-        made.append(Statement("rows and layers", guarantee.sentence + delta, is_useful))
-    return tuple(made)
 
 
 def _is_small(*bounds: float | None) -> bool:
@@ -366,23 +371,3 @@ def _next_step(pruned: Pruned) -> str:
     repair = "repair=True" if pruned.repair is None else "more data for the repair"
     costly = f"try {repair}, another method (sipp.compare tells you which), a larger keep, or training"
     return f"sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; if it costs too much, {costly}"
-
-
-def _layers_table(pruned: Pruned, *, in_full: bool, is_short: bool) -> Table:
-    has_bounds = in_full or any(one.is_useful for one in pruned.statements if one.label in OF_LAYERS)
-    ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if in_full else []
-    columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if has_bounds else ()))
-    rows: list[tuple[Entry, ...]] = []
-    for label, layer in zip(words.short_names([layer.name for layer in pruned.layers]), pruned.layers):
-        bounds = (layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured) if has_bounds else ()
-        counts = (layer.n_rows, layer.fan_in, layer.kept, layer.keep)
-        taken = (layer.strategies.get(way, 0) for way in ways)
-        rows.append((label, *counts, *taken, layer.dead_rows or None, *bounds))
-    if is_short:
-        between = (f"... {len(rows) - 2 * END_LAYERS} more", *[None] * (len(columns) - 1))
-        rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
-    forms = {"keep": PERCENT} | dict.fromkeys(BOUND_COLUMNS, words.number_up)
-    table = without_empty(Table(columns, tuple(rows), bars=("keep",), forms=forms))
-    text = [ROW_WORDS, *([STRATEGY_WORDS] if in_full else ())]
-    text += [BOUND_WORDS] if set(BOUND_COLUMNS) & set(table.columns) else []
-    return replace(table, words="; ".join(text))

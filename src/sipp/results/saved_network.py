@@ -93,4 +93,4 @@ class SavedNetwork:
             facts.append(("certificate", self.certificate.sentence))
         if self.pruned is None:
             return Sheet(self.model, tuple(facts))
-        return Sheet(self.pruned.headline, tuple(facts), self.pruned.sheet.tables)
+        return Sheet(self.pruned.headline, tuple(facts), (self.pruned.layers_table(is_short=True),))
