@@ -15,7 +15,7 @@ from torch import Tensor
 import sipp
 from sipp.cli.hugging_face import PREFIX, config_of, folder_of, tokenizer_of
 from sipp.errors import DataError, OptionError, SippError
-from sipp.inputs import TEXT_SUFFIXES
+from sipp.files import TEXT_SUFFIXES
 
 LENGTH: int = inspect.signature(sipp.text).parameters["length"].default
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # class name endings of causal language models

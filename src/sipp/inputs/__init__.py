@@ -57,9 +57,6 @@ if TYPE_CHECKING:
         Place as Place,
         Sum as Sum,
     )
-    from sipp.inputs.text import (
-        TEXT_SUFFIXES as TEXT_SUFFIXES,
-    )
     from sipp.inputs.trace import (
         ModelMap as ModelMap,
         map_for as map_for,

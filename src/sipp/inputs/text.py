@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
+from sipp.files import JSON_LINES, TEXT_SUFFIXES
 from sipp.results import check
 
 LENGTH = 2048  # tokens per sequence, as usual for calibration and perplexity of language models
 MOST_LENGTH = 1 << 32
-JSON_LINES = (".jsonl", ".json", ".ndjson")
-TEXT_SUFFIXES = (".txt", ".md", ".text", *JSON_LINES)  # of files of text
 FIELD = "text"  # of a JSON line
 BETWEEN = "\n\n"  # separates documents that are read as one text
 

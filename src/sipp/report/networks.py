@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import sipp
 from sipp.files import RECORD_NAME, read_file
 from sipp.report.palette import REPAIRED, SEPARATOR
 from sipp.results import (
@@ -23,7 +24,6 @@ from sipp.results import (
     TextScores,
     from_json,
 )
-from sipp.storage import read_pruned
 
 Measurement = AnyCertificate | Evaluation | TextScores | Bench  # of a network; a file in its folder
 Kind = TypeVar("Kind", bound=Measurement)
@@ -120,7 +120,7 @@ def shared_holdout(models: Iterable[PrunedModel]) -> str:
 
 def read_pruned_result(folder: Path) -> PrunedModel:
     """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
-    own, notes = read_pruned(folder), list[str]()
+    own, notes = sipp.inspect(folder), list[str]()
     measured: dict[str, Measurement] = {}
     for path in sorted(folder.glob("*.json")):
         if path.name == RECORD_NAME:
