@@ -23,6 +23,8 @@ RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network,
 RECORD_KEY = "sipp record"  # which has the record in its header too
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
+JSON_LINES = (".jsonl", ".json", ".ndjson")
+TEXT_SUFFIXES = (".txt", ".md", ".text", *JSON_LINES)  # of files of text
 
 Values = dict[str, Any]
 

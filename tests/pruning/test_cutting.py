@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import OptionError
 from sipp.pruning.cutting import N_SAMPLE
-from sipp.results.pruned import OutputChange, moved_warning
+from sipp.results import OutputChange
 from sipp.scoring.methods import METHODS, NAMES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -177,8 +177,8 @@ def test_a_repair_updates_the_output_change() -> None:
 @pytest.mark.parametrize("error", [math.nan, math.inf, 0.51])
 def test_an_output_change_that_is_not_finite_is_warned_of(error: float) -> None:
     pruned = sipp.prune(net(), None, keep=0.5, method="magnitude")
-    assert not moved_warning(replace(pruned, moved=OutputChange(0.5, 3, is_held_back=False)))
-    warning = moved_warning(replace(pruned, moved=OutputChange(error, 1, is_held_back=False)))
+    assert not replace(pruned, moved=OutputChange(0.5, 3, is_held_back=False)).warning
+    warning = replace(pruned, moved=OutputChange(error, 1, is_held_back=False)).warning
     assert warning and "on 1 calibration input:" in warning
     # a dense output that is no number is not the pruning's fault
     assert ("measure what that costs" in warning) == math.isfinite(error)

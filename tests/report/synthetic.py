@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sipp.files import seal, write_json
+from sipp.results import hashing
 from sipp.results.bounds import NetworkBound
 from sipp.results.certificate import Certificate
 from sipp.results.evaluation import Evaluation
@@ -16,6 +19,8 @@ from sipp.results.jsonio import to_json
 from sipp.results.pruned import Pruned, PrunedLayer
 from sipp_lab.runs.records import Accuracy, NetworkRecord
 
+STAND_IN = {"weight": torch.zeros(1)}  # for the network that is told of
+STAND_IN_HASH = hashing.of_state(STAND_IN)
 METHODS = ("sipp-hybrid", "sipp-det", "magnitude", "snip", "random")
 
 
@@ -57,7 +62,7 @@ def certificate(epsilon: float, *, verdict: str = "certified") -> Certificate:
     found = Certificate(
         fixed="share", epsilon=float(epsilon), share=0.05, confidence=0.95,
         violations=12 if verdict == "certified" else 30, n=400, n_duplicates=0, data_hash=digest, dense_hash=digest,
-        pruned_hash=digest, dtype="float32", output=None, calibration_checked=True,
+        pruned_hash=STAND_IN_HASH, dtype="float32", output=None, calibration_checked=True,
     )  # fmt: skip
     assert found.verdict == verdict
     return found
@@ -69,7 +74,7 @@ def evaluation(dense: float | None, pruned: float | None, *, points: str = "a", 
     evaluated = Evaluation(
         changes.pop("n_inputs", 800), (dense, pruned) if is_known else None, (0.5, 0.625) if is_known else None,
         same_class=0.75, error_mean=0.2, error_median=0.1, error_max=1.5, data_hash=points * 64,
-        dense_hash="0" * 64, pruned_hash="0" * 64, inputs=f"300 points of {points}.npz",
+        dense_hash="0" * 64, pruned_hash=STAND_IN_HASH, inputs=f"300 points of {points}.npz",
     )  # fmt: skip
     return json.dumps(seal({"kind": "Evaluation", "sipp": "0", **to_json(evaluated), **changes}))
 

@@ -76,7 +76,7 @@ def test_of_several_certificates_the_weakest_counts(tmp_path: Path) -> None:
     """The best of several is not a claim at their confidence."""
     own = certificate(0.2)
     folder = pruned_folder(tmp_path / "net", certificate=own)
-    later = replace(certificate(0.5), dense_hash=own.dense_hash, pruned_hash=own.pruned_hash)
+    later = replace(certificate(0.5), dense_hash=own.dense_hash)
     (folder / "c.json").write_text(json.dumps({"kind": "Certificate", **to_json(later)}))
     assert read_pruned_result(folder).certified_error == 0.5
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from report.browser import CHROMIUM, visit
-from report.synthetic import big_run, certificate, evaluation
+from report.synthetic import STAND_IN_HASH, big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
 from sipp.cli.commands.report_command import report
@@ -23,7 +23,7 @@ RUN = {"n_inputs": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 
 RUN |= {"faster": {"ratio": 3.1201, "low": 2.9, "high": 3.31, "runs_dense": False}}
 BENCH = {
     "kind": "Bench", "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
-    "pruned_hash": "0" * 64, "step_inputs": 64, "line": "",
+    "pruned_hash": STAND_IN_HASH, "step_inputs": 64, "line": "",
     "file_bytes": 35390000, "bound_bytes": 34460000.5, "dense_bytes": 153238700, "memory_bytes": 89770123,
     "memory_dense_bytes": 153128456,
     "runs": [RUN], "steps": [],
@@ -63,7 +63,7 @@ def test_a_study_is_at_most_five_screens_before_anything_is_opened(study: Path, 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path) -> None:
-    own = replace(certificate(0.0421), dense_hash="0" * 64, pruned_hash="0" * 64)
+    own = replace(certificate(0.0421), dense_hash="0" * 64)
     folder = pruned_folder(tmp_path / "a-network-with-a-rather-long-name", certificate=own)
     (folder / "eval.json").write_text(evaluation(0.9, 0.875, n_inputs=1234567))
     (folder / "bench.json").write_text(json.dumps(seal(BENCH)))

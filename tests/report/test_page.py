@@ -152,7 +152,7 @@ def test_a_pruned_model(tmp_path: Path) -> None:
 
 def test_a_contradicted_bound_is_called_so() -> None:
     of_layers = Coverage(0.1, 0.95, 30, 1)
-    for n_never_above, word in ((50, "Contradicted by the data, so"), (0, "Not met, so")):
+    for n_never_above, word in ((50, "Contradicted by the data: zeros"), (0, "Not met: zeros")):
         guarantee = Guarantee(1e-16, 300, 400, "inputs", 3.0, 3.0, "zeros", 60, n_never_above, of_layers)
         bound = NetworkBound("paper", 2.0, 1e-16, guarantee, "zeros")
         known = facts([layer("a", 2, 1, eps=1.0, dead=0)], method="sipp-det", epsilon=2.0)

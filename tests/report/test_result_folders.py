@@ -1,6 +1,5 @@
 """Folders that are whole, unfinished, broken or something else."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from report.synthetic import big_run, certificate, facts, layer
+from report.synthetic import STAND_IN, STAND_IN_HASH, big_run, certificate, facts, layer
 
 from sipp.errors import DataError
-from sipp.files import seal
 from sipp.report.networks import PrunedModel, read_pruned_result
-from sipp.results.certificate import Certificate
-from sipp.results.jsonio import to_json
-from sipp.results.stored import Report
+from sipp.results import Certificate, SavedNetwork
+from sipp.storage import write_pruned
 from sipp_lab.page import read_results
 from sipp_lab.runs.folder import Run
 
@@ -29,19 +26,17 @@ def pruned_folder(
     folder: Path, *, kept: tuple[int, int] = (9, 20), certificate: Certificate | None = None, kind: str = "pruned",
     model: str = "", weights: str | None = None, rest: Mapping[str, Any] = MappingProxyType({}), **changes: Any,
 ) -> Path:  # fmt: skip
-    """A report as `sipp prune` leaves it, without its network."""
+    """A folder as `sipp prune` leaves it, of a network that stands in for the one that is told of."""
     layers = [
         replace(layer("0.weight", 36, kept[0], eps=1.5, dead=2), n_rows=4, fan_in=9),
         replace(layer("1.weight", 100, kept[1], eps=None, dead=0), n_rows=10, fan_in=10),
     ]
     known = facts(**{"layers": layers, "method": "sipp-hybrid", "epsilon": 12.5, "seed": 3, **changes})
-    hashes = ("0" * 64, "0" * 64) if certificate is None else (certificate.pruned_hash, certificate.dense_hash)
-    identity = Report(
-        model=model, pruned_hash=hashes[0], dense_hash=hashes[1], certificate=certificate, weights=weights
-    )
-    folder.mkdir(parents=True)
-    values = {"kind": kind, **to_json(identity), **to_json(known), **rest}
-    (folder / "report.json").write_text(json.dumps(seal(values)))
+    record = SavedNetwork(
+        model=model, pruned_hash=STAND_IN_HASH, dense_hash="0" * 64 if certificate is None else certificate.dense_hash,
+        certificate=certificate, weights=weights, pruned=known, rest=rest,
+    )  # fmt: skip
+    write_pruned(folder, STAND_IN, {**record.values, "kind": kind})
     return folder
 
 
@@ -61,3 +56,6 @@ def test_other_folders(tmp_path: Path) -> None:
         read_results([tmp_path / "file"])
     with pytest.raises(DataError, match="not a report of"):
         read_pruned_result(pruned_folder(tmp_path / "net", kind="other"))
+    (pruned_folder(tmp_path / "alone") / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"alone: holds report\.json and no model\.safetensors; copy the whole folder"):
+        read_results([tmp_path / "alone"])

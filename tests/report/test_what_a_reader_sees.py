@@ -72,7 +72,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             ("repaired", (9, 20), 0.2),
         ]
     ):
-        own = replace(certificate(epsilon), dense_hash="a" * 64, pruned_hash=f"{index:064x}")
+        own = replace(certificate(epsilon), dense_hash="a" * 64)
         more: dict[str, Any] = (
             {"method": arm} if arm != "repaired" else {"method": "magnitude", "repair": repaired(0.1)}
         )
@@ -127,7 +127,7 @@ def test_one_heading_a_section_and_origins_closed(seen: dict[tuple[str, int], Vi
 
 
 def test_a_theory_that_is_not_met_is_folded_away(seen: dict[tuple[str, int], Visit]) -> None:
-    assert seen["one", WIDTHS[-1]].seen["cards"] == ["Theory with the assumed constant: not met"]
+    assert seen["one", WIDTHS[-1]].seen["cards"] == ["Theory, network: says nothing here"]
 
 
 def test_a_certificate_of_the_whole_output_is_marked(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:

@@ -10,7 +10,6 @@ from oracles import binomial as oracle
 from scipy import stats
 
 from sipp.certificates.claims import certified_epsilon, n_violations
-from sipp.report.numbers import rounded_up
 from sipp.results import binomial, certificate as records, words
 
 shares = st.floats(0.001, 0.999)
@@ -146,7 +145,6 @@ def test_a_confidence_is_rounded_down_and_a_limit_up():
     assert {value: words.number_up(value) for value in limits} == limits
     assert words.number_up(None) == "" and words.number_up(math.inf) == "inf"
     assert [words.exactly(value) for value in (0.1, 1, 0.30000049)] == ["0.1", "1", "0.30000049"]
-    assert rounded_up(1.2301e-4) == "1.24e-04" and rounded_up(0.12341) == "0.1235"
 
 
 def test_accuracy_limits():

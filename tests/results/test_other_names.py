@@ -11,7 +11,7 @@ import sipp
 from sipp.cli.errors import run_and_report
 from sipp.cli.main import app
 from sipp.errors import OptionError, UnknownOption
-from sipp.results import check
+from sipp.results import other_names
 from sipp.scoring.methods import NAMES
 
 
@@ -59,7 +59,7 @@ def test_warnings_still_point_at_the_callers_line() -> None:
 
 
 def test_a_method_of_another_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for given, here in check.METHODS.items():
+    for given, here in other_names.METHODS.items():
         assert here in NAMES and given not in NAMES
         with pytest.raises(OptionError, match=f"is called '{here}' here; give method='{here}'"):
             sipp.prune(net(), points(1), keep=0.5, method=given)

@@ -61,7 +61,7 @@ def file_hash(path: Path) -> str:
 
 def folder_hash(path: Path) -> str:
     report = sipp.inspect(path)
-    assert isinstance(report, sipp.results.Report) and (path / "mine.txt").read_text() == "mine"
+    assert isinstance(report, sipp.results.SavedNetwork) and (path / "mine.txt").read_text() == "mine"
     return report.pruned_hash
 
 

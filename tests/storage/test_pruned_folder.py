@@ -37,12 +37,7 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "deep" / "net")
     assert sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME]
     record = read_pruned(folder)
-    assert (record.pruned.kept, record.pruned.method, record.dense_hash, record.note) == (
-        pruned.kept,
-        "sipp-blend",
-        None,
-        "",
-    )
+    assert (record.pruned.kept, record.pruned.method, record.dense_hash) == (pruned.kept, "sipp-blend", None)
     state = load_file(folder / WEIGHTS_NAME)
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
     values = json.loads((folder / RECORD_NAME).read_text())

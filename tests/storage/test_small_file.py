@@ -108,14 +108,13 @@ def test_a_pruned_record_keeps_what_was_said_of_it(path: Path) -> None:
     pruned = sipp.prune(mlp(), torch.rand(64, 30), keep=0.2, holdout=torch.rand(64, 30))
     sipp.save(pruned, path)
     found = sipp.inspect(path)
-    assert found.statements_about == "stored values" and f"{pruned.kept:,} of" in found.statements["pruned"]
-    assert (found.statements["network"], found.statements["rows"]) == (
-        pruned.bound.sentence,
-        pruned.guarantee.sentence,
-    )
-    assert found.statements["measured"] == pruned.measured.sentence
+    assert not found.rounding_words and f"{pruned.kept:,} of" in str(found)
+    for name in ("bound", "guarantee", "measured", "choice", "moved", "described_hash"):
+        assert getattr(found.pruned, name) == getattr(pruned, name) is not None
+    assert [layer.bound for layer in found.pruned.layers] == [layer.bound for layer in pruned.layers]
+    assert pruned.seen.hashes and not found.pruned.seen.hashes and not found.pruned.seen.is_all  # in no small file
     assert all(torch.equal(found.masks[name], mask) for name, mask in pruned.masks.items())
-    assert found.model.endswith("Sequential") and found.versions["torch"] == str(torch.__version__)
+    assert found.model.endswith("Sequential") and found.torch == str(torch.__version__)
     assert pruned.method in str(found) and "before its values were rounded" not in str(found)
     assert same_bits(sipp.load(path), pruned.model.state_dict())
 
@@ -175,7 +174,7 @@ def test_rounding_is_reported_and_rounding_twice_is_rounding_once(path: Path, va
             assert torch.equal(back, given.float().to(dtype).double())
     assert "largest change" in str(saved)
     again = sipp.save(with_masks(net, pruned.masks), path, values=values)  # type: ignore[arg-type]
-    assert all(one.largest_change == 0 for one in again.tensors) and again.statements_about == "stored values"
+    assert all(one.largest_change == 0 for one in again.tensors) and not again.rounding_words
     assert same_bits(sipp.load(path), net.state_dict())
 
 
@@ -234,7 +233,6 @@ def test_a_certificate_is_about_the_values_it_was_made_for(path: Path, values: s
     found = sipp.inspect(path)
     assert found.certificate == certificate
     assert found.certificate_about == ("stored values" if is_exact else "values before rounding")
-    assert found.statements_about == found.certificate_about
     assert ("before its values were rounded" in str(found)) is not is_exact
     stored = sipp.load(path, into=mlp())
     new = sipp.certify(dense, stored, holdout)
@@ -329,7 +327,7 @@ def test_what_prune_and_prune_to_give_stands_for_its_network(tmp_path: Path) -> 
         path = tmp_path / "net.safetensors"
         contents = sipp.save(one, path, certificate=expected)
         assert contents.certificate_about == "stored values"
-        assert (not contents.statements) == (one is none)
+        assert (contents.pruned is None) == (one is none)
         assert set(contents.masks) == (set() if one is none else set(found.pruned.masks))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sipp.certificates.evidence import measure_outputs
-from sipp.certificates.measures import point_ratios
+from sipp.certificates.measures import measure_of, point_ratios
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.results import hashing
 from sipp.results.certificate import AnyCertificate
@@ -23,7 +23,7 @@ from sipp.verbs.certify import certify, certify_accuracy
 
 def relative_errors(dense, pruned, holdout):
     """The ratios that a certificate is made of."""
-    return measure_outputs(dense, pruned, holdout, lambda f, g, _: point_ratios(f, g), None, None).measured
+    return measure_outputs(dense, pruned, holdout, measure_of("output"), None, None).fields["ratio"]
 
 
 def points(n, seed=0, width=6):

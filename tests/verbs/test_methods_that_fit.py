@@ -55,7 +55,7 @@ def test_a_network_is_the_one_of_the_search_from_an_even_cut(method: str) -> Non
     parts = split_data(data_of(points()))
     wanted = repair_network(net, even_masks(net), parts, method)  # type: ignore[arg-type]
     assert all(torch.equal(first.model.state_dict()[name], value) for name, value in wanted.model.state_dict().items())
-    assert first.repair is not None and first.repair.way == method and f"by {method}" in first.repair.sentence
+    assert first.repair is not None and first.repair.method == method and f"by {method}" in first.repair.sentence
 
 
 @pytest.mark.parametrize("method", FITTED)

@@ -75,7 +75,7 @@ def test_mask_and_weights_are_found_together(method: str) -> None:
         assert not any(layer.dead_rows for layer in pruned.layers)
         assert all(bool((pruned.model.get_parameter(n)[~mask] == 0).all()) for n, mask in pruned.masks.items())
     assert refit.repair is not None and joint.repair is not None
-    assert (refit.repair.way, joint.repair.way) == ("refit", "joint")
+    assert (refit.repair.method, joint.repair.method) == ("refit", "joint")
     assert sum(layer.n_moved for layer in joint.repair.layers) > 0
     assert "found together" in str(joint) and "found together" not in str(refit)
     assert moved_by(model, joint.model) < 0.9 * moved_by(model, refit.model) < 0.9 * moved_by(model, cut.model)
@@ -85,7 +85,7 @@ def test_a_pattern_is_obeyed() -> None:
     joint = sipp.prune(net(), points(), pattern="2:4", method="wanda", repair=True, progress=False)
     weights = {name: joint.model.get_parameter(name) for name in joint.masks}
     assert all(obeys(tensor.tolist(), 2, 4) for tensor in (*joint.masks.values(), *weights.values()))
-    assert joint.pattern == "2:4" and joint.repair is not None and joint.repair.way == "joint"
+    assert joint.pattern == "2:4" and joint.repair is not None and joint.repair.method == "joint"
 
 
 class Counted(nn.Module):
@@ -141,7 +141,7 @@ def test_repair_changes_the_mask_only_with_moves_mask() -> None:
     assert all(torch.equal(stays.masks[name], mask) for name, mask in pruned.masks.items())
     assert any(not torch.equal(moves.masks[name], mask) for name, mask in pruned.masks.items())
     assert moves.kept == pruned.kept == sum(layer.kept for layer in moves.layers)
-    assert moves.repair is not None and moves.repair.polish is not None and moves.repair.way == "joint"
+    assert moves.repair is not None and moves.repair.polish is not None and moves.repair.method == "joint"
     assert moves.repair.n_fit == 270  # of 300: those that stop the polish are not fitted
     assert moved_by(model, moves.model) < moved_by(model, stays.model)
 

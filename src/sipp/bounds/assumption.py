@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sipp.bounds.statements import constant_of, floored
+from sipp.bounds.statements import constant_of, floored, ratio_rounding
 from sipp.inputs import AnyData, Batch, Data, data_of, depends_on_batch
 from sipp.progress import Advance, progress_bar
 from sipp.results import (
@@ -85,7 +85,7 @@ def check_assumption(
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 # a ratio that equals 1/C does not exceed it, also where float32 rounds it up: fewer weights hold
-                is_above_FK = ratio_FK > (1 + numerics.ratio_rounding(weight.fan_in)) / c_constant
+                is_above_FK = ratio_FK > (1 + ratio_rounding(weight.fan_in)) / c_constant
                 sensitivity[weight.name] = torch.maximum(sensitivity.get(weight.name, ratio_FK), ratio_FK)
                 n_above[weight.name] = n_above.get(weight.name, 0) + is_above_FK.to(torch.int32)
         for weight in task.weights:
@@ -96,7 +96,7 @@ def check_assumption(
             ratios, found = ratios_of(task, draw, found)
             for weight, ratio_FK in ratios:
                 seen_FK = sensitivity[weight.name].to(numerics.BOUND_DTYPE)
-                limit_FK = c_constant * seen_FK * (1 + 2 * numerics.ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
+                limit_FK = c_constant * seen_FK * (1 + 2 * ratio_rounding(weight.fan_in)) + SMALLEST_RATIO
                 failures[weight.name] += int((ratio_FK > limit_FK).sum())
                 pairs[weight.name] += int((ratio_FK > 0).sum())
                 quotients.append(float((ratio_FK / floored(seen_FK)).max()))

@@ -48,6 +48,12 @@ SIMPLE_FACTOR = 16
 NETWORK_FACTOR = 6
 
 LEAST_OF_ROW = 1e-3  # share of the row's largest sensitivity: the least that a weight counts in T19
+# A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
+# activation, their product, the reciprocal and the product with it, each by at most a unit. Two such ratios are
+# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units. Tensor cores cut sums off
+# instead of rounding them, so a unit is that of cutting off.
+FLOAT32_UNIT = 2.0**-23
+FEW_ROUNDINGS = 8
 
 CONTRADICTED = "the data contradicts the theory's assumption"  # the statement about rows says by what
 
@@ -346,7 +352,7 @@ def constant_of(quotients: Iterable[float], n: int, max_fan_in: int, confidence:
         why = f"too few inputs: {n} of the holdout are new, so nothing follows for most new inputs"
         return Measured(None, 1.0, confidence, n, why)
     found = list(quotients)
-    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + numerics.ratio_rounding(max_fan_in))
+    constant = math.inf if any(map(math.isnan, found)) else max(found) * (1 + ratio_rounding(max_fan_in))
     if not math.isfinite(constant):
         return Measured(None, 1.0, confidence, n, "a ratio was not finite")
     return Measured(constant, share, confidence, n, "")
@@ -360,3 +366,8 @@ def floored(sensitivity_FK: Tensor) -> Tensor:
     sensitivity_FK = sensitivity_FK.to(numerics.BOUND_DTYPE)
     most_F1 = sensitivity_FK.amax(1, keepdim=True)
     return torch.maximum(sensitivity_FK, LEAST_OF_ROW * torch.where(most_F1 > 0, most_F1, 1.0))
+
+
+def ratio_rounding(fan_in: int) -> float:
+    """The largest relative difference that float32 rounding can make between two equal ratios of this fan-in."""
+    return 2 * (fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT

@@ -19,9 +19,11 @@ from sipp.results import (
     Certificate,
     Measure,
     NetworkLike,
+    accuracy_claim,
     check,
     holdout_needed,
     k_allowed,
+    output_claim,
     words,
 )
 
@@ -63,8 +65,7 @@ class OutputClaim:
     @property
     def words(self) -> str:
         assert self.epsilon is not None
-        inputs = f"for all but {words.percent(self.share)} of inputs, confidence {words.percent(self.confidence)}"
-        return f"relative output error <= {words.exactly(self.epsilon)} {inputs}"
+        return output_claim(words.percent(self.epsilon), self.share, self.confidence, self.kind)
 
     def test(
         self, dense: nn.Module, pruned: NetworkLike, holdout: Any, output: Output, calibration: Any, *,
@@ -75,15 +76,15 @@ class OutputClaim:
             dense, pruned, holdout, measure_of(self.kind), output, calibration,
             finest=self.epsilon if self.kind == "output" else None, dense_outputs=dense_outputs, progress=progress,
         )  # fmt: skip
-        limit = self.epsilon
+        limit, ratios_n = self.epsilon, outputs.fields["ratio"]
         if limit is None:
-            limit = float(certified_epsilon(outputs.measured, self.share, 1.0 - self.confidence, n=outputs.evidence.n))
+            limit = float(certified_epsilon(ratios_n, self.share, 1.0 - self.confidence, n=outputs.evidence.n))
         return Certificate(
             fixed="share" if self.epsilon is None else "epsilon",
             epsilon=float(limit),
             share=float(self.share),
             confidence=float(self.confidence),
-            violations=int(n_violations(outputs.measured, limit)),
+            violations=int(n_violations(ratios_n, limit)),
             measure=self.kind,
             **asdict(outputs.evidence),
         )
@@ -104,7 +105,7 @@ class AccuracyClaim:
     @property
     def words(self) -> str:
         assert self.max_drop is not None
-        return f"accuracy drop <= {words.percent(self.max_drop)}, confidence {words.percent(self.confidence)}"
+        return accuracy_claim(words.change(self.max_drop, "the accuracy"), self.confidence)
 
     def test(
         self, dense: nn.Module, pruned: NetworkLike, holdout: Any, output: Output, calibration: Any, *,
@@ -115,14 +116,15 @@ class AccuracyClaim:
             dense, pruned, holdout, outcomes_of, output, calibration,
             drops_padding=False, dense_outputs=dense_outputs, progress=progress,  # a class is no position
         )  # fmt: skip
-        outcomes = Outcomes(*outputs.measured.unbind(1))
+        outcomes = Outcomes(**outputs.fields)
         lost, gained, differ, labelled = outcome_counts(outcomes, outputs.hashes)
         if labelled not in (0, len(outputs.hashes)):
             raise DataError(
                 f"{labelled} of {len(outputs.hashes)} inputs have labels",
                 fix="give labels throughout, or none for the bound that needs none",
             )
-        pruned_right = outcomes.dense_right - outcomes.lost + outcomes.gained
+        dense_right = outcomes.dense_right.double()
+        pruned_right = dense_right - outcomes.lost.double() + outcomes.gained.double()
         return AccuracyCertificate(
             mode="labels" if labelled else "label-free",
             confidence=float(self.confidence),
@@ -130,7 +132,7 @@ class AccuracyClaim:
             n_gained=gained,
             n_differ=differ,
             measure="next-token" if outcomes.are_sequences else "class",
-            accuracies=(float(outcomes.dense_right.mean()), float(pruned_right.mean())) if labelled else None,
+            accuracies=(float(dense_right.mean()), float(pruned_right.mean())) if labelled else None,
             **asdict(outputs.evidence),
         )
 

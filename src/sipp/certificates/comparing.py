@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,9 @@ from sipp.inputs import Batch, labels
 from sipp.results import numerics
 
 
-class PointComparisons(NamedTuple):
-    """Measurements of each point (float64, n each); flags are 0 or 1."""
+@dataclass(frozen=True)
+class PointComparisons:
+    """Measurements of each point (float64, n each), and flags."""
 
     ratio: Tensor  # `point_ratios`
     squared_error: Tensor  # ||f^ - f||^2
@@ -33,8 +34,8 @@ class PointComparisons(NamedTuple):
     pruned_loss: Tensor
 
 
-def _compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tensor:
-    """The `PointComparisons` of dense and pruned outputs, n x 11; `why` collects why labels give no accuracy."""
+def _compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> dict[str, Tensor]:
+    """The fields of `PointComparisons`, of dense and pruned outputs; `why` collects why labels give no accuracy."""
     n = len(f)
     f_nk, g_nk = f.to(numerics.BOUND_DTYPE).reshape(n, -1), g.to(numerics.BOUND_DTYPE).reshape(n, -1)
     has_classes = f.dim() == 2 and f.shape[1] > 1
@@ -42,28 +43,25 @@ def _compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> Tenso
     if not has_classes and batch.labels is not None:
         truth = labels.Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
     why.update([truth.why] if truth.why else [])
-    zeros_n = torch.zeros(n, dtype=numerics.BOUND_DTYPE, device=f.device)
-    squares = ((g_nk - f_nk).square().sum(1), f_nk.square().sum(1))
-    points = PointComparisons(point_ratios(f, g), *squares, zeros_n + has_classes, *[zeros_n] * 7)
+    no_n = torch.zeros(n, dtype=torch.bool, device=f.device)
+    points = dict.fromkeys(("same_class", "has_label", "label_outside", "dense_right", "pruned_right"), no_n)
+    points |= dict.fromkeys(("dense_loss", "pruned_loss"), no_n.to(numerics.BOUND_DTYPE))
+    points |= {"ratio": point_ratios(f, g), "has_classes": no_n | has_classes}
+    points |= {"squared_error": (g_nk - f_nk).square().sum(1), "squared_size": f_nk.square().sum(1)}
     if has_classes:  # a non-finite output has none
         *outputs, differ = classes_of(f, g)
-        points = points._replace(same_class=~differ)
+        points["same_class"] = ~differ
     if truth.classes_n is not None:
         truth_n = truth.classes_n.to(f.device)
-        points = points._replace(label_outside=(truth_n < 0) | (truth_n >= f.shape[1]))
-        if bool(points.label_outside.any()):
+        points["label_outside"] = (truth_n < 0) | (truth_n >= f.shape[1])
+        if bool(points["label_outside"].any()):
             why.add("labels are outside the output's classes")
         else:
             right = [is_finite & (classes_n == truth_n) for classes_n, is_finite in outputs]
             loss = [F.cross_entropy(out_nk, truth_n, reduction="none") for out_nk in (f_nk, g_nk)]
-            points = points._replace(
-                has_label=zeros_n + 1.0,
-                dense_right=right[0],
-                pruned_right=right[1],
-                dense_loss=loss[0],
-                pruned_loss=loss[1],
-            )
-    return torch.stack([value.to(numerics.BOUND_DTYPE) for value in points], dim=1)
+            points |= {"has_label": ~no_n, "dense_right": right[0], "pruned_right": right[1]}
+            points |= {"dense_loss": loss[0], "pruned_loss": loss[1]}
+    return points
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class NetworkComparison:
     @property
     def same_class(self) -> float | None:
         """The share of points with the same class; None without classes."""
-        return float(self.points.same_class.mean()) if bool(self.points.has_classes.all()) else None
+        return float(self.points.same_class.double().mean()) if bool(self.points.has_classes.all()) else None
 
     @property
     def accuracies(self) -> tuple[float, float] | None:
@@ -91,7 +89,7 @@ class NetworkComparison:
 
     def _means(self, dense_n: Tensor, pruned_n: Tensor) -> tuple[float, float] | None:
         is_labelled = bool(self.points.has_label.all())
-        return (float(dense_n.mean()), float(pruned_n.mean())) if is_labelled else None
+        return (float(dense_n.double().mean()), float(pruned_n.double().mean())) if is_labelled else None
 
 
 def compare_networks(
@@ -102,7 +100,7 @@ def compare_networks(
     outputs = measure_outputs(
         dense, other, data, partial(_compare_outputs, why=why), output, known, progress=progress, title="measuring"
     )
-    points = PointComparisons(*outputs.measured.unbind(1))
+    points = PointComparisons(**outputs.fields)
     n_outside = int(points.label_outside.sum())
     reason = f"{n_outside:,} labels are outside the output's classes" if n_outside else ""
     return NetworkComparison(points, outputs.evidence, reason or labels.why_not_measured(why, points.has_label))

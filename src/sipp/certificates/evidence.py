@@ -39,7 +39,7 @@ class Evidence:
 class MeasuredOutputs:
     """What was measured at every point, and the facts about these points and networks."""
 
-    measured: Tensor  # n x ..., one row per point
+    fields: dict[str, Tensor]  # by name, n numbers each
     hashes: list[str]  # one per point; copies of a point have equal ones
     evidence: Evidence
 
@@ -74,7 +74,7 @@ def measure_outputs(
         )
     known = _known_inputs(pruned, calibration)
     data = holdout_data(holdout)
-    measured: list[Tensor] = []
+    measured: list[dict[str, Tensor]] = []
     hashes: list[str] = []
     dtypes: set[str] = set()
     bar = progress_bar(title, data.n_points_known, shown=progress)
@@ -96,7 +96,8 @@ def measure_outputs(
         output=CALLABLE + getattr(output, "__qualname__", repr(output)) if callable(output) else output,
         calibration_checked=known.is_all,
     )
-    return MeasuredOutputs(torch.cat(measured), hashes, evidence)
+    fields = {name: torch.cat([of_batch[name] for of_batch in measured]) for name in measured[0]}
+    return MeasuredOutputs(fields, hashes, evidence)
 
 
 def _known_inputs(pruned: NetworkLike, calibration: Any) -> SeenInputs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from sipp.errors import DataError, ModelError
 from sipp.inputs import Batch, labels
 from sipp.results import Measure
 
-MeasureFunction = Callable[[Tensor, Tensor, Batch], Tensor]  # of dense and pruned outputs: n x ..., one row a point
+MeasureFunction = Callable[[Tensor, Tensor, Batch], dict[str, Tensor]]  # of dense and pruned outputs; n numbers each
 
 TOKENS = "input_ids"  # of a dict batch
 CHUNK = 1 << 24  # logits processed at once: they are the largest tensors of a language model
@@ -40,16 +40,17 @@ def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
 
 
 def measure_of(name: Measure) -> MeasureFunction:
-    """The function that measures what a certificate limits, one number per point."""
+    """The function that measures what a certificate limits: the `ratio` of each point."""
     if name == "output":
-        return lambda f, g, _: point_ratios(f, g)
+        return lambda f, g, _: {"ratio": point_ratios(f, g)}
     return partial(_mean_change, which=0 if name == "kl" else 1)
 
 
-def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> Tensor:
+def _mean_change(f: Tensor, g: Tensor, batch: Batch, which: int) -> dict[str, Tensor]:
     """Per sequence (T22), for the next token: the mean KL(f || f^) in nats (which=0), or how often it changes (1)."""
     _check_token_logits(f, batch)
-    return mean_at(_token_changes(f.double(), g.double())[which], _real_positions(batch, f.shape[:2], f.device))
+    changes_nT = _token_changes(f.double(), g.double())[which]
+    return {"ratio": mean_at(changes_nT, _real_positions(batch, f.shape[:2], f.device))}
 
 
 def classes_of(f: Tensor, g: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
@@ -58,8 +59,9 @@ def classes_of(f: Tensor, g: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tenso
     return dense, pruned, (dense[0] != pruned[0]) | ~dense[1] | ~pruned[1]
 
 
-class Outcomes(NamedTuple):
-    """What pruning did to the answer at each point (T16; float64, n each): 0 or 1, or a share of positions."""
+@dataclass(frozen=True)
+class Outcomes:
+    """What pruning did to the answer at each point (T16; n each): a flag, or for sequences a share of positions."""
 
     lost: Tensor  # dense right and pruned wrong
     gained: Tensor  # the reverse
@@ -74,15 +76,15 @@ class Outcomes(NamedTuple):
         return bool(self.is_sequence.any())
 
 
-def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
-    """The `Outcomes` of dense and pruned outputs, n x 6; for sequences (n x tokens x vocabulary), shares of positions.
+def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """The fields of `Outcomes`, of dense and pruned outputs; of sequences if these are n x tokens x vocabulary.
 
     With non-finite outputs the pruned network counts as wrong and the dense one as right, which can only raise the
     limit.
     """
     if f.dim() == 3 and f.shape[2] > 1:
         changed = mean_at(classes_of(f, g)[2], _real_positions(batch, f.shape[:2], f.device))
-        return _stacked(None, None, changed, None, is_sequence=True)
+        return _outcomes(changed, is_sequence=True)
     if f.dim() != 2 or f.shape[1] < 2:
         raise ModelError(
             f"outputs are {tuple(f.shape)}, accuracy needs n x classes",
@@ -92,7 +94,7 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
         )
     (f_class, f_fine), (g_class, g_fine), differ = classes_of(f, g)
     if batch.labels is None:
-        return _stacked(None, None, differ, None, is_sequence=False)
+        return _outcomes(differ)
     classes = labels.truth_of(batch.labels, len(f), f.shape[1])
     if classes.classes_n is None:
         raise DataError(classes.why, where=batch.where, fix="give class numbers or one-hot rows, or leave labels out")
@@ -102,23 +104,15 @@ def outcomes_of(f: Tensor, g: Tensor, batch: Batch) -> Tensor:
             f"a label lies outside 0 .. {f.shape[1] - 1}", where=batch.where, fix="drop such inputs or map them first"
         )
     f_right, g_right = (f_class == truth) | ~f_fine, (g_class == truth) & g_fine
-    return _stacked(f_right & ~g_right, ~f_right & g_right, differ, f_right, is_sequence=False)
+    labelled = {"lost": f_right & ~g_right, "gained": ~f_right & g_right, "dense_right": f_right}
+    return _outcomes(differ) | labelled | {"has_label": torch.ones_like(f_right)}
 
 
-def _stacked(
-    lost: Tensor | None, gained: Tensor | None, differ: Tensor, dense_right: Tensor | None, *, is_sequence: bool
-) -> Tensor:
-    """The columns of `Outcomes`; without labels nothing is right, lost or gained."""
-    zeros_n = torch.zeros(len(differ), dtype=torch.float64, device=differ.device)
-    outcomes = Outcomes(
-        zeros_n if lost is None else lost,
-        zeros_n if gained is None else gained,
-        differ,
-        zeros_n + (dense_right is not None),
-        zeros_n + is_sequence,
-        zeros_n if dense_right is None else dense_right,
-    )
-    return torch.stack([column_n.double() for column_n in outcomes], dim=1)
+def _outcomes(differ: Tensor, *, is_sequence: bool = False) -> dict[str, Tensor]:
+    """The fields of `Outcomes` without labels: nothing is right, lost or gained."""
+    no_n = torch.zeros(len(differ), dtype=torch.bool, device=differ.device)
+    none = dict.fromkeys(("lost", "gained", "has_label", "dense_right"), no_n)
+    return {**none, "differ": differ, "is_sequence": no_n | is_sequence}
 
 
 def outcome_counts(outcomes: Outcomes, hashes: Sequence[str]) -> tuple[int, int, int, int]:
@@ -126,10 +120,11 @@ def outcome_counts(outcomes: Outcomes, hashes: Sequence[str]) -> tuple[int, int,
 
     Of several copies only the smallest gain counts, once.
     """
-    sums = (_exact_sum(column.tolist()) for column in (outcomes.lost, outcomes.differ, outcomes.has_label))
+    columns = (outcomes.lost, outcomes.differ, outcomes.has_label)
+    sums = (_exact_sum(column_n.double().tolist()) for column_n in columns)
     lost, differ, labelled = map(math.ceil, sums)
     gains: dict[str, float] = {}
-    for found, gained in zip(hashes, outcomes.gained.tolist(), strict=True):
+    for found, gained in zip(hashes, outcomes.gained.double().tolist(), strict=True):
         gains[found] = min(gained, gains.get(found, gained))
     return lost, math.floor(_exact_sum(gains.values())), differ, labelled
 

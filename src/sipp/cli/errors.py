@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from sipp.errors import SippError
-from sipp.results import PruneOptions, check
+from sipp.results import PruneOptions, other_names
 
 UNEXPECTED = 1
 WRONG_INPUT = 2
@@ -115,7 +115,7 @@ def _reported(error: Exception, command: str, debug: bool) -> CommandError:
         known = getattr(error, "ctx", None)  # None, or that of the group if the command does not exist
         place = getattr(known, "command_path", command)
         unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-        fix = "give --keep, the share of weights to keep" if unknown in check.SHARES else f"see {place} --help"
+        fix = "give --keep, the share of weights to keep" if unknown in other_names.SHARES else f"see {place} --help"
         return CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
     if isinstance(error, MemoryError):
         return CommandError("out of memory", where=command, fix="give fewer --points")

@@ -14,7 +14,7 @@ from sipp.cli.inputs import Drawn, Reader
 from sipp.cli.networks import load_model
 from sipp.cli.options import Stored
 from sipp.cli.texts import is_language_model, is_text, length_of
-from sipp.results import AnyCertificate, Pruned, Report, SavedFile
+from sipp.results import AnyCertificate, Pruned, SavedFile, SavedNetwork
 from sipp_lab.nets import NETS
 
 GIVE_FILE = "give a file that sipp.save or `sipp prune --out NAME.safetensors` wrote, or a folder of `sipp prune`"
@@ -27,21 +27,22 @@ class StoredNetwork:
 
     name: str  # as for --model
     model: nn.Module
-    contents: SavedFile | Report
-    certificate: AnyCertificate | None
+    record: SavedNetwork
+    certificate: AnyCertificate | None  # of this very network
 
     @property
-    def record(self) -> Pruned | None:
-        """The record of `prune`, which a folder holds; None for a file of `sipp.save`."""
-        if not isinstance(self.contents, Report):
+    def pruned(self) -> Pruned | None:
+        """The network as `prune` returned it; None if the file does not say how it was pruned."""
+        facts = self.record.pruned
+        if facts is None:
             return None
-        facts = self.contents.pruned
-        masks = {layer.name: self.model.get_parameter(layer.name).detach() != 0 for layer in facts.layers}
+        kept = {layer.name: self.model.get_parameter(layer.name).detach() != 0 for layer in facts.layers}
+        masks = self.record.masks if isinstance(self.record, SavedFile) else kept
         return replace(facts, model=self.model, masks=masks)
 
 
-def contents_of(file: Path) -> SavedFile | Report:
-    """What is in FILE."""
+def record_in(file: Path) -> SavedNetwork:
+    """The record of the network in FILE."""
     with naming_option(f"FILE {file}", GIVE_FILE):
         return sipp.inspect(file)
 
@@ -51,12 +52,10 @@ def stored_network(asked: Stored) -> StoredNetwork:
 
     The class or function that a file names is never imported: user code must be named on the command line.
     """
-    contents = contents_of(asked.file)
-    if isinstance(contents, Report):
-        recorded, certificate = contents.model, contents.certificate
-    else:
-        recorded = contents.model
-        certificate = contents.certificate if contents.certificate_about == "stored values" else None
+    record = record_in(asked.file)
+    recorded, certificate = record.model, record.certificate
+    if certificate is not None and certificate.pruned_hash != record.pruned_hash:  # about values before rounding
+        certificate = None
     if asked.model is None and recorded not in NETS and not recorded.startswith(PREFIX):
         raise CommandError(
             f"it holds a {recorded:.60}, and does not say how that is built",
@@ -64,7 +63,7 @@ def stored_network(asked: Stored) -> StoredNetwork:
             fix="say it: --model my.py:function, or the name of a built-in network",
         )
     name = asked.model or recorded
-    return StoredNetwork(name, load_model(name, asked.file, option="FILE"), contents, certificate)
+    return StoredNetwork(name, load_model(name, asked.file, option="FILE"), record, certificate)
 
 
 def inputs_for(network: StoredNetwork, asked: Stored, n: int, batch_size: int | None = None) -> Drawn:

@@ -15,8 +15,8 @@ from torch import Tensor
 import sipp
 from sipp.cli.hugging_face import PREFIX, config_of, folder_of, tokenizer_of
 from sipp.errors import DataError, OptionError, SippError
+from sipp.files import TEXT_SUFFIXES
 
-PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
 LENGTH: int = inspect.signature(sipp.text).parameters["length"].default
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # class name endings of causal language models
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of a config.json
@@ -27,10 +27,9 @@ LABEL_SEPARATOR = "\t"
 
 def is_text(path: Path) -> bool:
     """Whether this is a text file or a folder with text files."""
-    suffixes = (*PLAIN, *JSON_LINES)
     if path.is_dir():
-        return any(file.suffix in suffixes for file in path.rglob("*"))
-    return path.suffix in suffixes
+        return any(file.suffix in TEXT_SUFFIXES for file in path.rglob("*"))
+    return path.suffix in TEXT_SUFFIXES
 
 
 def is_language_model(model: str) -> bool:

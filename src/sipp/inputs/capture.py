@@ -338,7 +338,7 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     at: tuple[Any, ...] = (
         slice(None),
         slice(None),
-        *numerics.places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
+        *_places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
     )
     patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
     if not bool(patches_GPK.isfinite().all()):
@@ -393,6 +393,18 @@ def tolerance_of(device: torch.device, dtype: torch.dtype) -> float:
     if dtype == torch.float32 and is_coarse:
         return COARSE_TOLERANCE
     return TOLERANCE.get(dtype, COARSE_TOLERANCE)
+
+
+def _places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The index along each dimension of flat indices, as torch.unravel_index.
+
+    That function spends half a second on imports at its first call.
+    """
+    places: list[Tensor] = []
+    for size in reversed(sizes):
+        places.insert(0, flat % size)
+        flat = flat // size
+    return places
 
 
 # --- Copies -----------------------------------------------------------------------------------------------------------

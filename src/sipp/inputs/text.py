@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
+from sipp.files import JSON_LINES, TEXT_SUFFIXES
 from sipp.results import check
 
 LENGTH = 2048  # tokens per sequence, as usual for calibration and perplexity of language models
 MOST_LENGTH = 1 << 32
-PLAIN, JSON_LINES = (".txt", ".md", ".text"), (".jsonl", ".json", ".ndjson")
 FIELD = "text"  # of a JSON line
 BETWEEN = "\n\n"  # separates documents that are read as one text
 
@@ -102,9 +102,9 @@ def text_files(path: Path) -> list[Path]:
         if not path.is_file():
             raise DataError(f"{path} is neither a file nor a folder", fix="give files of text, or a folder of them")
         return [path]
-    found = [one for one in sorted(path.rglob("*")) if one.suffix in (*PLAIN, *JSON_LINES) and one.is_file()]
+    found = [one for one in sorted(path.rglob("*")) if one.suffix in TEXT_SUFFIXES and one.is_file()]
     if not found:
-        raise DataError(f"{path} holds no text ({', '.join((*PLAIN, *JSON_LINES))})", fix="give files of text")
+        raise DataError(f"{path} holds no text ({', '.join(TEXT_SUFFIXES)})", fix="give files of text")
     return found
 
 

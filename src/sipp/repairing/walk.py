@@ -140,7 +140,7 @@ def repair_network(
         output_validation=error_after,
         polish=None,
         undone=UNDONE if is_undone else "",
-        way=method,
+        method=method,
     )
     return Repaired(model, fitted, record, split.seen)
 

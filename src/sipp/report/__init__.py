@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     )
     from sipp.report.contents import (
         Article as Article,  # what the page says about one thing: sections, tiles, tables
-        Cell as Cell,
         Finding as Finding,
+        PageCell as PageCell,
+        PageTable as PageTable,
         Section as Section,
-        Table as Table,
         flatten as flatten,  # nested values by dotted keys
     )
     from sipp.report.networks import (

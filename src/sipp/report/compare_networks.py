@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sipp.report import plots
-from sipp.report.contents import Article, Cell, Finding, Section, Table
+from sipp.report.contents import Article, Finding, PageCell, PageTable, Section
 from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import WORST, number, tone_of
 from sipp.report.one_network import pruned_article
 from sipp.report.plots import Curve, Point
-from sipp.results import Certificate, Evaluation, words
+from sipp.results import Certificate, Evaluation
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
@@ -61,7 +61,7 @@ def networks_article(models: Models) -> Article:
 def _parent(model: PrunedModel) -> str:
     """What identifies the dense network: its hash, or its layers if that is not recorded."""
     layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
-    return model.report.dense_hash or repr(layers)
+    return model.record.dense_hash or repr(layers)
 
 
 def common_evaluations(models: Models) -> dict[int, Evaluation]:
@@ -79,7 +79,7 @@ def common_evaluations(models: Models) -> dict[int, Evaluation]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Curves:
     """One value of networks, as curves over keep: a method each, repaired or not."""
 
     key: str  # accuracy, moved, or certified
@@ -89,16 +89,16 @@ class Comparison:
     dense: float | None = None
 
 
-def comparisons_of(models: Models, measured: Mapping[int, Evaluation]) -> list[Comparison]:
+def comparisons_of(models: Models, measured: Mapping[int, Evaluation]) -> list[Curves]:
     """The comparisons these networks have values for: accuracy, output change, certified error."""
     accuracies = {ident: one.accuracies for ident, one in measured.items() if one.accuracies is not None}
     dense = next((before for before, _ in accuracies.values()), None)
     accuracy = _curves(models, lambda model: accuracies[id(model)][1] if id(model) in accuracies else None)
-    moved, certified = _curves(models, lambda m: m.output_change), _curves(models, lambda m: m.certified_error)
+    moved, certified = _curves(models, lambda m: m.moved), _curves(models, lambda m: m.certified_error)
     found = [
-        Comparison("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
-        Comparison("moved", "Output moved", "output moved on calibration inputs", moved),
-        Comparison("certified", "Certified", "certified error of the output", certified),
+        Curves("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
+        Curves("moved", "Output moved", "output moved on calibration inputs", moved),
+        Curves("certified", "Certified", "certified error of the output", certified),
     ]
     return [one for one in found if one.curves]
 
@@ -114,7 +114,7 @@ def _curves(models: Models, value: Value) -> tuple[Curve, ...]:
     return tuple(Curve(arm, tuple(Point.of(*one) for one in points.items())) for arm, points in arms.items())
 
 
-def _finding(comparisons: Sequence[Comparison]) -> Finding:
+def _finding(comparisons: Sequence[Curves]) -> Finding:
     """The best method at the smallest keep that several methods reached, by accuracy or by output change."""
     phrases = {
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
@@ -143,43 +143,44 @@ def _smallest_common_keep(curves: Sequence[Curve]) -> tuple[float, dict[str, flo
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> Table:
+def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> PageTable:
     """A table of the networks: what each keeps, and what that costs."""
     has_drops = any(model.certified_drop is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda network: -network.pruned.keep):
-        moved, claim = model.output_change, model.certified_drop
-        cells = {"method": Cell(model.arm), "keep": Cell(number(model.pruned.keep, "share"))}
+        moved, claim = model.moved, model.certified_drop
+        cells = {"method": PageCell(model.arm), "keep": PageCell(number(model.pruned.keep, "share"))}
         if measured:
             cells |= _accuracy_cells(measured.get(id(model)))
-        cells["dead rows"] = Cell(f"{model.pruned.dead_rows:,}")
-        cells["output moved"] = Cell("unknown" if moved is None else number(moved, "share"))
+        cells["dead rows"] = PageCell(f"{model.pruned.dead_rows:,}")
+        cells["output moved"] = PageCell("unknown" if moved is None else number(moved, "share"))
         cells["certified within"] = _certified_cell(model)
         if has_drops:
-            drop = "none" if claim is None else words.percent_up(claim.drop_upper).replace(" %", " points")
-            cells["certified drop"] = Cell(drop)
+            cells["certified drop"] = PageCell("none" if claim is None else claim.limit_words)
         rows.append((model.name, cells))
     caption = f"From most to least kept; of several certificates, the weakest. {shared_holdout(models)}"
     caption += f" Accuracy: on {next(iter(measured.values())).inputs}." if measured else ""
     caption += " Certified drop: the accuracy falls by at most this much; below 0, it rises." if has_drops else ""
-    return Table(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
+    return PageTable(caption, ("network", *rows[0][1]), tuple((name, tuple(cells.values())) for name, cells in rows))
 
 
-def _accuracy_cells(measured: Evaluation | None) -> dict[str, Cell]:
+def _accuracy_cells(measured: Evaluation | None) -> dict[str, PageCell]:
     if measured is None or measured.accuracies is None:
-        return {"accuracy": Cell("not measured", "", "on these inputs"), "accuracy, dense": Cell("not measured")}
+        return {
+            "accuracy": PageCell("not measured", "", "on these inputs"),
+            "accuracy, dense": PageCell("not measured"),
+        }
     dense, pruned = measured.accuracies
     title = f"{number(pruned - dense, 'points')} against the dense network"
-    after = Cell(number(pruned, "share"), tone_of(pruned - dense), title)
-    return {"accuracy": after, "accuracy, dense": Cell(number(dense, "share"))}
+    after = PageCell(number(pruned, "share"), tone_of(pruned - dense), title)
+    return {"accuracy": after, "accuracy, dense": PageCell(number(dense, "share"))}
 
 
-def _certified_cell(model: PrunedModel) -> Cell:
+def _certified_cell(model: PrunedModel) -> PageCell:
     """The certified output error, marked if it is useless; without one, what is certified about tokens."""
-    limit = model.certified_error
-    if limit is None:
-        limits = [claim.limit_words for claim in model.known(Certificate) if claim.limit is not None]
-        return Cell(", ".join(limits) or "none")
-    if limit >= Certificate.USELESS:
-        return Cell(f"{words.percent_up(limit)}: useless", WORST, "an error about as large as the output itself")
-    return Cell(words.percent_up(limit))
+    claim = model.certified_output
+    if claim is None:
+        return PageCell(", ".join(one.limit_words for one in model.known(Certificate) if one.claim) or "none")
+    if claim.is_useless:
+        return PageCell(f"{claim.limit_words}: useless", WORST, "an error about as large as the output itself")
+    return PageCell(claim.limit_words)

@@ -18,7 +18,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PageCell:
     """One table cell; `tone` is its CSS class, `title` its tooltip."""
 
     text: str
@@ -27,12 +27,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table with named rows."""
 
     caption: str
     head: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[tuple[str, tuple[PageCell, ...]], ...]
     wraps: bool = False  # long names and headings may wrap
 
 
@@ -43,7 +43,7 @@ class Section:
     topic: str
     finding: Finding
     rows: Sequence[Sequence[Plot]] = ()
-    table: Table | None = None
+    table: PageTable | None = None
     note: str = ""
 
     @property

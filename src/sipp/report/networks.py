@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import sipp
-from sipp.errors import DataError
 from sipp.files import RECORD_NAME, read_file
 from sipp.report.palette import REPAIRED, SEPARATOR
 from sipp.results import (
@@ -21,13 +20,13 @@ from sipp.results import (
     Certificate,
     Evaluation,
     Pruned,
-    Report,
+    SavedNetwork,
     TextScores,
     from_json,
 )
 
-Measured = AnyCertificate | Evaluation | TextScores | Bench  # of a network; a file in its folder
-Kind = TypeVar("Kind", bound=Measured)
+Measurement = AnyCertificate | Evaluation | TextScores | Bench  # of a network; a file in its folder
+Kind = TypeVar("Kind", bound=Measurement)
 KINDS = {kind.__name__: kind for kind in (Certificate, AccuracyCertificate, Evaluation, TextScores, Bench)}
 SEVERAL_CLAIMS = (
     "{} of these certificates rest on the same holdout. Each holds at its own confidence, all of them together, or the "
@@ -40,14 +39,15 @@ class PrunedModel:
     """A pruned network, from a folder or from Python, and what was measured and certified about it."""
 
     name: str
-    report: Report
-    measured: Mapping[str, Measured] = field(default_factory=dict)  # by file: of `sipp eval`, `certify` and `bench`
-    notes: tuple[str, ...] = ()  # warnings: what could not be checked
+    record: SavedNetwork
+    measured: Mapping[str, Measurement] = field(default_factory=dict)  # by file: of `sipp eval`, `certify` and `bench`
+    notes: tuple[str, ...] = ()  # warnings: what could not be read
     folder: Path | None = None  # as given; None: from Python
 
     @property
     def pruned(self) -> Pruned:
-        return self.report.pruned
+        assert self.record.pruned is not None
+        return self.record.pruned
 
     @property
     def arm(self) -> str:
@@ -57,7 +57,7 @@ class PrunedModel:
 
     def known(self, kind: type[Kind]) -> list[Kind]:
         """Everything of this kind that was measured or certified."""
-        certificate = self.report.certificate
+        certificate = self.record.certificate
         return [one for one in (certificate, *self.measured.values()) if isinstance(one, kind)]
 
     @property
@@ -89,20 +89,25 @@ class PrunedModel:
         return next(((*accuracies, "the inputs of the certificate") for accuracies in found), None)
 
     @property
-    def output_change(self) -> float | None:
+    def moved(self) -> float | None:
         """How far the output moved on a few calibration inputs; None if unknown, or not finite."""
         moved = self.pruned.moved
         return None if moved is None or not math.isfinite(moved.error) else moved.error
 
     @property
+    def certified_output(self) -> Certificate | None:
+        """The certificate on the output; the weakest of several, since the best of several is not a claim."""
+        claims = [claim for claim in self.known(Certificate) if claim.measure == "output" and claim.limit is not None]
+        return max(claims, key=lambda claim: claim.epsilon, default=None)
+
+    @property
     def certified_error(self) -> float | None:
-        """The certified error of the output; the largest of several, since the best of several is not a claim."""
-        limits = [claim.limit for claim in self.known(Certificate) if claim.measure == "output"]
-        return max((limit for limit in limits if limit is not None), default=None)
+        """The certified error of the output."""
+        return None if self.certified_output is None else self.certified_output.limit
 
     @property
     def certified_drop(self) -> AccuracyCertificate | None:
-        """The certificate on accuracy; the weakest of several."""
+        """The certificate on the accuracy; the weakest of several."""
         return max(self.known(AccuracyCertificate), key=lambda claim: claim.drop_upper, default=None)
 
 
@@ -115,11 +120,8 @@ def shared_holdout(models: Iterable[PrunedModel]) -> str:
 
 def read_pruned_result(folder: Path) -> PrunedModel:
     """Reads the pruned network in a folder of `sipp prune`, and what was measured and certified about it."""
-    report = sipp.inspect(folder)
-    if not isinstance(report, Report):
-        raise DataError("is not a folder of a pruned network", where=folder)
-    notes = [report.note] if report.note else []
-    measured: dict[str, Measured] = {}
+    own, notes = sipp.inspect(folder), list[str]()
+    measured: dict[str, Measurement] = {}
     for path in sorted(folder.glob("*.json")):
         if path.name == RECORD_NAME:
             continue
@@ -132,9 +134,9 @@ def read_pruned_result(folder: Path) -> PrunedModel:
             continue
         if found is None:  # some other file
             continue
-        own, dense = report, getattr(found, "dense_hash", report.dense_hash)
+        dense = getattr(found, "dense_hash", own.dense_hash)
         if found.pruned_hash == own.pruned_hash and own.dense_hash in (None, dense):
             measured[path.name] = found
         else:
             notes.append(f"{path.name} is about other networks and is not shown.")
-    return PrunedModel(folder.resolve().name, report, measured, tuple(notes), folder)
+    return PrunedModel(folder.resolve().name, own, measured, tuple(notes), folder)

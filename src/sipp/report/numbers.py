@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Context
 from typing import Literal
+
+from sipp.results import words
 
 Unit = Literal["share", "points", "seconds", "count", "number"]  # "points": percentage points, a difference of shares
 
@@ -32,13 +33,7 @@ def number(value: float | None, unit: Unit = "number") -> str:
         return seconds(value)
     if unit == "count":
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
-    return _without_exponent(value)
-
-
-def rounded_up(value: float) -> str:
-    """A proved limit rounded up to four digits, or three if `number` writes an exponent."""
-    digits = 4 if 1e-3 <= abs(value) < 1e6 else 3
-    return number(float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value))))
+    return words.number(value)
 
 
 def seconds(value: float) -> str:
@@ -54,11 +49,4 @@ def _percent(value: float) -> str:
     """191, 6.4, 0.25: no decimals from 100, else one, or two digits below one; as in the page's script."""
     if value == 0 or abs(value) >= 1:
         return f"{value:,.{0 if abs(value) >= 100 else 1}f}".removesuffix(".0")
-    return _without_exponent(value, digits=2)
-
-
-def _without_exponent(value: float, *, digits: int = 4) -> str:
-    """The number with this many digits, and an exponent only if very large or small."""
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}g}"
-    return f"{value:.2e}"
+    return f"{value:.2g}" if abs(value) >= 1e-3 else f"{value:.2e}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import Any
 
@@ -40,7 +39,7 @@ def pruned_article(model: PrunedModel, ident: str) -> Article:
         None if facts.choice is None else sheet_section("Method", facts.choice.sheet, f"{ident}-blend"),
         _statements_section(model, ident),
     ]
-    rest = {key: value for key, value in model.report.values.items() if key not in SECTIONS}
+    rest = {key: value for key, value in model.record.values.items() if key not in SECTIONS}
     return Article(
         ident=ident,
         topic=f"pruned model, {model.arm}",
@@ -66,7 +65,7 @@ def lead(model: PrunedModel) -> Finding:
         heading += f", and the accuracy is {after} (before: {before})"
     elif scores is not None and scores.dense_perplexity is not None:
         heading += f", and the perplexity is {scores.perplexity:.2f} (before: {scores.dense_perplexity:.2f})"
-    elif (moved := output_change(model)) is not None:
+    elif (moved := change_of_output(model)) is not None:
         heading += f", and the output moves by {number(moved[0], 'share')}"
     dead = facts.dead_rows
     rows = "no row lost all its weights" if not dead else f"{words.counted(dead, 'row')} lost all weights"
@@ -76,17 +75,17 @@ def lead(model: PrunedModel) -> Finding:
     return Finding(heading, f"{how}: {kept}; {rows}.")
 
 
-def output_change(model: PrunedModel) -> tuple[float, str] | None:
+def change_of_output(model: PrunedModel) -> tuple[float, str] | None:
     """How far outputs move, and on which inputs; on new ones if that was measured."""
     measured = model.evaluation
     if measured is not None and measured.error is not None:
         return measured.error, f"on average, on {measured.inputs}"
-    return None if model.output_change is None else (model.output_change, "on a few calibration inputs")
+    return None if model.moved is None else (model.moved, "on a few calibration inputs")
 
 
 def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
     """Accuracy, size, speed, guarantee, output change: name, value, words; the unknown says how to measure it."""
-    bench, scores, change = model.bench, model.text_scores, output_change(model)
+    bench, scores, change = model.bench, model.text_scores, change_of_output(model)
     accuracy = ("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if model.accuracies is not None:
         before, after = (number(share, "share") for share in model.accuracies[:2])
@@ -114,17 +113,12 @@ def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
 
 def _guarantee(model: PrunedModel) -> tuple[str, str]:
     """The guarantee and its words: of a certificate on accuracy if there is one, else on outputs."""
-    about_accuracy = model.certified_drop
     about_outputs = next((claim for claim in _with_claims(model) if isinstance(claim, Certificate)), None)
-    text = ". ".join(claim_of(known) for known in (about_accuracy, about_outputs) if known is not None)
-    if about_accuracy is not None:
-        drop = about_accuracy.drop_upper
-        points = words.points_up(drop).replace("percentage ", "").removeprefix("-")  # said below
-        return f"drop at most {points}" if drop >= 0 else f"rises by at least {points}", text
-    if about_outputs is not None:
-        return "useless" if about_outputs.is_useless else f"within {about_outputs.limit_words}", text
-    if isinstance(model.report.certificate, Certificate):
-        return "none", f"Certificate: {model.report.certificate.verdict}"
+    known = [claim for claim in (model.certified_drop, about_outputs) if claim is not None]
+    if known:
+        return known[0].claim_in_brief, ". ".join(claim.claim for claim in known)
+    if isinstance(model.record.certificate, Certificate):
+        return "none", f"Certificate: {model.record.certificate.verdict}"
     if model.pruned.bound.holds:
         return "in theory", "The theory's bound holds, for the share of inputs given below"
     return "none", "sipp certify makes one from inputs that are new to both networks"
@@ -132,34 +126,18 @@ def _guarantee(model: PrunedModel) -> tuple[str, str]:
 
 def _with_claims(model: PrunedModel) -> list[AnyCertificate]:
     """The certificates that claim something."""
-    return [certificate for certificate in model.certificates if claim_of(certificate)]
-
-
-def claim_of(certificate: AnyCertificate) -> str:
-    """What a certificate claims, in a short sentence; empty if it claims nothing."""
-    sure = f"({words.percent(certificate.confidence)} confidence)"
-    if isinstance(certificate, AccuracyCertificate):
-        return f"On new inputs, pruning {certificate.change} {sure}"
-    if certificate.verdict != "certified" or not math.isfinite(certificate.epsilon):
-        return ""
-    share = words.percent(1 - certificate.share)
-    if certificate.measure != "output":
-        return f"For {share} of new sequences {certificate.claim_about_tokens} {sure}"
-    limit = words.percent_up(certificate.epsilon)
-    if certificate.is_useless:
-        return f"The certificate is useless: it allows an error of {limit} of the output's norm"
-    return f"For {share} of new inputs the output stays within {limit} of the original {sure}"
+    return [certificate for certificate in model.certificates if certificate.claim]
 
 
 def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     """Why, and a command that runs as it is (but for NEW): what is unknown first, then what is bad, then its use."""
-    asked = model.report.rest.get("asked")
+    asked = model.record.rest.get("asked")
     in_shell = isinstance(asked, dict) and model.folder is not None  # else it is from Python
     known: dict[str, Any] = asked if isinstance(asked, dict) else {}
-    name, folder = shlex.quote(model.report.model), shlex.quote(str(model.folder))
-    dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.report.weights or 'WEIGHTS')}"
+    name, folder = shlex.quote(model.record.model), shlex.quote(str(model.folder))
+    dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.record.weights or 'WEIGHTS')}"
     both, stored = f"--model {name}{dense} --pruned {folder}", f"{folder} --model {name}"
-    is_data_set = (model.report.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
+    is_data_set = (model.record.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
     new = shlex.quote(str(known.get("holdout") or (known.get("data") if is_data_set else None) or "NEW"))
     for option, value in ((known.get("reading") or {}) | {"part": known.get("part")}).items():
         new += "" if value is None else f" --{option} {value}"
@@ -172,7 +150,7 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
         command = f"sipp certify {both} --holdout {new} --out {folder}/certificate.json"
         steps.append(("Get a guarantee:", command, "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if model.accuracies is None else model.accuracies[0] - model.accuracies[1]
-    moved, is_measured = output_change(model), model.evaluation is not None or model.text_scores is not None
+    moved, is_measured = change_of_output(model), model.evaluation is not None or model.text_scores is not None
     is_bad = lost > MUCH_LOST or (not is_measured and moved is not None and moved[0] > MUCH_MOVED)
     if is_bad and model.pruned.repair is None:
         python = "sipp.prune(model, data, keep=..., repair=True)"
@@ -187,7 +165,7 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
         command = f"sipp export {stored} --out small.safetensors"
         steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
         fast = "fast = sipp.sparse(pruned, example)"
-        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.report.model), fast))
+        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.record.model), fast))
     return [(why, command if in_shell else python) for why, command, python in steps[:3]]
 
 
@@ -209,8 +187,8 @@ def _measured_section(model: PrunedModel, ident: str) -> Section | None:
         return None
     claim = "sipp certify --accuracy bounds the loss on new inputs"
     if model.certified_drop is not None:
-        claim = claim_of(model.certified_drop)
-    finding = Finding(plots.sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
+        claim = model.certified_drop.claim
+    finding = Finding(words.sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
     known = [(name, one) for name, one in model.measured.items() if isinstance(one, Evaluation | TextScores)]
     known.sort(key=lambda item: item[1] is not first)
     shown = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in known]
@@ -235,7 +213,7 @@ def _layers_section(model: PrunedModel, ident: str) -> Section:
 
 
 def _statements_section(model: PrunedModel, ident: str) -> Section:
-    own, later = model.report.certificate, model.measured.items()
+    own, later = model.record.certificate, model.measured.items()
     cards_of_later = [
         plots.certificate_card(one, name) for name, one in later if isinstance(one, Certificate | AccuracyCertificate)
     ]

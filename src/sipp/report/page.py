@@ -15,7 +15,7 @@ from sipp.results import (
     AnyCertificate,
     Pruned,
     PrunedTo,
-    Report,
+    SavedNetwork,
     certificate_of,
     check,
     record_of,
@@ -54,7 +54,7 @@ def page(
     held = (certificate_of(network, None) for network in networks.values())
     claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))
     results = [_as_result(name, record_of(network), claims) for name, network in networks.items()]
-    known = {model.report.pruned_hash for model in results}
+    known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
         raise OptionError("a certificate is about none of these networks", fix="pass the network it was made for")
     heading = f"{len(results)} pruning results" if len(results) > 1 else ""
@@ -86,9 +86,9 @@ def _check_claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None)
 
 
 def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
-    """A network as a report result: its first certificate in the report, the others beside it."""
-    report = Report.of(pruned)
-    ours = [claim for claim in claims if claim.pruned_hash == report.pruned_hash]
-    report = Report.of(pruned, ours[0]) if ours else report
+    """A network as the page shows it: its first certificate in the record, the others beside it."""
+    record = SavedNetwork.of(pruned)
+    ours = [claim for claim in claims if claim.pruned_hash == record.pruned_hash]
+    record = SavedNetwork.of(pruned, ours[0]) if ours else record
     others = {f"certificate {number}": claim for number, claim in enumerate(ours[1:], start=2)}
-    return PrunedModel(name, report, others)
+    return PrunedModel(name, record, others)

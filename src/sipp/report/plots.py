@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from sipp.report import contents
-from sipp.report.contents import Cell, Finding, Plot, Section
-from sipp.report.numbers import Unit, number, rounded_up
+from sipp.report.contents import Finding, PageCell, PageTable, Plot, Section
+from sipp.report.numbers import Unit
 from sipp.report.palette import THIS
-from sipp.results import AnyCertificate, Certificate, Pruned, PrunedLayer, Sheet, Table, number_in
+from sipp.results import AnyCertificate, Certificate, Entry, Pruned, PrunedLayer, Sheet, Table, words
 
 View = dict[str, Any]
 KEPT, EPSILON, DEAD, SHARE = "kept share of the layer", "epsilon of the layer", "dead rows", "share of the whole budget"
@@ -114,30 +113,18 @@ def layer_views(networks: Mapping[str, Sequence[Sequence[PrunedLayer]]]) -> dict
 def statement_cards(
     pruned: Pruned, certificate: AnyCertificate | None, why_no_certificate: str = ""
 ) -> list[dict[str, Any]]:
-    """Cards for the certificate and the theory's bounds: a sentence each, and rows of values."""
-    bound, guarantee = pruned.bound, pruned.guarantee
+    """Cards for the certificate and the theory's bounds; those that say nothing are folded."""
     if certificate is None:
         text = why_no_certificate or "None: there was no holdout."
         made: list[dict[str, Any]] = [{"title": "Certificate (holdout)", "text": text, "rows": []}]
     else:
         made = [certificate_card(certificate, "holdout")]
-    if pruned.measured is not None:
-        text = pruned.measured.sentence
-        made.append({"title": "Theory with a measured constant", "text": text, "rows": []})
-    title = "Theory with the assumed constant"
-    if bound.epsilon is None:
-        return [*made, {"title": title, "text": f"No bound: {bound.reason or 'no statement was made'}.", "rows": []}]
-    text = f"The conditions are met: {bound.sentence}."
-    if not bound.holds:
-        word = "Contradicted by the data" if guarantee is not None and guarantee.contradicted else "Not met"
-        reason = bound.reason or "epsilon is infinite"
-        text = f"{word}, so this epsilon is a number, not a guarantee: {reason}."
-    rows = [["epsilon", rounded_up(bound.epsilon)], ["met", "yes" if bound.holds else "no"]]
-    if bound.delta is not None:
-        rows.insert(1, ["delta", number(bound.delta)])
-    if guarantee is not None:
-        rows.append(["rows and layers", guarantee.sentence])
-    return [*made, {"title": title, "text": text, "rows": rows, "folded": "" if bound.holds else "not met"}]
+    for one in pruned.statements:
+        folded = "" if one.is_useful else "says nothing here"
+        made.append(
+            {"title": f"Theory, {one.label}", "text": words.sentence(one.sentence), "rows": [], "folded": folded}
+        )
+    return made
 
 
 def certificate_card(certificate: AnyCertificate, source: str) -> dict[str, Any]:
@@ -164,37 +151,27 @@ def sheet_section(topic: str, sheet: Sheet, ident: str) -> Section:
     rows += [[_drawn(table, f"{ident}-table{index}", topic)] for index, table in enumerate(drawn)]
     listed = next((_listed(table) for table in sheet.tables if table not in drawn), None)
     note = " ".join([f"{table.words}." for table in drawn if table.words] + ([sheet.note] if sheet.note else []))
-    return Section(topic, Finding(sentence(heading), detail), rows, listed, note=note)
-
-
-def sentence(text: str) -> str:
-    """The text as it begins a line."""
-    return text[:1].upper() + text[1:]
+    return Section(topic, Finding(words.sentence(heading), detail), rows, listed, note=note)
 
 
 def _drawn(table: Table, ident: str, title: str) -> Plot:
     """Bars for the columns that have some side by side, and for each other column of numbers; the reader chooses."""
-    columns = dict(zip(table.columns, zip(*table.rows)))
-    label, names = table.columns[0], columns.pop(table.columns[0])
-    groups = [{name: columns[name] for name in table.bars}]
-    groups += [{name: cells} for name, cells in columns.items() if name not in (*table.bars, *table.texts)]
+    label, *others = table.columns
+    groups = [table.bars, *([name] for name in others if name not in (*table.bars, *table.texts))]
     views = {}
     for group in groups:
-        series = {name if len(group) > 1 else THIS: list(map(_value, cells)) for name, cells in group.items()}
+        series = {name if len(group) > 1 else THIS: list(map(_finite, table.column(name))) for name in group}
         if any(value is not None for values in series.values() for value in values):
-            unit: Unit = "share" if any("%" in cell for cells in group.values() for cell in cells) else "number"
+            unit: Unit = "share" if table.is_share(group[0]) else "number"
             views[", ".join(group)] = bar_view(", ".join(group), unit, series)
-    choices = [{"label": "Show", "options": list(views)}]
+    choices, names = [{"label": "Show", "options": list(views)}], list(map(str, table.column(label)))
     return bars(ident, f"{title}: {label} by {label}", label, names, list(views.values()), choices=choices)
 
 
-def _value(cell: str) -> float | None:
-    """The number in a cell: a percentage as a share, None where there is none or it is not finite."""
-    found = number_in(cell)
-    value = found / 100 if found is not None and "%" in cell else found
-    return value if value is not None and math.isfinite(value) else None
+def _finite(entry: Entry) -> float | None:
+    return entry if isinstance(entry, int | float) and math.isfinite(entry) else None
 
 
-def _listed(table: Table) -> contents.Table:
-    rows = tuple((row[0], tuple(map(Cell, row[1:]))) for row in table.rows)
-    return contents.Table(table.words, table.columns, rows, wraps=True)
+def _listed(table: Table) -> PageTable:
+    rows = tuple((name, tuple(map(PageCell, texts))) for name, *texts in map(table.written, table.rows))
+    return PageTable(table.words, table.columns, rows, wraps=True)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         check as check,  # arguments: check.share("share", 0.05) gives the value, or an error that names it
         hashing as hashing,  # SHA-256 of networks
         numerics as numerics,  # dtypes, devices, exact products
+        other_names as other_names,  # what other libraries call options and methods
         words as words,  # numbers, names and tables as text
     )
     from sipp.results.assumption import (
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
         AnyCertificate as AnyCertificate,
         Certificate as Certificate,
         Measure as Measure,
+        accuracy_claim as accuracy_claim,
+        output_claim as output_claim,
     )
     from sipp.results.comparison import (
         Compared as Compared,
@@ -102,10 +105,13 @@ if TYPE_CHECKING:
         SavedFile as SavedFile,
         StoredTensor as StoredTensor,
     )
+    from sipp.results.saved_network import (
+        SavedNetwork as SavedNetwork,
+    )
     from sipp.results.sheet import (
+        Entry as Entry,
         Sheet as Sheet,
         Table as Table,
-        number_in as number_in,
         shown as shown,
     )
     from sipp.results.shrunk import (
@@ -113,9 +119,6 @@ if TYPE_CHECKING:
         Chosen as Chosen,
         Shrunk as Shrunk,
         ShrunkLayer as ShrunkLayer,
-    )
-    from sipp.results.stored import (
-        Report as Report,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sipp.results import words
 from sipp.results.bounds import Measured
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.sheet import PERCENT, Sheet, Table, shown
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,10 @@ class Assumption:
         columns = ("weight", "fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing")
         rows = tuple(
             (
-                layer.name,
-                *(f"{n:,}" for n in (layer.fan_in, layer.n_weights, layer.n_holding)),
-                f"{layer.share_holding:.2%}",
-                *("" if n is None else f"{n:,}" for n in (layer.n_pairs, layer.es_failures)),
-                "" if layer.es_failure_share is None else f"{layer.es_failure_share:.2g}",
+                layer.name, layer.fan_in, layer.n_weights, layer.n_holding, layer.share_holding,
+                layer.n_pairs, layer.es_failures, layer.es_failure_share,
             )
             for layer in (*self.layers, self.total)
-        )
-        return Sheet(self.verdict, tables=(Table(columns, rows, bars=("share",)),), note=self.es_verdict)
+        )  # fmt: skip
+        table = Table(columns, rows, bars=("share",), forms={"share": PERCENT, "failing": "{:.2g}".format})
+        return Sheet(self.verdict, tables=(table,), note=self.es_verdict)

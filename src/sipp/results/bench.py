@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sipp.results import words
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.sheet import PERCENT, Sheet, Table, shown
 
 TAIL = 0.1  # share of pairs left out on either side of the spread
 LEAST_GAIN = 1.05  # a smaller speed-up counts as equal
 TICK = 1e-9  # seconds: no call takes less
+MILLISECONDS = "{:.3f}".format
 STEADY = 1.2  # a spread with a smaller ratio of its ends counts as one speed
 
 
@@ -155,34 +156,29 @@ def _steps_table(bench: Bench) -> Table:
     columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
     rows = tuple(
         (
-            step.name,
-            step.kernel,
-            "" if step.keep is None else f"{step.keep:.2%}",
-            f"{step.n_dense_bytes:,}",
-            f"{step.n_bytes:,}",
-            *("" if ms is None else f"{ms:.3f}" for ms in (step.dense_ms, step.sparse_ms)),
-            f"{step.ratio:.2g} x" if step.ratio is not None else "",
+            step.name, step.kernel, step.keep, step.n_dense_bytes, step.n_bytes,
+            step.dense_ms, step.sparse_ms, step.ratio,
         )
         for step in bench.steps
-    )
+    )  # fmt: skip
     text = f"steps with weights, {words.counted(bench.step_inputs, 'input')}, one thread"
-    return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=text)
+    forms = {"kept": PERCENT, "ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "faster": "{:.2g} x".format}
+    return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=text, forms=forms)
 
 
 def _calls_table(bench: Bench) -> Table:
     columns = ("inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed")
     rows = tuple(
         (
-            str(run.n_inputs),
-            *(f"{ms:.3f}" for ms in (run.dense_ms, run.sparse_ms)),
-            *(f"{1e3 * run.n_inputs / ms:,.0f}" for ms in (run.dense_ms, run.sparse_ms)),
-            f"{run.off_by:.0e}",
-            run.faster.words,
+            run.n_inputs, run.dense_ms, run.sparse_ms,
+            round(1e3 * run.n_inputs / run.dense_ms), round(1e3 * run.n_inputs / run.sparse_ms),
+            run.off_by, run.faster.words,
         )
         for run in bench.runs
-    )
+    )  # fmt: skip
     words = (
         "torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs; "
         "speed: the median over pairs of calls that take turns, and the range of the middle 80 %"
     )
-    return Table(columns, rows, texts=("speed",), words=words)
+    forms = {"ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "off by": "{:.0e}".format}
+    return Table(columns, rows, texts=("speed",), words=words, forms=forms)

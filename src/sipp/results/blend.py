@@ -71,7 +71,7 @@ class BlendChoice:
     @property
     def sheet(self) -> Sheet:
         tried = sorted(self.tried, key=lambda trial: trial.error)
-        rows = tuple((trial.name, f"{trial.error:.3g}") for trial in tried)
+        rows = tuple((trial.name, trial.error) for trial in tried)
         note = (
             ""
             if len(rows) > 1

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sipp.results import words
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.sheet import PERCENT, Sheet, Table, shown
 
 Measure = Literal["output", "kl", "next-token"]
 
@@ -85,12 +85,18 @@ class Certificate:
         return limit + (" of positions" if self.measure == "next-token" else "")
 
     @property
-    def claim_about_tokens(self) -> str:
-        """The claim about the tokens of a sequence, in words (T22)."""
-        if self.measure == "next-token":
-            return f"the pruned network predicts a different next token at no more than {self.limit_words}"
-        near = f"within {self.limit_words} of the dense network's"
-        return f"the next token's distribution is {near} (KL, mean over positions)"
+    def claim(self) -> str:
+        """The claim in one short sentence; empty if it claims nothing."""
+        if self.limit is None:
+            return ""
+        if self.is_useless and self.measure == "output":
+            return f"The certificate is useless: it allows an error of {self.limit_words} of the output's norm"
+        return words.sentence(output_claim(self.limit_words, self.share, self.confidence, self.measure))
+
+    @property
+    def claim_in_brief(self) -> str:
+        """The claim in two or three words."""
+        return "useless" if self.is_useless else "none" if self.limit is None else f"within {self.limit_words}"
 
     @property
     def sentence(self) -> str:
@@ -150,9 +156,26 @@ class AccuracyCertificate:
         return share_limit(self.n_differ, self.n, beta)
 
     @property
+    def limit_words(self) -> str:
+        """The proved limit of the drop in percentage points, rounded up."""
+        return words.points_up(self.drop_upper).replace("percentage ", "")
+
+    @property
     def change(self) -> str:
         """The claim in a few words: how far the accuracy falls at most."""
         return words.change(self.drop_upper, f"the accuracy{' of the next token' if self.measure != 'class' else ''}")
+
+    @property
+    def claim(self) -> str:
+        """The claim in one short sentence."""
+        return f"On new inputs, {accuracy_claim(self.change, self.confidence)}"
+
+    @property
+    def claim_in_brief(self) -> str:
+        """The claim in a few words."""
+        if self.drop_upper >= 0:
+            return f"drop at most {self.limit_words}"
+        return f"rises by at least {self.limit_words.removeprefix('-')}"  # rounded up as a drop: down as a gain
 
     @property
     def sentence(self) -> str:
@@ -199,6 +222,25 @@ class AccuracyCertificate:
         return _sheet(self, facts, counts)
 
 
+def output_claim(limit: str, share: float, confidence: float, measure: Measure) -> str:
+    """What a certificate of this limit says of outputs (T14) or tokens (T22), in a short sentence."""
+    left_out, sure = words.percent(share), f"({words.percent(confidence)} confidence)"
+    if measure == "output":
+        return f"for all but {left_out} of new inputs the output stays within {limit} of the original {sure}"
+    return f"for all but {left_out} of new sequences {_about_tokens(limit, measure)} {sure}"
+
+
+def accuracy_claim(change: str, confidence: float) -> str:
+    """What a certificate of this change says of the accuracy (T16), in a short sentence."""
+    return f"pruning {change} ({words.percent(confidence)} confidence)"
+
+
+def _about_tokens(limit: str, measure: Measure) -> str:
+    if measure == "next-token":
+        return f"the pruned network predicts a different next token at no more than {limit}"
+    return f"the next token's distribution is within {limit} of the dense network's (KL, mean over positions)"
+
+
 def _counted(cert: Certificate | AccuracyCertificate, what: str) -> str:
     """The number of inputs, in words; if some are copies, also how many are distinct."""
     inputs = f"{cert.n + cert.n_duplicates:,} {what}"
@@ -231,7 +273,7 @@ def _claim_in_words(cert: Certificate) -> str:
             f"further off, which is more than the {share} asked for."
         )
     if cert.measure != "output":
-        claim = cert.claim_about_tokens
+        claim = _about_tokens(cert.limit_words, cert.measure)
         return f"With {confidence} confidence, for all but at most {share} of sequences {claim} ({counts})."
     start = "True but useless: with" if cert.is_useless else "With"
     within = words.percent(cert.USELESS)
@@ -258,7 +300,7 @@ def _sheet(
 ) -> Sheet:
     """The claim in words, how many inputs speak for and against it, and what it is about."""
     n_given = cert.n + cert.n_duplicates
-    rows = tuple((text, f"{count:,}", f"{count / n_given:.2%}") for text, count in (*counts, ("all", n_given)))
+    rows = tuple((text, count, count / n_given) for text, count in (*counts, ("all", n_given)))
     compared = "all of it" if cert.output is None else f"part {cert.output!r}"
     facts = [
         ("claim", cert.sentence),
@@ -270,7 +312,8 @@ def _sheet(
         ("of dense", cert.dense_hash[:12]),
         ("of pruned", cert.pruned_hash[:12]),
     ]
-    return Sheet(cert.headline, tuple(facts), (Table(("inputs", "number", "share"), rows, bars=("share",)),))
+    table = Table(("inputs", "number", "share"), rows, bars=("share",), forms={"share": PERCENT})
+    return Sheet(cert.headline, tuple(facts), (table,))
 
 
 AnyCertificate = Certificate | AccuracyCertificate

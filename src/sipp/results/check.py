@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import math
 import numbers
-import re
-from collections.abc import Callable, Iterable
-from numbers import Integral, Real
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from sipp.errors import OptionError, UnknownOption
+from sipp.errors import OptionError
 
 MOST_SEED = 2**63 - 1  # what every generator takes
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGT]?B|[KMGT]IB)", re.IGNORECASE | re.ASCII)
-_UNITS = (
-    {"B": 1}
-    | {f"{k}B": 1000**n for n, k in enumerate("KMGT", 1)}
-    | {f"{k}IB": 1024**n for n, k in enumerate("KMGT", 1)}
-)
 
 
 def number(
@@ -132,99 +123,6 @@ def path(name: str, value: Any, example: str) -> Path:
     return Path(value)
 
 
-def size(name: str, value: Any) -> int:
-    """The number of bytes that a size such as "5GB" means, or the number itself."""
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    n_bytes = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else value
-    if not _is(n_bytes, int) or n_bytes < 1:
-        raise OptionError(f"{name}={value!r:.40} is not a size", fix="give '5GB', or a number of bytes", option=name)
-    return int(n_bytes)
-
-
 def _is(value: Any, kind: type) -> bool:
     """Whether the value is a number of this kind; bools and tensors are not."""
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-# --- Options and methods by the names that other libraries have for them ----------------------------------------------
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
-KEPT = ("density", "keep_ratio")
-SHARES = (*REMOVED, *KEPT)
-TOLERANCES = ("epsilon", "max_accuracy_drop")
-METHODS = {
-    **dict.fromkeys(("l1", "global_magnitude", "threshold"), "magnitude"),
-    **dict.fromkeys(("sipp", "default", "auto"), "sipp-blend"),
-    "uniform": "random",
-    "sensitivity": "sipp-det",
-}
-
-ELSEWHERE = {  # options of torch.nn.utils.prune, Torch-Pruning, NNI and the like
-    **dict.fromkeys(
-        ("structured", "structure"),
-        "single weights are pruned; sipp.shrink removes channels whose weights are all gone, pattern='2:4' keeps 2 of "
-        "every 4",
-    ),
-    **dict.fromkeys(
-        ("ignored_layers", "ignore", "excluded_layers", "skip"),
-        "write exclude=, with names, globs or types of layers: exclude=['head', torch.nn.Conv1d]",
-    ),
-    **dict.fromkeys(("layers", "parameters", "target_layers"), "write include=, with names, globs or types of layers"),
-    **dict.fromkeys(("importance", "criterion", "pruning_method", "score"), "write method=, a name or a function"),
-    **dict.fromkeys(("example_inputs", "dataloader", "inputs"), "give the inputs as the second argument, data"),
-    **dict.fromkeys(("global_pruning", "is_global"), "layers always share one budget; include= chooses them"),
-}
-OF_ONE_LAYER = {"l1_unstructured": "magnitude", "random_unstructured": "random"}  # of torch.nn.utils.prune
-
-
-def explain_unknown_options(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorates a function: an unknown option raises an error that says what to write instead.
-
-    Example:
-        >>> from sipp.results.check import explain_unknown_options
-        >>> @explain_unknown_options
-        ... def prune(*, keep): ...
-        >>> prune(sparsity=0.9)
-        Traceback (most recent call last):
-        sipp.errors.UnknownOption: prune has no option sparsity; sparsity=0.9 is keep=0.1
-    """
-    known = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
-        for name, value in options.items():
-            if name not in known and (fix := _how_to_write(name, value, known)):
-                raise UnknownOption(f"{function.__name__} has no option {name}", fix=fix, option=name)
-        return function(*args, **options)
-
-    return checked
-
-
-def method_here(name: str) -> tuple[str, str] | None:
-    """Our name for a method of another library, and what to write; None if it is unknown."""
-    plain = name.lower().replace("-", "_")
-    if (here := OF_ONE_LAYER.get(plain)) is not None:
-        what = f"{here!r} of one layer here; {here!r} alone compares the weights of all layers"
-        return what, f"give method={here!r}, include='LAYER.weight'; without include= for all layers together"
-    here = METHODS.get(plain)
-    return None if here is None else (f"called {here!r} here", f"give method={here!r}")
-
-
-def _how_to_write(name: str, value: Any, known: Any) -> str:
-    """What to write instead of an unknown option; empty if there is no suggestion."""
-    keep = "keep" if "keep" in known else "keeps" if "keeps" in known else ""
-    if keep and name in SHARES:
-        what = "the share of weights to keep" + ("" if name in KEPT else ", not the share to remove")
-        is_share = isinstance(value, Real) and not isinstance(value, Integral) and 0 < float(value) < 1
-        if not is_share:
-            return f"give {keep}=, {what}"
-        share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
-        return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
-    if name in ELSEWHERE and "include" in known:
-        return ELSEWHERE[name]
-    if name in TOLERANCES and "method" in known:
-        return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
-    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
+from functools import partial
 
 from sipp.results import words
 from sipp.results.jsonio import NOT_JSON
@@ -115,24 +116,31 @@ def _table(comparison: Comparison, keeps: tuple[float, ...], words: str) -> Tabl
     rows = comparison.rows
     known = (("error", "error"), ("same", "same"), ("accuracy", "right"))
     shown_values = [(name, word) for name, word in known if any(getattr(row, name) is not None for row in rows)]
-    columns = ["keep"]
+    columns, forms = ["keep"], {}
     for keep in keeps:
         columns += [f"{keep:g}: {word}" if name == "error" else word for name, word in shown_values]
+        forms[f"{keep:g}: error"] = partial(_error, comparison.best(keep).error)
     lines = []
     for label in dict.fromkeys(row.name for row in rows):
         by_keep = {row.keep: row for row in rows if row.name == label}
-        cells = (_cell(comparison, by_keep[keep], name) for keep in keeps for name, _ in shown_values)
+        cells = (
+            by_keep[keep].error if name == "error" else _share(comparison, by_keep[keep], name)
+            for keep in keeps
+            for name, _ in shown_values
+        )
         lines.append((label, *cells))
-    return Table(tuple(columns), tuple(lines), bars=tuple(f"{keep:g}: error" for keep in keeps), words=words)
+    return Table(tuple(columns), tuple(lines), bars=tuple(forms), words=words, forms=forms)
 
 
-def _cell(comparison: Comparison, row: Compared, name: str) -> str:
+def _error(best: float, error: float) -> str:
+    return f"{error:.3g}" + (BEST if error == best else " ")
+
+
+def _share(comparison: Comparison, row: Compared, name: str) -> str:
     value: float | None = getattr(row, name)
-    if value is None:
-        return ""
     column = [getattr(other, name) for other in comparison.rows if other.keep == row.keep]
-    is_best = value == (min if name == "error" else max)(other for other in column if other is not None)
-    return (f"{value:.3g}" if name == "error" else f"{value:.1%}") + (BEST if is_best else " ")
+    is_best = value == max((other for other in column if other is not None), default=None)
+    return "" if value is None else f"{value:.1%}" + (BEST if is_best else " ")
 
 
 def is_level(best: tuple[float, ...], other: tuple[float, ...], n_points: int | None = None) -> bool:

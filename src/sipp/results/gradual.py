@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.sheet import PERCENT, Sheet, Table, shown
 
 BEGIN = 0.1  # share of the steps before the schedule begins
 END = 0.6  # share of the steps after which nothing is pruned any more
@@ -55,5 +55,5 @@ class Gradual:
     @property
     def sheet(self) -> Sheet:
         title = f"{self.method}: kept {self.kept:,} of {self.n_weights:,} weights ({self.keep:.2%})"
-        rows = tuple((f"{step:,}", f"{keep:.2%}") for step, keep in self.path)
-        return Sheet(title, tables=(Table(("after step", "keep"), rows, bars=("keep",)),))
+        table = Table(("after step", "keep"), self.path, bars=("keep",), forms={"keep": PERCENT})
+        return Sheet(title, tables=(table,))

@@ -54,11 +54,6 @@ def raw_bytes(tensor: Tensor) -> Tensor:
     return flat.resolve_neg().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def has_same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bytes; unlike `torch.equal`, NaN is equal to NaN."""
-    return one.shape == other.shape and torch.equal(raw_bytes(one), raw_bytes(other))
-
-
 def class_name(model: object) -> str:
     """The qualified class name of a network, for files."""
     return f"{type(model).__module__}.{type(model).__qualname__}"

@@ -14,6 +14,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,17 +25,19 @@ NOT_JSON = {"json": False}
 NOT_FINITE = ("inf", "-inf", "nan")
 
 
-def to_json(value: Any) -> Any:
-    """The value in JSON types."""
+def to_json(value: Any, *, only_fields: bool = False) -> Any:
+    """The value in JSON types; with `only_fields`, without what is computed from them."""
+    inner_json = partial(to_json, only_fields=only_fields)
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if field.metadata.get("json", True)]
-        return {name: to_json(getattr(value, name)) for name in (*names, *getattr(value, "ALSO_IN_JSON", ()))}
+        names += [] if only_fields else getattr(value, "ALSO_IN_JSON", ())
+        return {name: inner_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {str(key): to_json(inner) for key, inner in value.items()}
+        return {str(key): inner_json(inner) for key, inner in value.items()}
     if isinstance(value, set | frozenset):
-        return [to_json(inner) for inner in sorted(value)]
+        return [inner_json(inner) for inner in sorted(value)]
     if isinstance(value, list | tuple):
-        return [to_json(inner) for inner in value]
+        return [inner_json(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, Path) else value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,6 @@ from sipp.results import check
 SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
 BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
 
-# A product of a weight and an activation (both scaled to a maximum near 1) below this could underflow in float32 and
-# turn a ratio of 1 into 0/0. Where that is possible, float64 is used.
-UNDERFLOW_GUARD = 2.0**-100
-
-# A float32 ratio is one product over a sum of K of them: K - 1 additions, and a few roundings of the weight, the
-# activation, their product, the reciprocal and the product with it, each by at most a unit. Two such ratios are
-# compared, so the relative difference that rounding alone can make is below 2 (K + 8) units. Tensor cores cut sums off
-# instead of rounding them, so a unit is that of cutting off.
-FLOAT32_UNIT = 2.0**-23
-FEW_ROUNDINGS = 8
 # How many points are put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
 FEWEST_POINTS, MOST_POINTS = 16, 1024
 BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
@@ -40,11 +30,6 @@ def integers(first: int, last: int, step: int = 1) -> Tensor:
     return torch.arange(first, last, step, dtype=torch.int64, device="cpu")
 
 
-def same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Whether both have the same dtype, device, shape and values."""
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-
-
 def for_device(table: Mapping[str, int], device: torch.device) -> int:
     """The entry of a table by type of device; that of "cpu" for types that have none."""
     return table.get(device.type, table["cpu"])
@@ -54,11 +39,6 @@ def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """The numbers on a device. A GPU copies them out of pinned memory in its own time; otherwise it is waited for."""
     tensor = torch.from_numpy(numbers)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def ratio_rounding(fan_in: int) -> float:
-    """The largest relative difference that float32 rounding can make between two equal ratios of this fan-in."""
-    return 2 * (fan_in + FEW_ROUNDINGS) * FLOAT32_UNIT
 
 
 def inverse_or_zero(denominator: Tensor) -> Tensor:
@@ -82,18 +62,6 @@ def budget_of(keep: float, n_weights: int) -> int:
             option="keep",
         )
     return budget
-
-
-def places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """The index along each dimension of flat indices, as torch.unravel_index.
-
-    That function spends half a second on imports at its first call.
-    """
-    places: list[Tensor] = []
-    for size in reversed(sizes):
-        places.insert(0, flat % size)
-        flat = flat // size
-    return places
 
 
 @contextmanager
@@ -128,12 +96,6 @@ def float32_products(*, allow_tf32: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
         for backend, precision in by_backend:
             backend.fp32_precision = precision
-
-
-def current_device(model: nn.Module) -> AbstractContextManager[Any]:
-    """A context in which the model's GPU is the current one: Triton launches kernels there, and events are its own."""
-    device = device_of(model)
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _float32_settings() -> tuple[str, list[tuple[Any, str]]]:

@@ -14,7 +14,7 @@ from sipp.results.bounds import Guarantee, Measured, NetworkBound
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Draws
 from sipp.results.repair import Repair
-from sipp.results.sheet import Sheet, Table, shown, without_empty
+from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown, without_empty
 
 CHANGED = (
     "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
@@ -24,6 +24,7 @@ REGROWN = (
     "{} is no longer zero where it was pruned (training without sipp.hold, or an edit), so the counts here are not "
     "those of the network; prune it again"
 )
+OF_LAYERS = ("measured", "rows and layers")  # statements about layers, too
 BOUND_COLUMNS = ("eps assumed", "eps measured", "Delta", "layer bound")  # the last with the measured eps
 END_LAYERS = 4  # of the first and of the last in a table of many
 ROW_WORDS = "rows: outputs of a layer; fan-in: weights of a row before pruning"
@@ -37,16 +38,19 @@ _NO_MODEL: Any = None
 
 @dataclass(frozen=True)
 class SeenInputs:
-    """The inputs that are known to have chosen something, by their hashes; `|` joins what two stages read."""
+    """The inputs that are known to have chosen something, by their hashes; `|` joins what two stages read.
 
-    hashes: frozenset[str]  # one SHA-256 an input
-    is_all: bool  # whether no other inputs did
+    By default nobody said which inputs did.
+    """
+
+    hashes: frozenset[str] = frozenset()  # one SHA-256 an input
+    is_all: bool = False  # whether no other inputs did
 
     def __or__(self, other: SeenInputs) -> SeenInputs:
         return SeenInputs(self.hashes | other.hashes, self.is_all and other.is_all)
 
 
-UNKNOWN = SeenInputs(frozenset(), is_all=False)  # nobody said which inputs did
+UNKNOWN = SeenInputs()
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,20 @@ class OutputChange:
     error: float  # infinite if an output is not finite
     n_inputs: int
     is_held_back: bool  # the points were held back; False: they were also scored, or validated a repair
+
+    @property
+    def inputs(self) -> str:
+        """The inputs in words."""
+        return words.counted(self.n_inputs, f"{'held-back ' if self.is_held_back else ''}calibration input")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A bound of the theory in words, and whether it says anything: an output of zeros is within a useless one."""
+
+    label: str
+    sentence: str
+    is_useful: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +188,11 @@ class Pruned:
         )  # fmt: skip
 
     @property
+    def for_a_file(self) -> Pruned:
+        """The record as it is now, without the network, and without the inputs that chose it."""
+        return replace(self.up_to_date, model=_NO_MODEL, masks={}, seen=UNKNOWN)
+
+    @property
     def regrown(self) -> str:
         """The name of a weight that is not zero off its mask; empty if there is none."""
         for name, mask in self.masks.items():
@@ -185,96 +208,110 @@ class Pruned:
         return f"{self.method}: {self.kept:,} of {self.n_weights:,} prunable weights kept ({self.keep:.2%}){pattern}"
 
     @property
-    def cost(self) -> str:
-        """The best bound on the output in plain words, or the change measured on calibration inputs."""
-        return _cost_of(self)
+    def warning(self) -> str:
+        """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
+        moved = self.moved
+        if moved is None or moved.error <= words.LARGE_ERROR:  # NaN is warned of
+            return ""
+        if not math.isfinite(moved.error):
+            check = "check the outputs of the dense model"
+            return f"an output is not finite, or the dense output is 0, on {moved.inputs}: {check}"
+        moved_by = f"the output moved by {words.percent_up(moved.error)} of its norm on {moved.inputs}"
+        return f"{moved_by}: measure what that costs before you use it"
 
     @property
-    def statements(self) -> dict[str, str]:
-        """What a small file says of it: labels and sentences."""
-        texts = {
-            "pruned": self.headline,
-            "measured": "" if self.measured is None else self.measured.sentence,
-            "network": self.bound.sentence,
-            "rows": "" if self.guarantee is None else self.guarantee.sentence,
-        }
-        return {label: text for label, text in texts.items() if text}
+    def cost(self) -> str:
+        """The best bound on the output in plain words, or the change measured on calibration inputs."""
+        is_dense = self.kept == self.n_weights and self.method != "given"  # given weights may have other values
+        if is_dense and self.described_hash and self.repair is None:
+            return "nothing was removed, so the output is the same."
+        bound, measured, bounds = self.bound, self.measured, list[tuple[float, float, float]]()
+        if bound.met and bound.epsilon is not None and bound.coverage is not None:
+            bounds.append((bound.epsilon, bound.coverage.share, bound.coverage.confidence))
+        if measured is not None and measured.epsilon is not None:
+            bounds.append((measured.epsilon, measured.network_share, measured.joint_confidence))
+        if bounds and min(bounds)[0] < 1:
+            epsilon, share, confidence = min(bounds)
+            return (
+                f"the output moves by at most {words.percent_up(epsilon)} of its norm for all but "
+                f"{words.percent_up(share)} of new inputs, {words.how_sure(confidence)}."
+            )
+        if self.moved is None or self.warning:
+            return "not measured on new inputs yet."
+        moved = f"{words.percent_up(self.moved.error)} of its norm on {self.moved.inputs}"
+        return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The theory's bounds in words. Useful are those below 1 on the output, or on a layer that lost weights."""
+        guarantee, measured, bound = self.guarantee, self.measured, self.bound
+        lost = [layer for layer in self.layers if layer.kept < layer.n_weights]
+        made = []
+        if measured is not None:
+            is_useful = _is_small(measured.epsilon, *(layer.bound_measured for layer in lost))
+            made.append(Statement("measured", measured.sentence, is_useful))
+        made.append(Statement("network", bound.sentence, bound.met and _is_small(bound.epsilon)))
+        if guarantee is not None:
+            delta = f"; Delta of each layer holds {guarantee.layers.sentence}" if guarantee.met else ""
+            is_useful = guarantee.met and _is_small(*(layer.bound for layer in lost))
+            made.append(Statement("rows and layers", guarantee.sentence + delta, is_useful))
+        return tuple(made)
+
+    def facts(self, *, in_full: bool = False, certified: str = "") -> list[tuple[str, str]]:
+        """What it prints, but for the layers and the next step; `certified` takes the place of the cost.
+
+        Unless `in_full`, only bounds that say something are shown, or why none does.
+        """
+        facts = [
+            ("warning", self.warning),
+            ("what it costs", certified or self.cost),
+            ("warning", _dead_words(self)),
+            ("weights", _beside_budget(self)),
+            ("chosen", _choice_words(self)),
+            ("repair", "" if self.repair is None else self.repair.sentence),
+        ]
+        shown = [(one.label, one.sentence) for one in self.statements if in_full or one.is_useful]
+        facts += shown or [("theory", _why_nothing_is_shown(self))]
+        return [(label, text) for label, text in facts if text]
+
+    def layers_table(self, *, in_full: bool = False, is_short: bool = False) -> Table:
+        """One line per layer, without empty columns; if short, only the first and last of many layers."""
+        has_bounds = in_full or any(one.is_useful for one in self.statements if one.label in OF_LAYERS)
+        ways = sorted({way for layer in self.layers for way in layer.strategies}) if in_full else []
+        columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows")
+        columns += BOUND_COLUMNS if has_bounds else ()
+        rows: list[tuple[Entry, ...]] = []
+        for label, layer in zip(words.short_names([layer.name for layer in self.layers]), self.layers):
+            bounds = (layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured) if has_bounds else ()
+            counts = (layer.n_rows, layer.fan_in, layer.kept, layer.keep)
+            taken = (layer.strategies.get(way, 0) for way in ways)
+            rows.append((label, *counts, *taken, layer.dead_rows or None, *bounds))
+        if is_short and len(rows) > 2 * END_LAYERS:
+            between = (f"... {len(rows) - 2 * END_LAYERS} more", *[None] * (len(columns) - 1))
+            rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
+        forms = {"keep": PERCENT} | dict.fromkeys(BOUND_COLUMNS, words.number_up)
+        table = without_empty(Table(columns, tuple(rows), bars=("keep",), forms=forms))
+        text = [ROW_WORDS, *([STRATEGY_WORDS] if in_full else ())]
+        text += [BOUND_WORDS] if set(BOUND_COLUMNS) & set(table.columns) else []
+        return replace(table, words="; ".join(text))
 
     @property
     def sheet(self) -> Sheet:
-        return self.sheet_with()
+        n_hidden, now = len(self.layers) - 2 * END_LAYERS, self.up_to_date
+        hidden = f" and the {n_hidden} layers left out here" if n_hidden > 0 else ""
+        note = f"print(pruned.details) shows every statement in full{hidden}"
+        facts = [*now.facts(), ("next", _next_step(now))]
+        return Sheet(now.headline, tuple(facts), (now.layers_table(is_short=True),), note)
 
     @property
     def details(self) -> str:
         """The full text: every layer, and every statement, even a useless one."""
-        return str(self.sheet_with(in_full=True))
-
-    def sheet_with(self, *, in_full: bool = False, in_shell: bool = False, certified: str = "") -> Sheet:
-        """Weights kept, what that costs (or what is `certified`), the next step, and the layers.
-
-        It is of the network as it is now. Without `in_full` (`pruned.details`) it is about a screen long; `sipp prune`
-        (`in_shell`) shows all layers.
-        """
-        return _sheet_of(self.up_to_date, in_full=in_full, in_shell=in_shell, certified=certified)
+        now = self.up_to_date
+        facts = [*now.facts(in_full=True), ("next", _next_step(now))]
+        return str(Sheet(now.headline, tuple(facts), (now.layers_table(in_full=True),)))
 
 
-# --- what it shows ----------------------------------------------------------------------------------------------------
-
-
-def _sheet_of(pruned: Pruned, *, in_full: bool, in_shell: bool, certified: str) -> Sheet:
-    facts = [
-        ("warning", moved_warning(pruned)),
-        ("what it costs", certified or pruned.cost),
-        ("warning", _dead_words(pruned)),
-        ("weights", _beside_budget(pruned)),
-        ("chosen", _choice_words(pruned)),
-        ("repair", "" if pruned.repair is None else pruned.repair.sentence),
-        *_statements(pruned, in_full),
-        ("next", next_step(pruned, in_shell=in_shell, is_certified=bool(certified))),
-    ]
-    is_short = not (in_full or in_shell) and len(pruned.layers) > 2 * END_LAYERS
-    table = _layers_table(pruned, in_full=in_full, is_short=is_short)
-    hidden = f" and the {len(pruned.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
-    note = "--json prints every bound and statement" if in_shell else ""
-    note = note or ("" if in_full else f"print(pruned.details) shows every statement in full{hidden}")
-    return Sheet(pruned.headline, tuple((label, text) for label, text in facts if text), (table,), note)
-
-
-def _cost_of(pruned: Pruned) -> str:
-    is_dense = pruned.kept == pruned.n_weights and pruned.method != "given"  # given weights may have other values
-    if is_dense and pruned.described_hash and pruned.repair is None:
-        return "nothing was removed, so the output is the same."
-    bound, measured, bounds = pruned.bound, pruned.measured, list[tuple[float, float, float]]()
-    if bound.met and bound.epsilon is not None and bound.coverage is not None:
-        bounds.append((bound.epsilon, bound.coverage.share, bound.coverage.confidence))
-    if measured is not None and measured.epsilon is not None:
-        bounds.append((measured.epsilon, measured.network_share, measured.joint_confidence))
-    if bounds and min(bounds)[0] < 1:
-        epsilon, share, confidence = min(bounds)
-        return (
-            f"the output moves by at most {words.percent_up(epsilon)} of its norm for all but "
-            f"{words.percent_up(share)} of new inputs, {words.how_sure(confidence)}."
-        )
-    if pruned.moved is None or moved_warning(pruned):
-        return "not measured on new inputs yet."
-    moved = f"{words.percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved)}"
-    return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
-
-
-def moved_warning(pruned: Pruned) -> str:
-    """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
-    moved = pruned.moved
-    if moved is None or moved.error <= words.LARGE_ERROR:  # NaN is warned of
-        return ""
-    inputs = _inputs_of(moved)
-    if not math.isfinite(moved.error):
-        return f"an output is not finite, or the dense output is 0, on {inputs}: check the outputs of the dense model"
-    moved_by = f"the output moved by {words.percent_up(moved.error)} of its norm on {inputs}"
-    return f"{moved_by}: measure what that costs before you use it"
-
-
-def _inputs_of(moved: OutputChange) -> str:
-    return words.counted(moved.n_inputs, f"{'held-back ' if moved.is_held_back else ''}calibration input")
+# --- its words --------------------------------------------------------------------------------------------------------
 
 
 def _dead_words(pruned: Pruned) -> str:
@@ -298,38 +335,17 @@ def _choice_words(pruned: Pruned) -> str:
     return "" if pruned.choice is None else f"{when}{pruned.method} picked {pruned.choice.sentence}"
 
 
-def _statements(pruned: Pruned, in_full: bool) -> list[tuple[str, str]]:
-    """The measured bounds (T19) and those of the paper's theory; unless `in_full`, the useful ones, or why none is."""
-    guarantee, measured = pruned.guarantee, pruned.measured
-    if guarantee is None:
-        return [("statements", f"none: {pruned.bound.reason}")]
-    delta = f"; Delta of each layer holds {guarantee.layers.sentence}" if guarantee.met else ""
-    texts = {
-        "measured": "" if measured is None else measured.sentence,
-        "network": pruned.bound.sentence,
-        "paper's theory": f"rows and layers: {guarantee.sentence}{delta}",
-    }
-    useful = _useful_statements(pruned)
-    found = [(label, text) for label, text in texts.items() if in_full or label in useful]
-    why = f"no useful bound for this network: {_why_no_useful_bound(pruned, guarantee)}; make a certificate instead"
-    return found or [("theory", why)]
-
-
-def _useful_statements(pruned: Pruned) -> set[str]:
-    """Those with a bound below 1 on the output, or on a layer that lost weights."""
-    lost = [layer for layer in pruned.layers if layer.kept < layer.n_weights]
-    bound, measured, is_met = pruned.bound, pruned.measured, pruned.guarantee is not None and pruned.guarantee.met
-    useful = {
-        "measured": measured is not None and _is_small(measured.epsilon, *(layer.bound_measured for layer in lost)),
-        "network": bound.met and _is_small(bound.epsilon),
-        "paper's theory": is_met and _is_small(*(layer.bound for layer in lost)),
-    }
-    return {label for label, is_useful in useful.items() if is_useful}
-
-
 def _is_small(*bounds: float | None) -> bool:
     """Whether one of these error bounds is below 1: an output of zeros is within any other. NaN is not."""
     return any(bound is not None and bound < 1 for bound in bounds)
+
+
+def _why_nothing_is_shown(pruned: Pruned) -> str:
+    """Why there is no useful statement."""
+    if pruned.guarantee is None:
+        return f"no statements: {pruned.bound.reason}"
+    why = _why_no_useful_bound(pruned, pruned.guarantee)
+    return f"no useful bound for this network: {why}; make a certificate instead"
 
 
 def _why_no_useful_bound(pruned: Pruned, guarantee: Guarantee) -> str:
@@ -343,44 +359,15 @@ def _why_no_useful_bound(pruned: Pruned, guarantee: Guarantee) -> str:
     return (measured.reason or measured.network_reason if measured is not None else "") or pruned.bound.reason
 
 
-def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = False) -> str:
+def _next_step(pruned: Pruned) -> str:
     """What to do next, depending on how far the output moved."""
     if not pruned.described_hash:
         return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
-    if not moved_warning(pruned):
-        if in_shell:
-            bounds = "" if is_certified else "--holdout bounds the error on new inputs, "
-            return f"sipp eval measures accuracy, {bounds}sipp report makes a page"
+    if not pruned.warning:
         return (
             "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
             "sipp.save(pruned, file) stores it in a small file; sipp.sparse(pruned, example) runs it faster"
         )
-    measure = "sipp.certify_accuracy(model, pruned, labelled_inputs)"
-    repair, compare, keep = "repair=True", "sipp.compare", "keep"
-    if in_shell:
-        measure = "sipp eval" if is_certified else "sipp eval and --holdout"
-        repair, compare, keep = "--repair", "sipp compare", "--keep"
-    if pruned.repair is not None:
-        repair = "more data for the repair"
-    costly = f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
-    return f"{measure} on new inputs; if it costs too much, {costly}"
-
-
-def _layers_table(pruned: Pruned, *, in_full: bool, is_short: bool) -> Table:
-    """One line per layer, without empty columns; if short, only the first and last layers."""
-    has_bounds = in_full or bool(_useful_statements(pruned) - {"network"})
-    ways = sorted({way for layer in pruned.layers for way in layer.strategies}) if in_full else []
-    columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows", *(BOUND_COLUMNS if has_bounds else ()))
-    rows = []
-    for label, layer in zip(words.short_names([layer.name for layer in pruned.layers]), pruned.layers):
-        bounds = (layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured) if has_bounds else ()
-        counts = (f"{layer.n_rows:,}", f"{layer.fan_in:,}", f"{layer.kept:,}", f"{layer.keep:.2%}")
-        taken = (str(layer.strategies.get(way, 0)) for way in ways)
-        rows.append((label, *counts, *taken, str(layer.dead_rows or ""), *map(words.number_up, bounds)))
-    if is_short:
-        between = (f"... {len(rows) - 2 * END_LAYERS} more", *[""] * (len(columns) - 1))
-        rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
-    table = without_empty(Table(columns, tuple(rows), bars=("keep",)))
-    text = [ROW_WORDS, *([STRATEGY_WORDS] if in_full else ())]
-    text += [BOUND_WORDS] if set(BOUND_COLUMNS) & set(table.columns) else []
-    return replace(table, words="; ".join(text))
+    repair = "repair=True" if pruned.repair is None else "more data for the repair"
+    costly = f"try {repair}, another method (sipp.compare tells you which), a larger keep, or training"
+    return f"sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; if it costs too much, {costly}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sipp.results import words
 from sipp.results.sheet import Sheet, Table, shown
 
 
@@ -54,13 +53,8 @@ class PrunedOnDisk:
     def sheet(self) -> Sheet:
         columns = ("weight", "weights", "kept", "error before", "error")
         rows = tuple(
-            (
-                weight.name,
-                f"{weight.n_weights:,}",
-                f"{weight.n_kept / weight.n_weights:.1%}",
-                words.number(weight.error_before),
-                words.number(weight.error),
-            )
+            (weight.name, weight.n_weights, weight.n_kept / weight.n_weights, weight.error_before, weight.error)
             for weight in self.weights
         )
-        return Sheet(self.sentence, tables=(Table(columns, rows, bars=("kept",)),))
+        table = Table(columns, rows, bars=("kept",), forms={"kept": "{:.1%}".format})
+        return Sheet(self.sentence, tables=(table,))

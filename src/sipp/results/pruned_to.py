@@ -12,7 +12,7 @@ from sipp.results.certificate import AnyCertificate
 from sipp.results.gradual import Gradual
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.pruned import UNKNOWN, Pruned, SeenInputs
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.sheet import PERCENT, Sheet, Table, shown
 from sipp.results.shrunk import Shrunk
 
 PATH_WORDS = (
@@ -60,17 +60,12 @@ class PrunedTo:
         if self.certificate is not None and certificate_of(self, None) is None:
             title, note = CHANGED_SINCE, ""
         rows = tuple(
-            (
-                f"{level.keep:.2%}",
-                f"{level.budget:,}",
-                f"{level.count:,}",
-                words.percent_up(level.limit),
-                "passed" if level.passed else "failed",
-            )
+            (level.keep, level.budget, level.count, level.limit, "passed" if level.passed else "failed")
             for level in self.path
         )
         columns = ("keep", "weights", "bad inputs", "proved limit", "test")
-        table = Table(columns, rows, bars=("keep", "proved limit"), words=PATH_WORDS)
+        forms = {"keep": PERCENT, "proved limit": words.percent_up}
+        table = Table(columns, rows, bars=("keep", "proved limit"), words=PATH_WORDS, forms=forms)
         return Sheet(title, tables=(table,) if rows else (), note=note)
 
 

@@ -56,7 +56,7 @@ class Repair:
     output_validation: float | None  # at the end, on validation points: optimistic
     polish: Polish | None
     undone: str  # why the repair was undone; empty if it was not
-    way: RepairMethod = "refit"
+    method: RepairMethod = "refit"
 
     ALSO_IN_JSON = ("sentence",)
 
@@ -64,12 +64,7 @@ class Repair:
     def sheet(self) -> Sheet:
         columns = ("weight", "error before", "after", "ridge", "moved", "intercept")
         rows = tuple(
-            (
-                layer.name,
-                *map(words.number, (layer.error_before, layer.error_after, layer.ridge)),
-                f"{layer.n_moved:,}",
-                layer.intercept,
-            )
+            (layer.name, layer.error_before, layer.error_after, layer.ridge, layer.n_moved, layer.intercept)
             for layer in self.layers
         )
         text = (
@@ -85,8 +80,8 @@ class Repair:
         """The outcome in one sentence."""
         n_refitted = sum(not layer.left_alone for layer in self.layers)
         text = f"{n_refitted} of {len(self.layers)} layers refitted on {self.n_fit:,} inputs"
-        if self.way != "refit":
-            by = "together" if self.way == "joint" else f"by {self.way}"
+        if self.method != "refit":
+            by = "together" if self.method == "joint" else f"by {self.method}"
             n_moved = sum(layer.n_moved for layer in self.layers)
             text = (
                 f"mask and weights found {by} on {self.n_fit:,} inputs ({n_moved:,} weights differ from the "
@@ -97,7 +92,7 @@ class Repair:
             if self.polish.mixes:
                 text += " (the second round, on mixtures of two inputs each, came closer)"
         if self.output_before is not None:
-            before = "before repair" if self.way in ("refit", "joint") else "with the first mask"
+            before = "before repair" if self.method in ("refit", "joint") else "with the first mask"
             text += (
                 f"; output error on {self.n_test:,} test inputs: {words.number(self.output_before)} {before}, "
                 f"{words.number(self.output_after)} after"

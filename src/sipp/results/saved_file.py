@@ -1,4 +1,4 @@
-"""What is in a file of `sipp.save`: bytes per tensor, against the dense network and the entropy bound."""
+"""A file of `sipp.save`: the record of its network, and bytes per tensor beside dense ones and the entropy bound."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from sipp.results import words
-from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Precision
-from sipp.results.sheet import Sheet, Table, shown, without_empty
+from sipp.results.saved_network import SavedNetwork
+from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown, without_empty
 
 WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
@@ -69,29 +69,29 @@ class StoredTensor:
         return self.value_bytes + entropy_bytes(self.n_weights, self.kept)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 @shown
-class SavedFile:
-    """The contents of a saved file. `print` it."""
+class SavedFile(SavedNetwork):
+    """The record of a network in a small file, and how the file holds it. `print` it.
+
+    The file does not name the inputs that chose the weights (`pruned.seen`): their hashes would outweigh the rest.
+    """
 
     path: Path
-    sha256: str
-    n_bytes: int
-    model: str  # name of its class
-    versions: dict[str, str]
+    sha256: str = ""
+    n_bytes: int = 0
     precision: Precision  # `values` as asked for
     tensors: tuple[StoredTensor, ...]
-    statements: dict[str, str]  # how it was pruned and what is guaranteed: labels and sentences
-    certificate: AnyCertificate | None
-    buffers_hash: str | None  # of buffers that no state_dict holds; None: there are none
-    certificate_about: Literal["stored values", "values before rounding"] | None = None
     masks: dict[str, Tensor] = field(default_factory=dict, metadata=NOT_JSON)  # {name: bool tensor}, True = kept
 
-    ALSO_IN_JSON = ("statements_about", "dense_bytes", "bound_bytes", "rounding_words")
+    ALSO_IN_JSON = ("certificate_about", "dense_bytes", "bound_bytes", "rounding_words")
+    KIND: ClassVar = "network file"
 
     @property
-    def statements_about(self) -> str:
-        return "values before rounding" if self.rounding_words else "stored values"
+    def certificate_about(self) -> Literal["stored values", "values before rounding"] | None:
+        if self.certificate is None:
+            return None
+        return "stored values" if self.certificate.pruned_hash == self.pruned_hash else "values before rounding"
 
     @property
     def dense_bytes(self) -> int:
@@ -131,17 +131,16 @@ def entropy_bytes(n_weights: int, kept: int) -> float:
 
 def _facts(contents: SavedFile) -> list[tuple[str, str]]:
     """How it was pruned, and its statements, marked if they are about unrounded values."""
-    is_marked = contents.statements and contents.statements_about != "stored values"
-    facts = [
-        ("rounding", contents.rounding_words),
-        ("statements", ROUNDED_NOTE if is_marked else ""),
-        *contents.statements.items(),
-    ]
+    facts = [("rounding", contents.rounding_words)]
+    if contents.pruned is not None:
+        is_marked = bool(contents.rounding_words)
+        facts += [("pruned", contents.pruned.headline), ("statements", ROUNDED_NOTE if is_marked else "")]
+        facts += contents.facts
     if contents.certificate is not None:
         note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
         facts.append(("certificate", note + contents.certificate.sentence))
     facts.append(("SHA-256", contents.sha256))
-    facts.append(("written by", ", ".join(f"{name} {version}" for name, version in contents.versions.items())))
+    facts.append(("written by", f"sipp {contents.sipp}, torch {contents.torch}"))
     return [(label, text) for label, text in facts if text]
 
 
@@ -157,7 +156,7 @@ CHANGE_WORDS = (
 
 def _table(contents: SavedFile) -> Table:
     """One line a tensor; dense and exact ones share a line."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[Entry, ...]] = []
 
     def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
         kept, n_weights = sum(tensor.kept for tensor in group), sum(tensor.n_weights for tensor in group)
@@ -165,18 +164,12 @@ def _table(contents: SavedFile) -> Table:
         norm = max((tensor.norm_change for tensor in group), default=0.0)
         rows.append(
             (
-                name,
-                f"{n_weights:,}",
-                f"{kept / max(n_weights, 1):.2%}",
-                positions,
-                values,
-                words.number(largest) if largest else "",
-                words.number(norm) if norm else "",
-                f"{sum(tensor.n_bytes for tensor in group):,}",
-                f"{sum(tensor.bound_bytes for tensor in group):,.0f}",
-                f"{sum(tensor.dense_bytes for tensor in group):,}",
+                name, n_weights, kept / max(n_weights, 1), positions, values, largest or None, norm or None,
+                sum(tensor.n_bytes for tensor in group),
+                round(sum(tensor.bound_bytes for tensor in group)),
+                sum(tensor.dense_bytes for tensor in group),
             )
-        )
+        )  # fmt: skip
 
     def is_whole(tensor: StoredTensor) -> bool:
         return (tensor.mask, tensor.positions, tensor.values, len(tensor.names)) == (None, "all", "exact", 1)
@@ -187,10 +180,13 @@ def _table(contents: SavedFile) -> Table:
     if whole := [tensor for tensor in contents.tensors if is_whole(tensor)]:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     add("all tensors", contents.tensors, "", contents.precision)
-    changes = ("largest change", "norm change") if contents.rounding_words else ("", "")
-    columns = ("tensor", "weights", "kept", "positions", "values", *changes, "bytes", "bytes by entropy", "bytes dense")
+    columns = (
+        "tensor", "weights", "kept", "positions", "values", "largest change", "norm change",
+        "bytes", "bytes by entropy", "bytes dense",
+    )  # fmt: skip
     text = COLUMN_WORDS + (CHANGE_WORDS if contents.rounding_words else "")
-    return without_empty(Table(columns, tuple(rows), bars=("bytes", "bytes dense"), words=text))
+    table = Table(columns, tuple(rows), bars=("bytes", "bytes dense"), words=text, forms={"kept": PERCENT})
+    return without_empty(table)
 
 
 def _headline(contents: SavedFile) -> str:

@@ -1,4 +1,4 @@
-"""What a result shows, as plain texts, and how that is drawn: for print, and as HTML in a notebook.
+"""What a result shows, and how that is drawn: for print, and as HTML in a notebook.
 
 Every result makes its sheet once; `@shown` prints it and shows it in a notebook. HTML has inline styles, since a
 notebook may drop a stylesheet, and takes the colour of the text around it.
@@ -7,10 +7,9 @@ notebook may drop a stylesheet, and takes the colour of the text around it.
 from __future__ import annotations
 
 import math
-import re
 import textwrap
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from typing import Any, TypeVar
 
@@ -23,19 +22,41 @@ LINE = "1px solid rgba(128,128,128,.35)"
 BAR_WIDTHS = (7, 3)  # em; the second where more than two columns have bars
 TEXT_WIDTH = 60  # em
 SHORT = 40  # characters of a text in a repr
+PERCENT = "{:.2%}".format
 
 Class = TypeVar("Class", bound=type)
+Entry = str | float | None  # of a table: a text, a number, or nothing
 
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns of texts: the first and those in `texts` are words, the others numbers."""
+    """Named columns: the first and those in `texts` hold words, the others numbers, which are written when drawn."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[Entry, ...], ...]
     texts: tuple[str, ...] = ()
     bars: tuple[str, ...] = ()  # columns of shares, or of sizes on one scale: a notebook draws a bar beside each
     words: str = ""  # what the columns mean
+    forms: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)  # how a column's numbers are written
+
+    def column(self, name: str) -> list[Entry]:
+        """The entries of a column."""
+        index = self.columns.index(name)
+        return [row[index] for row in self.rows]
+
+    def written(self, row: tuple[Entry, ...]) -> list[str]:
+        """A row as texts."""
+        return [self._written(name, entry) for name, entry in zip(self.columns, row)]
+
+    def is_share(self, column: str) -> bool:
+        """Whether its numbers are written as percentages."""
+        return column in self.forms and self.forms[column](1.0).endswith("%")
+
+    def _written(self, column: str, entry: Entry) -> str:
+        if entry is None or isinstance(entry, str):
+            return entry or ""
+        form = self.forms.get(column)
+        return form(entry) if form is not None else f"{entry:,}" if isinstance(entry, int) else words.number(entry)
 
 
 @dataclass(frozen=True)
@@ -83,9 +104,9 @@ def _is_short(value: Any) -> bool:
 
 def without_empty(table: Table) -> Table:
     """The table without columns that have no text."""
-    kept = [i for i in range(len(table.columns)) if any(row[i] for row in table.rows)]
+    kept = [i for i, texts in enumerate(zip(*map(table.written, table.rows))) if any(texts)]
     rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    return Table(tuple(table.columns[i] for i in kept), rows, table.texts, table.bars, table.words)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -100,7 +121,7 @@ def table_text(table: Table) -> str:
         tight=True,
     )
     for row in table.rows:
-        drawn.add_row(*map(without_markup, row))
+        drawn.add_row(*map(without_markup, table.written(row)))
     return words.text_of(drawn)
 
 
@@ -140,13 +161,10 @@ def _facts_html(facts: Iterable[tuple[str, str]]) -> str:
 def table_html(table: Table) -> str:
     """The table as HTML, with a bar before each number of the columns in `bars`, on one scale.
 
-    A percentage is a share of the whole, other numbers are shares of the largest of them.
+    A share is one of the whole, other numbers are shares of the largest of them.
     """
-    barred = [column in table.bars for column in table.columns]
-    cells = [cell for row in table.rows for cell, is_barred in zip(row, barred) if is_barred]
-    finite = [cell for cell in cells if math.isfinite(number_in(cell) or math.inf)]
-    scale = 100.0 if all("%" in cell for cell in finite) else _largest(cells)
-    width = BAR_WIDTHS[sum(barred) > 2]
+    scale = 1.0 if all(map(table.is_share, table.bars)) else _largest(table)
+    width = BAR_WIDTHS[len(table.bars) > 2]
     sides = ["left" if i == 0 or name in table.texts else "right" for i, name in enumerate(table.columns)]
     heads = "".join(
         f'<th style="{_cell(side)};border-bottom:{LINE}">{escape(head)}</th>'
@@ -155,8 +173,8 @@ def table_html(table: Table) -> str:
     rows = "".join(
         "<tr>"
         + "".join(
-            f'<td style="{_cell(side)}">{_bar(cell, scale, width) if is_barred else escape(cell)}</td>'
-            for cell, side, is_barred in zip(row, sides, barred)
+            f'<td style="{_cell(side)}">{_bar(entry, text, scale, width) if name in table.bars else escape(text)}</td>'
+            for name, entry, text, side in zip(table.columns, row, table.written(row), sides)
         )
         + "</tr>"
         for row in table.rows
@@ -170,26 +188,17 @@ def _cell(side: str) -> str:
     return f"text-align:{side};padding:.15em .7em .15em 0;background:none;white-space:nowrap"
 
 
-def number_in(cell: str) -> float | None:
-    """The first number in a cell; infinity for "inf" and "unlimited", None without a number."""
-    if re.match(r"inf|unlimited", cell):
-        return math.inf
-    match = re.search(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?", cell)
-    return None if match is None else float(match[0].replace(",", ""))
+def _largest(table: Table) -> float:
+    entries = [entry for name in table.bars for entry in table.column(name)]
+    return max((entry for entry in entries if isinstance(entry, int | float) and math.isfinite(entry)), default=0) or 1
 
 
-def _largest(cells: Iterable[str]) -> float:
-    values = [value for value in map(number_in, cells) if value is not None and math.isfinite(value)]
-    return max(values, default=0.0) or 1.0
-
-
-def _bar(cell: str, scale: float, width: int) -> str:
-    """The cell with a bar before it, full at the scale and above; no bar without a number."""
-    value = number_in(cell)
-    if value is None:
-        return escape(cell)
+def _bar(entry: Entry, text: str, scale: float, width: int) -> str:
+    """The entry with a bar before it, full at the scale and above; no bar without a number."""
+    if not isinstance(entry, int | float) or math.isnan(entry):
+        return escape(text)
     ground = f"display:inline-block;width:{width}em;height:.7em;background:rgba(128,128,128,.22)"
-    filled = f"display:block;width:{100 * min(1.0, value / scale):.3g}%;height:100%;background:{BAR}"
+    filled = f"display:block;width:{100 * min(1.0, max(0.0, entry / scale)):.3g}%;height:100%;background:{BAR}"
     number = "display:inline-block;min-width:4.6em;padding-left:.5em"  # fixed width, so that bars line up
     bar = f'<span style="{ground}" aria-hidden="true"><span style="{filled}"></span></span>'
-    return f'{bar}<span style="{number}">{escape(cell)}</span>'
+    return f'{bar}<span style="{number}">{escape(text)}</span>'

@@ -101,8 +101,10 @@ class Shrunk:
         rows = tuple(
             (
                 name,
-                *(" x ".join(map(str, shape)) for shape in (layer.before, layer.after)),
-                *(f"{count:,}" for count in (layer.multiply_adds_before, layer.multiply_adds)),
+                " x ".join(map(str, layer.before)),
+                " x ".join(map(str, layer.after)),
+                layer.multiply_adds_before,
+                layer.multiply_adds,
             )
             for name, layer in zip(names, self.layers)
         )

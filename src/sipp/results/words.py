@@ -144,6 +144,11 @@ def change(drop: float, of: str) -> str:
     return f"raises {of} by at least {points_up(drop).removeprefix('-')}"  # rounded up as a drop: down as a gain
 
 
+def sentence(text: str) -> str:
+    """The text as it begins a line."""
+    return text[:1].upper() + text[1:]
+
+
 def counted(n: int, what: str) -> str:
     """'1 row', '2 rows'."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         count_both as count_both,
     )
     from sipp.runtime.examples import (
+        MOST_OFF as MOST_OFF,
         call_of as call_of,
         output_difference as output_difference,
     )

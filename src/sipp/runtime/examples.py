@@ -18,6 +18,7 @@ from sipp.native import pytree
 SIDES = (32, 28, 8, 64, 224)  # input sizes to try, in one, two or three dimensions
 LENGTH = 4  # of sequences
 ROUNDED = 1e-3  # relative difference that other orders of float32 sums may cause in a network
+MOST_OFF = 1e-4  # of an output that counts as the same, relative to its largest value
 UNITS = 64  # times the epsilon of a dtype: what its rounding may cause
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments

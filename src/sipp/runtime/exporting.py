@@ -41,14 +41,13 @@ from sipp.results import (
     shown,
 )
 from sipp.runtime.copying import plain_copy
-from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example
+from sipp.runtime.examples import MOST_OFF, Call, call_of, cloned, output_difference, try_example
 from sipp.runtime.graph import reason_of
-from sipp.runtime.hugging_face_folder import model_card, save_folder
+from sipp.runtime.hugging_face_folder import model_card, write_folder
 
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers
 ONNX = ".onnx"
-AGREEMENT = 1e-4  # relative to the largest value of an output
 POSITION_BYTES = 8  # int64, as ONNX asks
 OF_TORCH = {  # what a reader may expect here, and the line of torch that writes it
     ".pt": "torch.save(pruned.model.state_dict(), path)",
@@ -141,7 +140,7 @@ def export(
     if not is_onnx:
         if values != "same":
             own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
-        n_bytes, beside = save_folder(own, target, SHARD if shard is None else shard, tokenizer, card)
+        n_bytes, beside = write_folder(own, target, SHARD if shard is None else shard, tokenizer, card)
         return Exported(target, "hf", n_bytes, beside=beside)
     turn_off_caches(own.modules())
     call = call_of(example)
@@ -186,9 +185,9 @@ def _write_onnx(model: nn.Module, call: Call, path: Path, sparse: bool) -> Expor
                 fix="an ONNX file cannot exceed 2 GB, and not every operation has a form in it",
             ) from error
     off_by = output_difference(_by_onnxruntime(content, call), _tensors(expected))
-    if not off_by <= AGREEMENT:
+    if not off_by <= MOST_OFF:
         raise ModelError(
-            f"onnxruntime differs from the network by {off_by:.1e} on the example, more than {AGREEMENT:.0e}",
+            f"onnxruntime differs from the network by {off_by:.1e} on the example, more than {MOST_OFF:.0e}",
             fix="check that its outputs there are finite, and the same in every call",
         )
     write_atomic(path, content)

@@ -5,6 +5,7 @@ Hubs read the lines of a card between the two `---`. Its certificate is about th
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,16 @@ from torch import Tensor, nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.files import new_folder
-from sipp.results import AnyCertificate, Pruned, check, hashing
+from sipp.results import AnyCertificate, Pruned, hashing
 from sipp.storage import companion_files
 
 CARD = "README.md"
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGT]?B|[KMGT]IB)", re.IGNORECASE | re.ASCII)
+_UNITS = (
+    {"B": 1}
+    | {f"{k}B": 1000**n for n, k in enumerate("KMGT", 1)}
+    | {f"{k}IB": 1024**n for n, k in enumerate("KMGT", 1)}
+)
 PAPER = "[SiPP](https://arxiv.org/abs/1910.05422)"
 
 
@@ -48,7 +55,7 @@ def _origin(model: nn.Module) -> str:
     return origin if isinstance(origin, str) else ""
 
 
-def save_folder(
+def write_folder(
     model: nn.Module, folder: Path, shard: str | int, tokenizer: Any, card: str
 ) -> tuple[int, tuple[str, ...]]:
     """Writes the folder with the model's own save_pretrained; returns its bytes and the names of companion files.
@@ -65,7 +72,7 @@ def save_folder(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
     with new_folder(folder) as unfinished:
-        save(unfinished, max_shard_size=check.size("shard", shard))
+        save(unfinished, max_shard_size=_size("shard", shard))
         back = load(unfinished, local_files_only=True)
         _check_same(dict(model.state_dict()), dict(back.state_dict()))
         beside = _add_companions(model, unfinished, tokenizer)
@@ -100,3 +107,12 @@ def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
         read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
         if tensor.shape != read.shape or not torch.equal(hashing.raw_bytes(tensor), hashing.raw_bytes(read)):
             raise ModelError("differs after writing and reading it back", where=name, fix="report this network")
+
+
+def _size(name: str, value: Any) -> int:
+    """The number of bytes that a size such as "5GB" means, or the number itself."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    n_bytes = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else value
+    if not isinstance(n_bytes, int) or isinstance(n_bytes, bool) or n_bytes < 1:
+        raise OptionError(f"{name}={value!r:.40} is not a size", fix="give '5GB', or a number of bytes", option=name)
+    return int(n_bytes)

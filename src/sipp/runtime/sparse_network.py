@@ -119,15 +119,20 @@ def _steps_table(steps: list[Step], *, with_notes: bool) -> Table:
         (
             step.name,
             step.kernel,
-            "" if step.keep is None else f"{step.keep:.2%}",
-            *(f"{n / 1e3:,.1f}" if n else "" for n in (step.n_dense_bytes, step.n_bytes)),
-            *("" if t is None else f"{t * MS:.3f}" for t in (step.dense_seconds, step.seconds)),
+            step.keep,
+            *(n / 1e3 if n else None for n in (step.n_dense_bytes, step.n_bytes)),
+            *(None if t is None else t * MS for t in (step.dense_seconds, step.seconds)),
             *([step.note] if with_notes else []),
         )
         for step in steps
         if step.kernel != "torch" or step.note or not with_notes
     )
-    return Table(columns, rows, texts=("kernel", "why"), bars=("ms torch", "ms here"))
+    forms = {
+        "kept": "{:.2%}".format,
+        **dict.fromkeys(("kB dense", "kB here"), "{:,.1f}".format),
+        **dict.fromkeys(("ms torch", "ms here"), "{:.3f}".format),
+    }
+    return Table(columns, rows, texts=("kernel", "why"), bars=("ms torch", "ms here"), forms=forms)
 
 
 @torch.inference_mode(False)

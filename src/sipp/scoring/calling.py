@@ -44,7 +44,7 @@ def own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
             for name, parameter in everything.items():
                 parameter.grad = gradients[name]
                 version, memory, values = given[name]
-                if parameter._version != version or not hashing.has_same_bits(parameter, values):
+                if parameter._version != version or not _has_same_bits(parameter, values):
                     changed.append(name)
                     parameter.data = memory.copy_(values)
     if changed:
@@ -71,3 +71,8 @@ def _checked(found: Any, name: str, parameter: Tensor, method: MethodInfo) -> Te
     if not bool(torch.isfinite(score).all()):
         raise ModelError(f"the score {method.name!r} gives numbers that are not finite", where=name)
     return score
+
+
+def _has_same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same bytes; unlike `torch.equal`, NaN is equal to NaN."""
+    return one.shape == other.shape and torch.equal(hashing.raw_bytes(one), hashing.raw_bytes(other))

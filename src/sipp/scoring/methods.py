@@ -19,6 +19,7 @@ from sipp.results import (
     Reduce,
     RepairMethod,
     check,
+    other_names,
 )
 
 Need = Literal["data", "labels"]
@@ -171,7 +172,7 @@ def method_of(method: Any) -> MethodInfo:
         return MethodInfo(_own_name(method), "a score of your own", method, POINTS)
     if isinstance(method, str) and method in _ROWS:
         return _ROWS[method]
-    if isinstance(method, str) and (here := check.method_here(method)) is not None:
+    if isinstance(method, str) and (here := other_names.method_here(method)) is not None:
         raise OptionError(f"method={method!r} is {here[0]}", fix=here[1], option="method")
     near = difflib.get_close_matches(method, _ROWS, n=1) if isinstance(method, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""

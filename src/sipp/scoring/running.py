@@ -36,6 +36,9 @@ from sipp.scoring.task import LayerSensitivities
 
 FLOAT_BYTES = 4
 ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the limits of float32
+# A product of a weight and an activation (both scaled to a maximum near 1) below this could underflow in float32 and
+# turn a ratio of 1 into 0/0. Where that is possible, float64 is used.
+UNDERFLOW_GUARD = 2.0**-100
 SMALLEST_NORMAL = torch.finfo(numerics.SCORE_DTYPE).tiny  # 2^-126: below it float32 has fewer digits, and soon none
 
 _log = logging.getLogger("sipp")
@@ -352,13 +355,13 @@ class RunningWeight:
         lowest, highest = values.peaks
         if (
             ORDINARY_PEAKS[0] <= lowest <= highest <= ORDINARY_PEAKS[1]
-            and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * numerics.UNDERFLOW_GUARD
+            and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * UNDERFLOW_GUARD
         ):  # holds for each point, with room for rounding
             yield whole
             return
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
-        is_wide_B = is_wide | (ratio_B * self.smallest_weight < numerics.UNDERFLOW_GUARD)
+        is_wide_B = is_wide | (ratio_B * self.smallest_weight < UNDERFLOW_GUARD)
         is_wide_B |= _are_extreme(use.windows, values.scale_B)
         kinds = [None if peak == 0 else wide for peak, wide in zip(values.peak_B.tolist(), is_wide_B.tolist())]
         start = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
@@ -105,7 +106,7 @@ def measure_sensitivities(
     both = with_means and reduce == "max"
     scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
     dependence, found = "", None
-    with numerics.current_device(model):
+    with _current_device(model):
         for batch, found in _batches(task, waits=both or reduce == "mean"):
             hashes = batch.hashes()
             scoring_pass.seen.update(hashes)
@@ -224,7 +225,7 @@ def ratios_of(task: ScoringTask, draw: Batch, known: ModelMap | None) -> tuple[l
     """
     found = map_for(task.model, task.layers, draw, known, task.norm_stats)
     scoring_pass = _ScoringPass(_running(task, "max"), {})
-    with numerics.current_device(task.model):
+    with _current_device(task.model):
         on_use = scoring_pass.use_scorer(found.n_uses)
         read_uses(task.model, task.layers, draw, on_use, found, task.norm_stats)
         scoring_pass.add_waiting()
@@ -275,3 +276,9 @@ def chunk_bytes_on(chunk_bytes: ChunkBytes, device: torch.device) -> int:
         return AUTO_CHUNK_BYTES
     total = torch.cuda.get_device_properties(device).total_memory
     return max(FEWEST_GPU_CHUNK_BYTES, math.floor(GPU_CHUNK_SHARE * total))
+
+
+def _current_device(model: nn.Module) -> AbstractContextManager[Any]:
+    """A context in which the model's GPU is the current one: Triton launches kernels there, and events are its own."""
+    device = numerics.device_of(model)
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

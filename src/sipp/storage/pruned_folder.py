@@ -9,7 +9,6 @@ belongs to them, and report.json is a copy of it for people.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,8 @@ from sipp.files import (
     seal,
     write_atomic,
 )
-from sipp.results import Report, hashing, to_json
+from sipp.results import SavedNetwork, hashing, to_json
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
-
-NO_NETWORK = "The network is missing, so its record could not be checked against it."
 
 
 def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any]) -> None:
@@ -40,8 +37,8 @@ def write_pruned(folder: Path, tensors: dict[str, Any], record: dict[str, Any]) 
     write_atomic(folder / RECORD_NAME, report.encode())
 
 
-def read_pruned(folder: Path) -> Report:
-    """The report in a folder that `sipp prune` wrote; DataError if it was changed.
+def read_pruned(folder: Path) -> SavedNetwork:
+    """The record in a folder that `sipp prune` wrote; DataError if it was changed.
 
     It is checked by its checksum, and by the hash of the network beside it.
     """
@@ -51,11 +48,11 @@ def read_pruned(folder: Path) -> Report:
             f"holds no pruned network ({RECORD_NAME})", where=folder, fix="give a folder of sipp prune or save_folder"
         )
     if not path.exists():
-        return replace(Report.read(read_json(copy), copy), note=NO_NETWORK)
+        raise DataError(f"holds {RECORD_NAME} and no {WEIGHTS_NAME}", where=folder, fix="copy the whole folder")
     tensors, metadata = read_tensors(path)
     if RECORD_KEY not in metadata:
         raise DataError("is not a network of `sipp prune`: it holds no record", where=path)
-    report = Report.read(read_json(path, metadata[RECORD_KEY]), path)
-    if hashing.with_buffers(hashing.of_state(tensors), report.buffers_hash) != report.pruned_hash:
+    record = SavedNetwork.read(read_json(path, metadata[RECORD_KEY]), path)
+    if hashing.with_buffers(hashing.of_state(tensors), record.buffers_hash) != record.pruned_hash:
         raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
-    return report
+    return record

@@ -2,8 +2,8 @@
 
 `data` is one tensor of the network after another: which weights are stored, the byte planes of their values, the scales
 of int8, and the mask where it is not simply the stored weights (`coding.py`, `rounding.py`). `index` is JSON in zlib:
-an entry per tensor (`StoredTensor`), how the network was pruned, and its certificate. The metadata hold one SHA-256 of
-both. One safetensors entry per tensor would cost 100 bytes each, more than the norm layers of a small network.
+an entry per tensor (`StoredTensor`), and the record of the network. The metadata hold one SHA-256 of both. One
+safetensors entry per tensor would cost 100 bytes each, more than the norm layers of a small network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError
 from sipp.files import CHANGED, sha256_of
-from sipp.results import (
-    Precision,
-    SavedFile,
-    StoredTensor,
-    from_json,
-    hashing,
-    to_json,
-)
+from sipp.results import Precision, SavedFile, StoredTensor, to_json
 from sipp.storage.coding import (
     DTYPES,
     FLOATS,
@@ -45,12 +38,12 @@ from sipp.storage.coding import (
 from sipp.storage.rounding import FORMATS, restore_values, round_values
 
 KEY = "sipp file"  # in the metadata: the format, and the SHA-256 of index and data
-FORMAT = 2
+FORMAT = 3
 FOREIGN = (
     "is not a file from sipp.save, or was cut{}; for a plain safetensors file use safetensors.torch.load_file, and "
     "copy or save a damaged one again"
 )
-INDEXED = ("model", "versions", "precision", "buffers_hash")  # fields of SavedFile that the index has as they are
+ABOUT_FILE = ("path", "sha256", "n_bytes")  # fields of SavedFile that the index leaves out
 
 Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
 
@@ -60,11 +53,10 @@ Groups = list[tuple[tuple[str, ...], Tensor]]  # tensors with all their names
 
 def file_content(contents: SavedFile, data: bytes) -> tuple[bytes, SavedFile]:
     """The bytes of the file with these contents and this data, and the contents with their size and SHA-256."""
-    values = {name: getattr(contents, name) for name in INDEXED} | {
-        "statements": contents.statements,
-        "certificate": to_json(contents.certificate),
-        "tensors": [asdict(tensor) for tensor in contents.tensors],
-    }
+    values = to_json(contents, only_fields=True)
+    if contents.pruned is not None:
+        values |= to_json(contents.pruned, only_fields=True)
+    values = {name: value for name, value in values.items() if name not in ABOUT_FILE}
     index = zlib.compress(json.dumps(values, separators=(",", ":")).encode(), 9)
     digest = sha256_of(index, data)
     tensors = {name: np.frombuffer(held, dtype=np.uint8) for name, held in (("index", index), ("data", data))}
@@ -90,8 +82,8 @@ def read_contents(path: Path) -> tuple[SavedFile, memoryview]:
             f"its content does not have the SHA-256 it was saved with; {CHANGED}; copy or save it again", where=path
         )
     values = json.loads(zlib.decompress(index))
-    about_file = {"path": str(path), "sha256": digest, "n_bytes": path.stat().st_size}
-    return from_json(SavedFile, values | about_file, path), data
+    about_file = {"kind": SavedFile.KIND, "path": str(path), "sha256": digest, "n_bytes": path.stat().st_size}
+    return SavedFile.read(values | about_file, path), data
 
 
 # --- the tensors ------------------------------------------------------------------------------------------------------
@@ -132,20 +124,14 @@ def encode(
 
 
 def decode(contents: SavedFile, data: memoryview) -> tuple[dict[str, Tensor], SavedFile]:
-    """The state_dict (tied names share a tensor), and the contents with masks and what the certificate is about."""
+    """The state_dict (tied names share a tensor), and the contents with masks."""
     state, masks = {}, {}
     for entry, piece in zip(contents.tensors, _pieces(data, [entry.n_bytes for entry in contents.tensors])):
         tensor, mask = _decode(entry, piece)
         state.update(dict.fromkeys(entry.names, tensor))
         if mask is not None:
             masks[entry.names[0]] = mask
-    certificate = contents.certificate
-    if certificate is None:
-        return state, replace(contents, masks=masks)
-    is_stored = certificate.pruned_hash == hashing.with_buffers(hashing.of_state(state), contents.buffers_hash)
-    return state, replace(
-        contents, masks=masks, certificate_about="stored values" if is_stored else "values before rounding"
-    )
+    return state, replace(contents, masks=masks)
 
 
 def _rounding_of(tensor: Tensor, precision: Precision, *, is_parameter: bool) -> str:

@@ -17,7 +17,7 @@ from sipp.inputs import HELD_BACK_ONE_IN, AnyData, Data, data_of, labels
 from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, is_like_a_language_model, rank
 from sipp.repairing import split_data
-from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, Selector, check, numerics
+from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, Selector, check, numerics, other_names
 from sipp.scoring import ScoringTask, method_of, task_of
 from sipp.verbs.prune import repaired_cut
 
@@ -26,7 +26,7 @@ USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda"
 LABELLED: tuple[str, ...] = ("snip",)  # compared too if the data has labels
 
 
-@check.explain_unknown_options
+@other_names.explain_unknown_options
 @torch.inference_mode(False)
 def compare(
     model: nn.Module,

@@ -22,13 +22,14 @@ from sipp.results import (
     check,
     cut_times,
     numerics,
+    other_names,
 )
 from sipp.scoring import checked_method, task_of
 
 MOST_STEPS = 10**9  # a larger number is taken for a mistake
 
 
-@check.explain_unknown_options
+@other_names.explain_unknown_options
 @torch.inference_mode(False)
 def gradual(
     model: nn.Module,

@@ -6,15 +6,15 @@ from os import PathLike
 
 import torch
 
-from sipp.results import Report, SavedFile, check
+from sipp.results import SavedNetwork, check
 from sipp.storage import decode, read_contents, read_pruned
 
 
 @torch.inference_mode(False)
-def inspect(path: str | PathLike[str]) -> SavedFile | Report:
-    """Returns what is in a file written by `save`, after the same checks as `load`. `print` it.
+def inspect(path: str | PathLike[str]) -> SavedNetwork:
+    """Returns the record of the network in a file of `save` or a folder of `save_folder`. `print` it.
 
-    Of a folder written by `save_folder` or `sipp prune`, it returns the report.
+    It is checked as `load` does. That of a file also says how the file holds it (`SavedFile`).
 
     Example:
         >>> import sipp, tempfile, torch

@@ -34,15 +34,15 @@ from sipp.results import (
     Reduce,
     RepairMethod,
     Selector,
-    check,
     hashing,
     numerics,
+    other_names,
     words,
 )
 from sipp.scoring import ScoringTask, checked_method, task_of
 
 
-@check.explain_unknown_options
+@other_names.explain_unknown_options
 @torch.inference_mode(False)
 def prune(
     model: nn.Module,

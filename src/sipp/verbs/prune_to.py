@@ -49,6 +49,7 @@ from sipp.results import (
     check,
     hashing,
     numerics,
+    other_names,
 )
 from sipp.scoring import checked_method, task_of
 from sipp.verbs.prune import pruned_of, repaired_cut, warn_of_dead_rows
@@ -66,7 +67,7 @@ def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
     return tuple(SPARSEST ** ((i / (n - 1)) ** DENSE_END) for i in range(n))
 
 
-@check.explain_unknown_options
+@other_names.explain_unknown_options
 @torch.inference_mode(False)
 def prune_to(
     model: nn.Module,
@@ -126,7 +127,7 @@ def prune_to(
     start = 0 if calibration is None else _first_level(networks, calibration, n_holdout, grid, progress)
     path, certificate = _walk(networks, grid[start:], holdout, seen, progress)
     if certificate is None:
-        why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass; {claim.words}"
+        why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass (asked: {claim.words})"
         return _dense_result(ranking.model, grid, start, path, why)
     pruned = networks.record([level for level in path if level.passed][-1].budget)
     assert certificate.pruned_hash == hashing.of_model(pruned.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import get_args
@@ -9,7 +10,6 @@ from typing import get_args
 import torch
 from torch import nn
 
-from sipp import __version__
 from sipp.errors import ModelError, OptionError, warn_caller
 from sipp.files import write_atomic
 from sipp.results import (
@@ -79,22 +79,24 @@ def content_of(
         )
     entries, pieces = encode(model, network.masks if isinstance(network, Pruned) else {}, values)
     _warn_of_negative_zeros(model)
+    own_hash = hashing.of_model(model)
     contents = SavedFile(
         path=target,
-        sha256="",
-        n_bytes=0,
         model=hashing.class_name(model),
-        versions={"sipp": __version__, "torch": str(torch.__version__)},
+        pruned_hash=own_hash,
+        buffers_hash=hashing.of_buffers(model),
+        certificate=certificate,
+        pruned=network.for_a_file if isinstance(network, Pruned) else None,
         precision=values,
         tensors=entries,
-        statements=network.up_to_date.statements if isinstance(network, Pruned) else {},
-        certificate=certificate,
-        buffers_hash=hashing.of_buffers(model),
     )
     data = b"".join(pieces)
-    contents = decode(contents, memoryview(data))[1]
+    state, contents = decode(contents, memoryview(data))
+    if contents.rounding_words:
+        stored_hash = hashing.with_buffers(hashing.of_state(state), contents.buffers_hash)
+        contents = replace(contents, pruned_hash=stored_hash)
     is_about_stored = contents.certificate_about == "stored values"
-    if certificate is not None and not is_about_stored and certificate.pruned_hash != hashing.of_model(model):
+    if certificate is not None and not is_about_stored and certificate.pruned_hash != own_hash:
         raise OptionError("the certificate is about another network than the one to save; certify this one")
     return file_content(contents, data)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sipp.errors import OptionError
-from sipp.results import AnyCertificate, Pruned, PrunedTo, Report, certificate_of, check, record_of, to_json
+from sipp.results import AnyCertificate, Pruned, PrunedTo, SavedNetwork, certificate_of, check, record_of, to_json
 from sipp.storage import write_pruned
 
 
@@ -39,7 +39,7 @@ def save_folder(
     """
     more = _checked_about(about)
     network, certificate = record_of(pruned), certificate_of(pruned, certificate)
-    target, record = check.path("folder", folder, "pruned"), Report.of(network, certificate).values
+    target, record = check.path("folder", folder, "pruned"), SavedNetwork.of(network, certificate).values
     write_pruned(target, network.model.state_dict(), record | more)
     return target
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sipp.report import Article, Cell, Finding, Section, Table, numbers, plots
+from sipp.report import Article, Finding, PageCell, PageTable, Section, numbers, plots
 from sipp.results import Certificate, to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.panels import Panel
@@ -162,7 +162,7 @@ def best_choice(run: Run) -> Finding | None:
     return Finding(f"Use {choice.method} at keep {numbers.number(choice.keep, 'share')}", detail)
 
 
-def method_table(run: Run) -> Table | None:
+def method_table(run: Run) -> PageTable | None:
     """Top-1 accuracy of every method at every keep, coloured by the loss."""
     levels, methods = series.levels_of(run), series.methods_of(run)
     if not levels or not methods:
@@ -171,10 +171,10 @@ def method_table(run: Run) -> Table | None:
     dense, products = series.dense_mean(run, "top1"), series.by_level(run, "multiply_adds")
     rows = []
     for method in methods:
-        cells = [Cell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
+        cells = [PageCell("" if dense is None else f"{100 * dense:.1f}", title="the network before pruning")]
         for place in ((method, level) for level in levels):
             if place not in after:
-                cells.append(Cell("", title="not done"))
+                cells.append(PageCell("", title="not done"))
                 continue
             titles, tone = [], ""
             if place in changes:
@@ -186,14 +186,14 @@ def method_table(run: Run) -> Table | None:
             if place in products:
                 text += f" ({100 * products[place].mean:.2g})"
                 titles.append(f"{numbers.number(products[place].mean, 'share')} of the multiply-adds left")
-            cells.append(Cell(text, tone, "; ".join(titles)))
+            cells.append(PageCell(text, tone, "; ".join(titles)))
         rows.append((method, tuple(cells)))
     head = ("method / keep", "dense", *(numbers.number(keep, "share") for keep in levels.values()))
     near = f"green: within {100 * numbers.TOLERANCE:g} points of dense; pale: within 1; orange and red: below."
     mean = ", mean over seeds" if len(series.seeds_of(run)) > 1 else ""
     words = f"Accuracy (top-1) after training in %{mean}, by share of weights kept"
     words += " (in brackets: multiply-adds left, in % of the dense network's)" if products else ""
-    return Table(f"{words}; {near}", head, tuple(rows))
+    return PageTable(f"{words}; {near}", head, tuple(rows))
 
 
 def spread_words(run: Run) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sipp.report import Article, Cell, Finding, Section, Table, numbers
+from sipp.report import Article, Finding, PageCell, PageTable, Section, numbers
 from sipp.results import words
 from sipp_lab.page import series
 from sipp_lab.page.article import choice_of
@@ -59,8 +59,8 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         ends = [(change, name) for keep, change, name in last if keep == sparsest]
         best, worst = max(ends, default=(None, "")), min(ends, default=(None, ""))
         cells = (
-            Cell("not done" if dense is None else numbers.number(dense, "share")),
-            Cell("none" if kept is None else _kept_words(kept, method, left)),
+            PageCell("not done" if dense is None else numbers.number(dense, "share")),
+            PageCell("none" if kept is None else _kept_words(kept, method, left)),
             _change_cell(sparsest, *best),
             _change_cell(sparsest, *worst),
         )
@@ -76,7 +76,7 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     )
     caption = "Accuracy (top-1), mean over seeds, and its change in percentage points; keep: share of weights left."
     shown = tuple((name, cells[: n_columns - 1]) for name, cells in rows)
-    table = Table(caption, head[:n_columns], shown, wraps=True)
+    table = PageTable(caption, head[:n_columns], shown, wraps=True)
     drawn = [plot for i, panel in enumerate(panels) if (plot := accuracy_plot(panel.run, f"panel{i}", panel.title))]
     return Section("Main comparison", finding, [drawn[i : i + 2] for i in range(0, len(drawn), 2)], table)
 
@@ -87,8 +87,8 @@ def _kept_words(kept: float, method: str, products: float | None) -> str:
     return f"{numbers.number(kept, 'share')} ({method}{left})"
 
 
-def _change_cell(keep: float | None, change: float | None, method: str) -> Cell:
+def _change_cell(keep: float | None, change: float | None, method: str) -> PageCell:
     if keep is None or change is None:
-        return Cell("not done")
+        return PageCell("not done")
     words = f"{numbers.number(change, 'points')} against the dense network at keep {numbers.number(keep, 'share')}"
-    return Cell(f"{100 * change:+.2f} ({method})", numbers.tone_of(change), words)
+    return PageCell(f"{100 * change:+.2f} ({method})", numbers.tone_of(change), words)

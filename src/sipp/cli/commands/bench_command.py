@@ -37,8 +37,8 @@ def bench(
     drawn = inputs_for(network, stored, batch_size)
     with naming_option(f"FILE {stored.file}", "see sipp bench --help"):
         measured = sipp.bench(network.model, drawn.example)
-    if isinstance(network.contents, SavedFile):  # this very file, which may hold rounded values and a certificate
-        file = network.contents
+    file = network.record
+    if isinstance(file, SavedFile):  # this very file, which may hold rounded values and a certificate
         measured = replace(measured, file_bytes=file.n_bytes, bound_bytes=file.bound_bytes)
     record = record_of(type(measured).__name__, measured)
     return Answer([*input_lines(drawn), str(measured), *write_record(out, record)], record)

@@ -76,13 +76,11 @@ def certify(
 
 def _seen_by(pruned: Path) -> Any:
     """The hashes of the inputs that chose a network, from its folder, named itself or by its file of weights."""
-    from sipp.results import Report, SeenInputs
+    from sipp.results import SeenInputs
 
     folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned
     try:
-        report = sipp.inspect(folder) if folder.is_dir() else None
-    except DataError:  # a folder of another program, or weights that do not match the record
-        report = None
-    if not isinstance(report, Report):
-        return SeenInputs(frozenset(), is_all=False)
-    return report.pruned.seen
+        record = sipp.inspect(folder)
+    except DataError:  # of another program, or weights that do not match the record
+        return SeenInputs()
+    return SeenInputs() if record.pruned is None else record.pruned.seen

@@ -56,15 +56,15 @@ def export(
     with naming_option(f"FILE {stored.file}, --out {out}", "see sipp export --help"):
         if is_small:
             precision = "fp32" if values == "same" else values
-            written = sipp.save(network.model, out, values=precision, certificate=network.certificate)
+            written = sipp.save(network.pruned or network.model, out, values=precision, certificate=network.certificate)
         else:
             written = sipp.export(
-                network.record or network.model,
+                network.pruned or network.model,
                 out,
                 example,
                 values=values,
-                certificate=network.certificate if is_folder and network.record is not None else None,
+                certificate=network.certificate if is_folder and network.pruned is not None else None,
                 sparse=sparse,
                 shard=shard,
             )
-    return Answer([str(written)], record_of("export", written))
+    return Answer([str(written)], written.values if is_small else record_of("export", written))

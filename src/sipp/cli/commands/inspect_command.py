@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from sipp.cli.output import Answer, record_of
+from sipp.cli.output import Answer
 
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")],
 ) -> Answer:
     """Show what is in a file from sipp.save or a folder from `sipp prune`: sizes, method, certificate."""
-    from sipp.cli.stored import contents_of
+    from sipp.cli.stored import record_in
 
-    contents = contents_of(file)
-    return Answer([str(contents)], record_of("network file", contents))
+    record = record_in(file)
+    return Answer([str(record)], record.values)

@@ -13,7 +13,7 @@ from sipp.cli.output import ANOTHER, Answer, record_of
 from sipp.cli.prune_request import EXACT, Request
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results import SHARE, AnyCertificate, to_json, words
+from sipp.results import SHARE, AnyCertificate, Sheet, to_json, words
 
 FIX = "see sipp prune --help"
 
@@ -64,7 +64,7 @@ def _prune(request: Request, arguments: dict[str, Any]) -> Done:
 
     from sipp.cli.inputs import Reader, input_lines, summary_of
     from sipp.cli.networks import load_model, norm_stats_of
-    from sipp.results import Report, hashing
+    from sipp.results import SavedNetwork, hashing
 
     options = request.options
     model = load_model(request.model, request.weights, seed=options.seed, device=request.device)
@@ -85,8 +85,8 @@ def _prune(request: Request, arguments: dict[str, Any]) -> Done:
             pruned = sipp.prune(model, batches, norm_stats=norm_stats, **arguments)
             certificate = None if holdout is None else _certified(request, model, pruned, holdout)
     seconds = perf_counter() - began
-    values: dict[str, Any] = {"kind": "not certified", "keep": 1.0} if pruned is None else Report.of(pruned).values
-    values |= {
+    values: dict[str, Any] = {"kind": "not certified", "keep": 1.0}
+    values = (values if pruned is None else SavedNetwork.of(pruned).values) | {
         "asked": request,
         "model": request.model,
         "weights": request.weights,
@@ -153,12 +153,25 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
     if certificate is not None:
         certified = certificate.sentence if walk is None else "see the certificate below."
         certified = certified if request.values in EXACT else f"about the stored values: {certified}"
-    lines = [] if pruned is None else [str(pruned.sheet_with(in_shell=True, certified=certified))]
+    lines = [] if pruned is None else [str(_sheet_of(pruned, certified))]
     lines += [] if walk is None else [str(walk)]
     if walk is not None and not request.options.repair:
         hint = "--repair fits the kept weights to the dense outputs: fewer are enough then"
         lines.append(words.labelled_line("further", hint))
     return lines
+
+
+def _sheet_of(pruned: Any, certified: str) -> Sheet:
+    """What was pruned, with all layers, and what to do next in the shell."""
+    bounds = "" if certified else "--holdout bounds the error on new inputs, "
+    step = f"sipp eval measures accuracy, {bounds}sipp report makes a page"
+    if pruned.warning:
+        measure = "sipp eval" if certified else "sipp eval and --holdout"
+        repair = "--repair" if pruned.repair is None else "more data for the repair"
+        costly = f"try {repair}, another method (sipp compare tells you which), a larger --keep, or training"
+        step = f"{measure} on new inputs; if it costs too much, {costly}"
+    facts = [*pruned.facts(certified=certified), ("next", step)]
+    return Sheet(pruned.headline, tuple(facts), (pruned.layers_table(),), "--json prints every bound and statement")
 
 
 def _written(request: Request, done: Done) -> Answer:
@@ -182,7 +195,7 @@ def _written(request: Request, done: Done) -> Answer:
         lines.append(
             words.labelled_line("values", f"{text}; the statements above are about the values before rounding")
         )
-    return Answer(lines, values | {"written": {str(path): saved.n_bytes}, "file": to_json(saved)})
+    return Answer(lines, values | {"written": {str(path): saved.n_bytes}, "file": saved.values})
 
 
 def _prune_on_disk(request: Request) -> Answer:

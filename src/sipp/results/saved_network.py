@@ -1,13 +1,13 @@
-"""What is written about a pruned network, as report.json and `--json`: its facts, its hashes, what is certified.
+"""What is known of a pruned network, as files and `--json` hold it: how it was pruned, its hashes, its certificate.
 
-All of it lies in one JSON object; the keys are those of `Pruned` and of `Report`, and what a command adds.
+All of it lies in one JSON object; the keys are those of `Pruned` and of `SavedNetwork`, and what a command adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -19,32 +19,33 @@ from sipp.results.jsonio import NOT_JSON, from_json, to_json
 from sipp.results.pruned import Pruned
 from sipp.results.sheet import Sheet, shown
 
-KIND = "pruned"
+SEE_BELOW = "see the certificate below."
+
+Kind = TypeVar("Kind", bound="SavedNetwork")
 
 
-_NO_PRUNED: Any = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 @shown
-class Report:
-    """The report in the folder of a pruned network: which networks it is about, and what is certified. `print` it."""
+class SavedNetwork:
+    """What is known of a network: how it was pruned, its hashes, what is certified. `print` it."""
 
     model: str  # its class, or the value of --model
-    pruned_hash: str
+    pruned_hash: str  # of the network itself: in a file, with its values as they are stored
     buffers_hash: str | None = None  # of buffers that its state_dict leaves out; None: it has none
     dense_hash: str | None = None  # None: unknown
     certificate: AnyCertificate | None = None  # of the pruned network
     weights: str | None = None  # the file of the dense weights, from the command line
-    sipp: str = ""
-    torch: str = ""
-    pruned: Pruned = field(default=_NO_PRUNED, metadata=NOT_JSON)  # its facts lie beside these in a file
+    sipp: str = __version__
+    torch: str = str(torch.__version__)
+    # how it was pruned, whose facts lie beside these in JSON; None: nobody said
+    pruned: Pruned | None = field(default=None, metadata=NOT_JSON)
     rest: Mapping[str, Any] = field(default_factory=dict, metadata=NOT_JSON)  # what else the command wrote
-    note: str = field(default="", metadata=NOT_JSON)  # what could not be checked
+
+    KIND: ClassVar = "pruned"
 
     @classmethod
-    def of(cls, pruned: Pruned, certificate: AnyCertificate | None = None) -> Report:
-        """The report on a pruned network as it is now; the dense network's hash is a certificate's."""
+    def of(cls, pruned: Pruned, certificate: AnyCertificate | None = None) -> SavedNetwork:
+        """The record of a pruned network as it is now; the dense network's hash is a certificate's."""
         check.kind("pruned", pruned, Pruned, "pass what sipp.prune returned")
         if pruned.regrown:
             raise ModelError(
@@ -61,28 +62,35 @@ class Report:
             buffers_hash=hashing.of_buffers(pruned.model),
             dense_hash=None if certificate is None else certificate.dense_hash,
             certificate=certificate,
-            sipp=__version__,
-            torch=str(torch.__version__),
             pruned=pruned.up_to_date,
         )
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], where: object) -> Report:
+    def read(cls: type[Kind], values: Mapping[str, Any], where: object) -> Kind:
         """The inverse of `values`; a DataError says which key is wrong."""
-        if values.get("kind") != KIND:
+        if values.get("kind") != cls.KIND:
             raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
-        report = replace(from_json(cls, values, where), pruned=from_json(Pruned, values, where))
-        return replace(report, rest={key: value for key, value in values.items() if key not in report.values})
+        pruned = from_json(Pruned, values, where) if "method" in values else None
+        record: Kind = replace(from_json(cls, values, where), pruned=pruned)
+        return replace(record, rest={key: value for key, value in values.items() if key not in record.values})
 
     @property
     def values(self) -> dict[str, Any]:
         """All of it in one JSON object."""
-        return {"kind": KIND, **to_json(self), **to_json(self.pruned), **self.rest}
+        facts = {} if self.pruned is None else to_json(self.pruned)
+        return {"kind": self.KIND, **to_json(self), **facts, **self.rest}
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """How it was pruned, and what that costs."""
+        certified = "" if self.certificate is None else SEE_BELOW
+        return [] if self.pruned is None else self.pruned.facts(certified=certified)
 
     @property
     def sheet(self) -> Sheet:
-        sheet = self.pruned.sheet
-        certificate = self.certificate
-        claim = "none" if certificate is None else certificate.sentence
-        facts = (("network", self.model), *sheet.facts, ("certificate", claim))
-        return replace(sheet, facts=facts, note=self.note)
+        facts = [("model", self.model), *self.facts]
+        if self.certificate is not None:
+            facts.append(("certificate", self.certificate.sentence))
+        if self.pruned is None:
+            return Sheet(self.model, tuple(facts))
+        return Sheet(self.pruned.headline, tuple(facts), (self.pruned.layers_table(is_short=True),))
