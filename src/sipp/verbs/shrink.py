@@ -1,4 +1,4 @@
-"""`shrink`: removes dead rows and channels from a network without changing its output."""
+"""`shrink`: removes dead channels, which leaves the outputs the same, or as many as a budget asks for."""
 
 from __future__ import annotations
 
