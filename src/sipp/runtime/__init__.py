@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     )
     from sipp.runtime.examples import (
         call_of as call_of,
-        output_difference as output_difference,
+        numeric_difference as numeric_difference,
     )
     from sipp.runtime.shrinking.choosing import (
         ChannelOptions as ChannelOptions,

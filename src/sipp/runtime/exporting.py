@@ -41,14 +41,13 @@ from sipp.results import (
     shown,
 )
 from sipp.runtime.copying import plain_copy
-from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example
+from sipp.runtime.examples import AGREEMENT, Call, call_of, cloned, output_difference, try_example
 from sipp.runtime.graph import reason_of
 from sipp.runtime.hugging_face_folder import model_card, save_folder
 
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers
 ONNX = ".onnx"
-AGREEMENT = 1e-4  # relative to the largest value of an output
 POSITION_BYTES = 8  # int64, as ONNX asks
 OF_TORCH = {  # what a reader may expect here, and the line of torch that writes it
     ".pt": "torch.save(pruned.model.state_dict(), path)",

@@ -23,11 +23,10 @@ from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
 from sipp.results import Bench, BenchRun, BenchStep, NetworkLike, Speed, hashing, network_of
-from sipp.runtime import call_of, output_difference, plain_copy, sparse
+from sipp.runtime import call_of, numeric_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
 REPEATS = 15  # pairs of calls, of which the median counts
-AGREEMENT = 1e-4  # relative to the largest output
 LEAST_SECONDS = 0.01  # shorter calls are repeated to take at least this long
 TRIALS = 2  # of each memory format
 MS = 1e3
@@ -90,8 +89,8 @@ def _time_calls(
     args, kwargs = call
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
-        gap = output_difference(*(pytree.tree_leaves(run(*args, **kwargs)) for run in (fast, model)))
-        if not gap <= AGREEMENT:
+        gap, is_same = numeric_difference(fast(*args, **kwargs), model(*args, **kwargs))
+        if not is_same:
             raise ModelError(
                 f"the sparse network's outputs differ by {gap:.1e} of their size, so it is not timed",
                 where=type(model).__name__,
