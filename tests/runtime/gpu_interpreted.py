@@ -166,7 +166,7 @@ class Net(nn.Module):
 def test_a_network_gives_what_torch_gives() -> None:
     model, x = Net().eval(), torch.randn(1, 2, 24)
     fast = sipp.sparse(model, x)
-    kernels = {step.name: step.kernel for step in fast.steps}
+    kernels = {step.name: step.kernel or step.by for step in fast.steps}
     assert kernels["q"] == "walks, 32-bit values" and kernels["k"] == "with q" and kernels["o"].startswith("walks")
     assert kernels["full"] == "dense" and kernels["few"] == kernels["conv1d"] == "torch"
     assert "no zeros" in str(fast) and not fast.latest.is_dense and fast.n_bytes > fast.n_dense_bytes

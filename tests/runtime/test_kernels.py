@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import runtime as oracle
 
 from sipp.native import machine_code, processor, vector
+from sipp.runtime import images
 from sipp.runtime.activations import BY_TORCH, activate
-from sipp.runtime.buffers import Arena, Work, token_buffer
+from sipp.runtime.buffers import Arena, Buffer, Work, image_buffer, token_buffer
 from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Op, Ref
 from sipp.runtime.images import AVERAGE, CAT, MAX, PAD
 from sipp.runtime.kernel import PreparedKernel, Vectors
@@ -134,7 +135,7 @@ def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows,
 def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed):
     padding = min(padding, kernel // 2)
     arena = Arena()
-    buffer = arena.image(n, channels, *size, (1, 2))
+    buffer = arena.take(arena.image(n, channels, *size, (1, 2)))
     x = draw(kind, n, channels, *size, seed=seed)
     buffer.inner.copy_(x)
     values = {X: buffer.inner}
@@ -142,6 +143,17 @@ def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed)
     assert made(op, values, arena).kernel.endswith("of windows")
     wanted = oracle.pooling(x.numpy(), kernel, stride, padding, is_max)
     assert agrees(values[OUT], wanted, oracle.pooling(x.abs().numpy(), kernel, stride, padding, False) * (not is_max))
+
+
+def test_pooling_of_images_of_two_gigabytes():
+    """Only the first and the last line are read, so that hardly any of the memory is touched."""
+    n_lines = 2**26 + 1
+    source = Buffer(torch.empty(1, n_lines, 1, 8), (0, 0), 8)
+    out = image_buffer(8, 1, 2, 1)
+    source.data_CHWN[0, 0], source.data_CHWN[0, -1] = 1.0, 2.0
+    columns = [range(1)], [1]
+    images._kernel(True, ([range(1), range(n_lines - 1, n_lines)], [1, 1]), columns, source, out)()
+    assert out.data_CHWN.flatten().tolist() == [1.0] * 8 + [2.0] * 8
 
 
 @EACH
@@ -164,7 +176,7 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
     n_queries, n_keys, size = 8 * eighths, 4 * fours, 4 * sizes
     arena, values = Arena(), {}
     for number, n_tokens in ((X, n_queries), (WEIGHT, n_keys), (BIAS, n_keys)):
-        data = arena.add(token_buffer(n * n_tokens, heads * size)).data_CHWN
+        data = arena.take(token_buffer(n * n_tokens, heads * size)).data_CHWN
         columns = data.shape[3]
         values[number] = data.as_strided((n, heads, n_tokens, size), (n_tokens, size * columns, 1, columns))
         values[number].copy_(2 * draw(kind, n, heads, n_tokens, size, seed=seed + number))
@@ -185,7 +197,7 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
 def test_concatenations_and_padding(n, channels, more, seed):
     arena, values = Arena(), {}
     for i, own in enumerate(channels):
-        values[i] = arena.image(n, own, 3, 4, (1, 1)).inner
+        values[i] = arena.take(arena.image(n, own, 3, 4, (1, 1))).inner
         values[i].copy_(torch.randn(values[i].shape, generator=torch.Generator().manual_seed(seed + i)))
     made(Op("cat", CAT, ([Ref(i) for i in range(len(channels))], 1), {}, OUT), values, arena, border=(1, 2))
     assert torch.equal(values[OUT], torch.cat([values[i] for i in range(len(channels))], 1))
@@ -200,7 +212,7 @@ from runtime.test_kernels import *
 
 arena, values = Arena(), {}
 for number in (X, WEIGHT, BIAS):
-    data = arena.add(token_buffer(1024, 4)).data_CHWN
+    data = arena.take(token_buffer(1024, 4)).data_CHWN
     values[number] = data.as_strided((1, 1, 1024, 4), (1024, 4 * data.shape[3], 1, data.shape[3]))
     values[number].copy_(torch.randn(1, 1, 1024, 4))
 step = made(Op("attend", ATTENTION, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT), values, arena)

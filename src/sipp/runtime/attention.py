@@ -66,7 +66,7 @@ def attention_step(op: Op, work: Work) -> Step | None:
     if (n_vectors := next(fit, None)) is None:
         return None
     mask, fills = _mask(op, work, q, n_keys)
-    out = arena.add(token_buffer(n_points * n_queries, n_heads * size))
+    out = arena.take(token_buffer(n_points * n_queries, n_heads * size))
     columns = out.data_CHWN.shape[3]
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
     n_strips = n_queries // (lanes * n_vectors)
@@ -88,7 +88,11 @@ def attention_step(op: Op, work: Work) -> Step | None:
     kernel = PreparedKernel(
         ("attention", tile), arguments, n_tasks, lambda b, args: _emit(Vectors(b, lanes), args, tile), also
     )
-    return Step(op.name, "attention of tokens", filled_run(fills, kernel, op.out, result), op.out)
+    buffers = tuple(x for x in (q, k, v, mask, result) if x is not None)
+    return Step(
+        op.name, "ours", filled_run(fills, kernel, op.out, result), op.out, "attention of tokens", is_watched=True,
+        buffers=buffers,
+    )  # fmt: skip
 
 
 def _mask(op: Op, work: Work, q: Tensor, n_keys: int) -> tuple[Tensor | None, list[Fill]]:

@@ -34,7 +34,7 @@ def norm_step(op: Op, work: Work) -> Step | None:
         for ref, default in zip(refs, (1.0, 0.0))
     )
     source, strides = token_input(op.args[0].value, x, arena)
-    out = arena.add(token_buffer(n_tokens, features))
+    out = arena.take(token_buffer(n_tokens, features))
     lanes = processor.LANES if source.n % processor.LANES == 0 else 8
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
@@ -54,7 +54,8 @@ def norm_step(op: Op, work: Work) -> Step | None:
     key = ("norm", lanes, n_vectors)
     kernel = PreparedKernel(key, arguments, n_strips, lambda b, args: _emit(Vectors(b, lanes), args, n_vectors))
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    return Step(op.name, "norm of tokens", run_step, op.out)
+    buffers = (source.data, out.data_CHWN)
+    return Step(op.name, "ours", run_step, op.out, "norm of tokens", is_watched=True, buffers=buffers)
 
 
 def _emit(v: Vectors, args: machine_code.Arguments, n_vectors: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,15 +21,18 @@ class Step:
     """One operation of a plan. `run` reads and writes values; most other fields are for the table."""
 
     name: str
-    kernel: str  # "torch", or in words
+    by: Literal["torch", "dense", "ours"]  # torch's operation; torch's layer, in its faster format; a kernel of ours
     run: Callable[[Values], None]
     out: int
+    kernel: str = ""  # ours, in words
+    is_watched: bool = False  # whether what is not finite in its result has been noticed: its result needs no check
     keep: float | None = None  # share of weights that are not zero
     n_dense_bytes: int = 0  # of its weights
     seconds: float | None = None
     dense_seconds: float | None = None
     note: str = ""
     held: tuple[Tensor, ...] = ()  # weights that it reads, packed or dense, perhaps shared with other steps
+    buffers: tuple[Tensor, ...] = ()  # activations that it reads and writes, which other steps may do too
     reads: tuple[int, ...] | None = None  # values it reads in later calls; None: all that its operation does
 
     @property
@@ -79,6 +82,12 @@ class Compiled:
     n_buffer_bytes: int = 0  # of activations
 
 
+def bytes_in_memory(tensors: Iterable[Tensor]) -> int:
+    """The bytes of these tensors' memory, where several share it counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def left_to_torch(run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float) -> Compiled:
     """A network of which no step is known: torch runs it as it is called."""
     return Compiled([], run, True, how, seconds, seconds, "run by torch: nothing gained")
@@ -90,7 +99,7 @@ def without_weights(steps: list[Step]) -> list[Step]:
     def run(values: Values) -> None:
         raise AssertionError("torch runs this network")
 
-    return [replace(step, run=run, held=()) for step in steps]
+    return [replace(step, run=run, held=(), buffers=()) for step in steps]
 
 
 def kept_share(weight: Tensor) -> float:

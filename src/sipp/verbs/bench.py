@@ -59,10 +59,10 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
     is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [
         BenchStep(
-            name=step.name, kernel="torch" if is_dense else step.kernel, keep=step.keep,
+            name=step.name, kernel="torch" if is_dense else step.kernel or step.by, keep=step.keep,
             n_bytes=step.n_bytes, n_dense_bytes=step.n_dense_bytes,
             dense_ms=None if step.dense_seconds is None else MS * step.dense_seconds,
-            sparse_ms=None if is_dense or step.seconds is None else MS * step.seconds,
+            sparse_ms=None if is_dense or step.by != "ours" or step.seconds is None else MS * step.seconds,
         )
         for step in fast.steps if step.keep is not None
     ]  # fmt: skip

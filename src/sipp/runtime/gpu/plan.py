@@ -187,7 +187,7 @@ def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known
     n_bytes = layers.weight.nbytes
     if kernel is None:
         dense = replace(
-            torch_step(group[0], choice.why), kernel="dense", keep=kept_share(layers.weight), n_dense_bytes=n_bytes,
+            torch_step(group[0], choice.why), by="dense", keep=kept_share(layers.weight), n_dense_bytes=n_bytes,
             seconds=choice.seconds, dense_seconds=choice.dense_seconds,
         )  # fmt: skip
         return [dense] if len(group) == 1 else []
@@ -200,7 +200,9 @@ def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known
         values.update(zip(outs, result.reshape(*x.shape[:-1], -1).split(n_rows, -1)))
 
     step = Step(
-        first.name, kernel.name, run_step, first.out, kept_share(layers.weight), n_bytes,
-        choice.seconds, choice.dense_seconds, held=kernel.tensors, reads=(first.args[0].value,),
+        first.name, "ours", run_step, first.out, kernel.name, keep=kept_share(layers.weight), n_dense_bytes=n_bytes,
+        seconds=choice.seconds, dense_seconds=choice.dense_seconds, held=kernel.tensors,
+        reads=(first.args[0].value,),
     )  # fmt: skip
-    return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out, reads=()) for op in others)]
+    joined = f"with {first.name}"
+    return [step, *(Step(op.name, "ours", lambda values: None, op.out, joined, reads=()) for op in others)]
