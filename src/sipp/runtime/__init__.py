@@ -8,9 +8,6 @@ if TYPE_CHECKING:
     from sipp.runtime.copying import (
         plain_copy as plain_copy,
     )
-    from sipp.runtime.counting import (
-        count_both as count_both,
-    )
     from sipp.runtime.examples import (
         call_of as call_of,
         numeric_difference as numeric_difference,

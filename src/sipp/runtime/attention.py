@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, memory, processor, vector
+from sipp.native import Vectors, machine_code, memory, processor, vector
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, Fill, Work, filled_run, token_buffer
 from sipp.runtime.graph import Op
-from sipp.runtime.kernel import PreparedKernel, Vectors, Watch, raise_flag, tasks
+from sipp.runtime.kernel import PreparedKernel, Watch, raise_flag, tasks
 from sipp.runtime.steps import Step, Values
 
 AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
@@ -173,7 +173,7 @@ def _emit_scores(
                 if tile.has_mask:
                     value = b.fadd(value, v.load(mask_at, i * v.n_bytes))
                 b.store(vector.maximum(b, best, value), largest[i])
-                vector.store(b, value, to, i * v.n_bytes)
+                v.store(value, to, i * v.n_bytes)
     return [b.load(cell) for cell in largest]
 
 
@@ -184,7 +184,7 @@ def _emit_powers(v: Vectors, n_keys: int, largest: list[Any], scores: Any) -> li
         line = _line(v, scores, key, len(largest))
         for i, cell in enumerate(totals):
             power = exp(v, b.fsub(v.load(line, i * v.n_bytes), largest[i]))
-            vector.store(b, power, line, i * v.n_bytes)
+            v.store(power, line, i * v.n_bytes)
             b.store(b.fadd(b.load(cell), power), cell)
     return [b.load(cell) for cell in totals]
 
@@ -209,5 +209,5 @@ def _emit_means(
             to = b.add(out, b.mul(b.add(d, vector.I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(cells):
                 value = b.fmul(b.load(cell), inverse[i])
-                vector.store(b, value, to, i * v.n_bytes)
+                v.store(value, to, i * v.n_bytes)
                 watch(value)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.runtime.graph import Op, Ref
+from sipp.runtime.graph import Op, Slot
 from sipp.runtime.steps import Values
 
 VECTOR = 8  # the number of points is rounded up to a multiple of this
@@ -165,9 +165,9 @@ class Work:
         """The value that is an argument of the operation."""
         return self.values[op.args[place].value]
 
-    def are_constant(self, refs: list[Ref | None]) -> bool:
+    def are_constant(self, refs: list[Slot | None]) -> bool:
         """Whether arguments are constants of the network, or left out."""
-        return all(ref is None or (isinstance(ref, Ref) and ref.value in self.constants) for ref in refs)
+        return all(ref is None or (isinstance(ref, Slot) and ref.value in self.constants) for ref in refs)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, processor, vector
+from sipp.native import Vectors, machine_code, processor, vector
 from sipp.runtime.buffers import Buffer, Work, filled_run, image_buffer
-from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.kernel import Argument, PreparedKernel, Vectors
+from sipp.runtime.graph import ATEN, Op, Slot
+from sipp.runtime.kernel import Argument, PreparedKernel
 from sipp.runtime.products import pair
 from sipp.runtime.steps import Step, Values
 
@@ -46,7 +46,7 @@ def pool_step(op: Op, work: Work) -> Step | None:
 def copies_step(op: Op, work: Work) -> Step | None:
     """The step for concatenating channels or padding with zeros, as copies; None to leave it to torch."""
     refs = op.args[0] if op.target is CAT else op.args[:1]
-    parts = [work.values[ref.value] for ref in refs if isinstance(ref, Ref)]
+    parts = [work.values[ref.value] for ref in refs if isinstance(ref, Slot)]
     is_float = all(x.ndim == 4 and x.dtype == torch.float32 for x in parts)
     if len(parts) < len(refs) or not is_float or all(work.arena.buffer_of(x) is None for x in parts):
         return None
@@ -155,19 +155,19 @@ def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool) -> None:
         x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
         out = b.add(args.number("out"), b.mul(channel, args.number("out_pitch")))
         with vector.each(b, 0, args.number("n_positions")) as position:
-            entry = vector.address_of(b, args.number("table"), position, 8 * TABLE_NUMBERS)
-            to, start, stop, bits = (vector.load(b, entry, vector.I64, 8 * i) for i in range(TABLE_NUMBERS))
+            entry = vector.address_of(b, args.number("table"), position, vector.LONG_BYTES * TABLE_NUMBERS)
+            numbers = [vector.load(b, entry, vector.I64, vector.LONG_BYTES * i) for i in range(TABLE_NUMBERS)]
+            to, start, stop, bits = numbers
             to, factor = b.add(out, to), v.splat(b.bitcast(b.trunc(bits, vector.I32), vector.F32))
             with vector.each(b, 0, args.number("n_points"), v.lanes) as point:
                 value = _over_taps(v, args, is_max, vector.address_of(b, x, point), start, stop)
-                vector.store(b, value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
+                v.store(value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
 
 
 def _over_taps(v: Vectors, args: machine_code.Arguments, is_max: bool, x: Any, start: Any, stop: Any) -> Any:
     b, taps, (cell,) = v.b, args.number("taps"), v.variables(1, float("-inf") if is_max else 0.0)
     with vector.each(b, start, stop) as tap:
-        place = vector.load(b, vector.address_of(b, taps, tap, 8), vector.I64)
-        value, have = v.load(b.add(x, place)), b.load(cell)
+        value, have = v.load(b.add(x, vector.item(b, taps, tap, vector.I64))), b.load(cell)
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
             b.store(b.select(is_new, value, have), cell)

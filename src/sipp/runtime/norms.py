@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from sipp.native import machine_code, processor, vector
+from sipp.native import Vectors, machine_code, processor, vector
 from sipp.runtime.buffers import Work, filled_run, fills_of, token_buffer, token_input
 from sipp.runtime.graph import Op
-from sipp.runtime.kernel import Argument, PreparedKernel, Vectors, tasks
+from sipp.runtime.kernel import Argument, PreparedKernel, tasks
 from sipp.runtime.steps import Step
 
 MARGIN = 2.0**8  # torch handles squares this close to overflow: it sums them in another order
@@ -80,7 +80,7 @@ def _emit(v: Vectors, args: machine_code.Arguments, n_vectors: int) -> None:
             for i in range(n_vectors):
                 value = v.load(b.add(x, moved), i * v.n_bytes)
                 value = vector.fused(b, b.fmul(b.fsub(value, mean[i]), scale[i]), gain, shift)
-                vector.store(b, value, b.add(out, moved), i * v.n_bytes)
+                v.store(value, b.add(out, moved), i * v.n_bytes)
                 watch(value)
 
 

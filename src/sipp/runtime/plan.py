@@ -13,7 +13,7 @@ from torch import Tensor
 from sipp.native import pytree
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena, Pair, Work
-from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Graph, Op, Ref
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Graph, Op, Slot
 from sipp.runtime.images import CAT, MAX, MEANS, PAD, copies_step, pool_step
 from sipp.runtime.norms import norm_step
 from sipp.runtime.products import product_step
@@ -84,7 +84,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
         graph = fold_constants(graph)
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
-        kept = {*graph.constants, *graph.inputs, *(ref.value for ref in graph.outputs if isinstance(ref, Ref))}
+        kept = {*graph.constants, *graph.inputs, *(ref.value for ref in graph.outputs if isinstance(ref, Slot))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
         borders, views = _borders(graph), set()
         steps = []

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, memory, processor, vector
+from sipp.native import Vectors, machine_code, memory, processor, vector
 from sipp.runtime import timing
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena, Work
 from sipp.runtime.graph import LSTM, Op
-from sipp.runtime.kernel import PreparedKernel, Vectors, tasks
+from sipp.runtime.kernel import PreparedKernel, tasks
 from sipp.runtime.products import padded
 from sipp.runtime.steps import Step, Values, arguments_of
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows
@@ -118,7 +118,11 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     }
     lanes = next(n for n in (processor.LANES, 8, 1) if hidden % n == 0)
     kernel = PreparedKernel(
-        ("recurrent", lanes), arguments, n_points, lambda b, args: _emit(Vectors(b, lanes), args), also=(source, out)
+        ("recurrent", lanes),
+        arguments,
+        n_points,
+        lambda b, args: _emit(Vectors(b, lanes), args),
+        also=(source, out),
     )
     return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed, gates)
 
@@ -146,8 +150,8 @@ def _emit(v: Vectors, args: machine_code.Arguments) -> None:
             to = b.add(out, b.mul(time, args.number("out_per_step")))
             with vector.each(b, 0, hidden, v.lanes) as i:
                 state = _emit_cell(v, vector.address_of(b, gates, i), hidden, vector.address_of(b, cell, i))
-                vector.store(b, state, vector.address_of(b, to, i))
-                vector.store(b, state, vector.address_of(b, line, b.add(n_inputs, i)))
+                v.store(state, vector.address_of(b, to, i))
+                v.store(state, vector.address_of(b, line, b.add(n_inputs, i)))
                 watch(state)
 
 
@@ -157,5 +161,5 @@ def _emit_cell(v: Vectors, gates: Any, hidden: Any, cell: Any) -> Any:
     i, f, g, o = (v.load(vector.address_of(b, gates, b.mul(hidden, vector.I64(k)))) for k in range(N_GATES))
     old = b.fmul(sigmoid(v, f), v.load(cell))
     new = vector.fused(b, sigmoid(v, i), tanh(v, g), old)
-    vector.store(b, new, cell)
+    v.store(new, cell)
     return b.fmul(sigmoid(v, o), tanh(v, new))

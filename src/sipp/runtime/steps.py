@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sipp.native import pytree
 from sipp.runtime.activations import BY_TORCH, NONE
-from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, Graph, Op, Ref
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, Graph, Op, Slot
 
 Values = dict[int, Any]  # by the numbers of a graph
 
@@ -54,13 +54,13 @@ class Plan:
         values = self.constants | dict(zip(self.graph.inputs, inputs))
         for step in self.steps:
             step.run(values)
-        return [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+        return [values[ref.value] if isinstance(ref, Slot) else ref for ref in self.graph.outputs]
 
 
 def plan_of(graph: Graph, steps: list[Step]) -> Plan:
     """The plan of these steps; weights that they hold themselves are not kept a second time."""
     used = {n for op, step in zip(graph.ops, steps) for n in (op.reads() if step.reads is None else step.reads)}
-    used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+    used |= {ref.value for ref in graph.outputs if isinstance(ref, Slot)}
     constants = {n: value for n, value in graph.constants.items() if n in used}
     return Plan(replace(graph, constants={}), steps, constants)
 
@@ -110,7 +110,7 @@ def kept_share(weight: Tensor) -> float:
 def constant_weights(op: Op, constants: Values) -> list[Tensor] | None:
     """The weight of a product and its bias, if it has one; None if they are not constants, or it has other options."""
     refs = [ref for ref in op.args[1:3] if ref is not None]
-    if op.kwargs or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
+    if op.kwargs or not all(isinstance(ref, Slot) and ref.value in constants for ref in refs):
         return None
     return [constants[ref.value] for ref in refs]
 
@@ -128,8 +128,8 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def arguments_of(values: Values, template: Any) -> Any:
-    """The arguments with each `Ref` replaced by its value."""
-    return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
+    """The arguments with each `Slot` replaced by its value."""
+    return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Slot) else leaf, template)
 
 
 def apply_epilogue(values: Values, op: Op, result: Tensor) -> Tensor:
@@ -144,9 +144,9 @@ def torch_step(op: Op, note: str = "") -> Step:
     is_view = op.target in (ATEN.view.default, ATEN._unsafe_view.default)
     target: Any = ATEN.reshape.default if is_view else op.target  # any strides
     target = {ATTENTION: _attention, ATEN.view_as_complex.default: _complex}.get(op.target, target)
-    flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
+    flat = [arg.value if isinstance(arg, Slot) else None for arg in op.args]
     inside = pytree.tree_leaves([arg for arg in op.args if isinstance(arg, (list, tuple, dict))])
-    is_flat = not op.kwargs and not any(isinstance(leaf, Ref) for leaf in inside)
+    is_flat = not op.kwargs and not any(isinstance(leaf, Slot) for leaf in inside)
 
     def run_step(values: Values) -> None:
         if is_flat:  # most operations: this is faster
