@@ -42,9 +42,12 @@ PARTS: dict[str, tuple[Any, tuple[Any, ...], Any]] = {
     "pad": (plan.MAKERS, (pooling.PAD,), lambda *_: None),
     "strides": (plan.MAKERS, (graph.CONV,), without_strides),
     "lstm": (plan.MAKERS, (graph.LSTM,), lambda *_: None),
-    "one vector": (vars(products), ("_vector_step",), products._token_step),
+    "one vector": (vars(products), ("_vector_step",), products._strip_step),
     "rounds": (vars(products), ("_rounds",), lambda *_: [1]),
     "chunks": (vars(cpu_network), ("chunk_size",), lambda *_: None),
+    "sums and activations in products": (vars(graph), ("_fuse_sum", "activation_of"), lambda *_: None),
+    "norms folded into products": (vars(graph), ("_can_fold",), lambda *_: False),  # else products of their own
+    "norms as products": (vars(graph), ("_fold_batch_norm",), lambda *_: None),
 }
 
 
@@ -72,6 +75,11 @@ CASES: list[Case] = [
     ("rounds", "VGG16, 64 images", lambda: network(lambda: build("vgg16"), 0.1), lambda: images(64)),
     ("chunks", "ResNet20, 64 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(64)),
     ("chunks", "ResNet20, 256 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(256)),
+    *(
+        (part, f"ResNet20, {words}", lambda: network(lambda: build("resnet20"), 0.1), lambda n=n: images(n))
+        for part in ("sums and activations in products", "norms folded into products", "norms as products")
+        for n, words in ((1, "one image"), (64, "64 images"))
+    ),
 ]  # fmt: skip
 
 

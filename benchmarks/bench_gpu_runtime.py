@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.runtime.gpu import recording
-from sipp.runtime.gpu.linear import AGREEMENT, FEW_TOKEN_SHAPES, LinearKernel, dense_kernel, time_kernel, walk_kernel
+from sipp.runtime.gpu.linear import FEW_TOKEN_SHAPES, LIMITS, LinearKernel, dense_kernel, time_kernel, walk_kernel
 from sipp.runtime.sparse_network import Sparse
 
 GOALS = {0.5: 1.3, 0.3: 1.9, 0.2: 2.7, 0.1: 4.5, 0.05: None}  # by the share kept, one token
@@ -87,7 +87,7 @@ def few() -> dict[str, Any]:
         for lanes, warps, ahead in FEW_TOKEN_SHAPES:
             way = walk_kernel(weight, None, (lanes, warps, ahead), as_int8)
             off_by = float((way.call(x, way.tensors).double() - expected).abs().max() / expected.abs().max())
-            if not off_by <= AGREEMENT[dtype]:
+            if not off_by <= LIMITS[dtype]:
                 raise RuntimeError(f"off by {off_by:.1e}: not timed")
             best = min(
                 best,

@@ -1,6 +1,7 @@
 """Whole pruned networks, sparse against dense, in one run: `python benchmarks/bench_runtime.py [name ...] [--busy]`.
 
-Masks are those of `sipp.prune(method="magnitude")`. Dense is the faster of torch in inference mode, in its better
+Masks are those of `sipp.prune(method="magnitude")`, which leaves more to those layers of an untrained network that have
+few weights; with --even every layer keeps the same share. Dense is the faster of torch in inference mode, in its better
 memory format, and ONNX Runtime (`--onnx`, if it is installed). Runs take turns and the best of each counts. With
 --busy: the CPU time of one thread, for a machine that others use too. With --write, the figures go to
 `figures/runtime-cpu.json`, or `runtime-onnx.json`.
@@ -71,6 +72,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[floa
     "small-cnn-1": (small_cnn, lambda: torch.randn(1, 3, 32, 32), (1.3, 1.3)),
     "lstm": (LastState, lambda: torch.randn(1, 100, 40), (None, 2.0)),
 }
+SHORT = ("mlp", "small-cnn-1")  # calls of less than a millisecond
 KEEPS = (1.0, 0.7, 0.5, 0.3, 0.1, 0.05)
 WORK = (
     "whole networks, masks by magnitude, sipp.sparse against torch in inference mode in its better memory format, two "
@@ -92,13 +94,24 @@ def onnx_runner(model: nn.Module, x: Tensor) -> Callable[[Tensor], object]:
     return lambda given: session.run(None, {name: given.numpy()})
 
 
-def bench(name: str, keep: float, is_busy: bool, with_onnx: bool) -> float:
+@torch.no_grad()
+def evenly_pruned(model: nn.Module, keep: float) -> nn.Module:
+    """The model, whose weights each keep this share: the largest."""
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            n_pruned = weight.numel() - round(keep * weight.numel())
+            weight.view(-1)[weight.abs().flatten().argsort()[:n_pruned]] = 0
+    return model
+
+
+def bench(name: str, keep: float, is_busy: bool, with_onnx: bool, is_even: bool) -> float:
     make, example, goals = CASES[name]
     torch.manual_seed(0)
     model = make().eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that died
-        dense = sipp.prune(model, None, keep=keep, method="magnitude").model.eval()
+        pruned = evenly_pruned(model, keep) if is_even else sipp.prune(model, None, keep=keep, method="magnitude").model
+    dense = pruned.eval()
     has_images = any(parameter.ndim == 4 for parameter in dense.parameters())
     last = copy.deepcopy(dense).to(memory_format=torch.channels_last) if has_images else dense
     x = example()
@@ -111,7 +124,9 @@ def bench(name: str, keep: float, is_busy: bool, with_onnx: bool) -> float:
         error = float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max())
         if error > 1e-4:
             raise SystemExit(f"{name}: outputs differ by {error:.1e} of their size; nothing is timed")
-        n_calls = 20 if name == "mlp" else 1  # a short one in a row: each finds its own weights in the cache
+        n_calls = (
+            20 if len(x) == 1 and name != "lstm" else 1
+        )  # short ones in a row: each finds its own weights in the cache
         runs = [
             lambda run=run, x=given: [run(x) for _ in range(n_calls)]
             for run, given in ((fast, x), (dense, x), (last, x_last))
@@ -142,6 +157,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(CASES)}; all if none is given")
     parser.add_argument("--busy", action="store_true", help="one thread, measured in CPU time")
     parser.add_argument("--onnx", action="store_true", help="time ONNX Runtime beside torch")
+    parser.add_argument("--even", action="store_true", help="the same share of zeros in every layer")
     parser.add_argument("--write", action="store_true", help="write the figures of a quiet machine")
     options = parser.parse_args()
     names, is_busy = options.names or list(CASES), options.busy
@@ -151,7 +167,10 @@ def main() -> None:
     clock_for(is_busy)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads{', CPU time' if is_busy else ''}")
     found = {
-        name: {f"{100 * (1 - keep):.0f}": round(bench(name, keep, is_busy, options.onnx), 2) for keep in KEEPS}
+        name: {
+            f"{100 * (1 - keep):.0f}": round(bench(name, keep, is_busy, options.onnx, options.even), 2)
+            for keep in KEEPS
+        }
         for name in names
     }
     if options.write:

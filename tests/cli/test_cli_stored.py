@@ -116,6 +116,7 @@ def test_shrink_gives_a_smaller_network_with_its_certificate(folder: Path, tmp_p
         "shrink", "net.safetensors", *NET, "--data", "data.npy", "--multiply-adds", 0.6, "--out", tmp_path / "b.pt"
     )
     assert budget["multiply_adds"] <= 0.6 * budget["multiply_adds_before"]
+    assert sipp.inspect("net.safetensors").certificate is not None and budget["certificate"] is None
 
 
 def test_bench_tells_size_and_speed_and_its_record_is_shown_beside_the_network(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from sipp.runtime import cpu_network, timing
+from sipp.runtime import examples, timing
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def never_dense(monkeypatch):
     monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: math.inf)
     monkeypatch.setattr(timing, "race", lambda fast, dense: ([1e-3], [math.inf]))
     monkeypatch.setattr(timing, "TRIALS", 1)
-    monkeypatch.setattr(cpu_network, "rounding_tolerance", lambda expected: math.inf)
+    monkeypatch.setattr(examples, "rounding_tolerance", lambda expected: math.inf)
 
 
 @pytest.fixture

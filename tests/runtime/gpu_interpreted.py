@@ -166,7 +166,7 @@ class Net(nn.Module):
 def test_a_network_gives_what_torch_gives() -> None:
     model, x = Net().eval(), torch.randn(1, 2, 24)
     fast = sipp.sparse(model, x)
-    kernels = {step.name: step.kernel for step in fast.steps}
+    kernels = {step.name: step.kernel or step.by for step in fast.steps}
     assert kernels["q"] == "walks, 32-bit values" and kernels["k"] == "with q" and kernels["o"].startswith("walks")
     assert kernels["full"] == "dense" and kernels["few"] == kernels["conv1d"] == "torch"
     assert "no zeros" in str(fast) and not fast.latest.is_dense and fast.n_bytes > fast.n_dense_bytes
@@ -249,3 +249,32 @@ def test_a_kernel_that_is_off_is_not_taken(n_right: int, monkeypatch: pytest.Mon
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
     is_off = ["off on the example" in step.note for step in fast.steps]
     assert is_off == ([True] * 3 if n_right == 0 else [False, False, True])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.usefixtures("on_cpu")
+def test_a_network_may_be_off_by_its_rounding_and_no_more(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the outputs is no rounding, not even in bfloat16; every layer by itself is right."""
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 24)).eval().to(dtype),
+        torch.randn(1, 24, dtype=dtype),
+    )
+    for layer in (model[0], model[2]):
+        layer.weight.data[torch.rand_like(layer.weight) < 0.7] = 0
+    fast = sipp.sparse(model, x, always=True)
+    assert not fast.latest.is_dense
+    real = recording.Recorded
+
+    class Off(real):
+        def __call__(self, inputs):
+            return super().__call__(inputs) * (1.1 if self.is_steps else 1.0)
+
+        def __init__(self, function, inputs):
+            self.is_steps = function.__name__ == "by_steps"
+            super().__init__(function, inputs)
+
+    monkeypatch.setattr(recording, "Recorded", Off)
+    fast = sipp.sparse(model, x, always=True)
+    assert fast.latest.is_dense and "off on the example" in fast.latest.how
+    torch.testing.assert_close(fast(x), model(x))

@@ -10,12 +10,13 @@ from fresh_process import run_python
 from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import runtime as oracle
 
-from sipp.native import machine_code, processor, vector
+from sipp.native import Vectors, machine_code, processor, vector
+from sipp.runtime import images
 from sipp.runtime.activations import BY_TORCH, activate
-from sipp.runtime.buffers import Arena, Work, token_buffer
-from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Op, Ref
+from sipp.runtime.buffers import Arena, Buffer, Work, image_buffer, token_buffer
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Op, Slot
 from sipp.runtime.images import AVERAGE, CAT, MAX, PAD
-from sipp.runtime.kernel import PreparedKernel, Vectors
+from sipp.runtime.kernel import PreparedKernel
 from sipp.runtime.plan import MAKERS
 
 EACH = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -96,7 +97,7 @@ def test_convolutions(
     values = {X: x, WEIGHT: weight, BIAS: bias, ADDEND: draw(kind, *wanted.shape, seed=seed + 3)}
     if has_sum:
         wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
-    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), list(stride), list(padding), list(dilation), groups)
+    args = (Slot(X), Slot(WEIGHT), Slot(BIAS), list(stride), list(padding), list(dilation), groups)
     op = Op("conv", CONV, args, {}, OUT, addend=ADDEND if has_sum else None)
     arena = Arena()
     with any_way(seed):
@@ -119,7 +120,14 @@ def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows,
     values = {X: x, WEIGHT: weight, BIAS: bias, ADDEND: draw(kind, *lead, rows, seed=seed + 3)}
     if has_addend:
         wanted, most = wanted + values[ADDEND].numpy(), most + values[ADDEND].abs().numpy()
-    op = Op("linear", LINEAR, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT, addend=ADDEND if has_addend else None)
+    op = Op(
+        "linear",
+        LINEAR,
+        (Slot(X), Slot(WEIGHT), Slot(BIAS)),
+        {},
+        OUT,
+        addend=ADDEND if has_addend else None,
+    )
     with any_way(seed):
         step = made(op, values, Arena(), (WEIGHT, BIAS))
     assert step.kernel.startswith("sparse, one vector" if math.prod(lead) == 1 else "sparse")
@@ -134,14 +142,25 @@ def test_linear_layers_on_any_number_of_tokens(never_dense, lead, columns, rows,
 def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed):
     padding = min(padding, kernel // 2)
     arena = Arena()
-    buffer = arena.image(n, channels, *size, (1, 2))
+    buffer = arena.take(arena.image(n, channels, *size, (1, 2)))
     x = draw(kind, n, channels, *size, seed=seed)
     buffer.inner.copy_(x)
     values = {X: buffer.inner}
-    op = Op("pool", MAX if is_max else AVERAGE, (Ref(X), [kernel] * 2, [stride] * 2, [padding] * 2), {}, OUT)
+    op = Op("pool", MAX if is_max else AVERAGE, (Slot(X), [kernel] * 2, [stride] * 2, [padding] * 2), {}, OUT)
     assert made(op, values, arena).kernel.endswith("of windows")
     wanted = oracle.pooling(x.numpy(), kernel, stride, padding, is_max)
     assert agrees(values[OUT], wanted, oracle.pooling(x.abs().numpy(), kernel, stride, padding, False) * (not is_max))
+
+
+def test_pooling_of_images_of_two_gigabytes():
+    """Only the first and the last line are read, so that hardly any of the memory is touched."""
+    n_lines = 2**26 + 1
+    source = Buffer(torch.empty(1, n_lines, 1, 8), (0, 0), 8)
+    out = image_buffer(8, 1, 2, 1)
+    source.data_CHWN[0, 0], source.data_CHWN[0, -1] = 1.0, 2.0
+    columns = [range(1)], [1]
+    images._kernel(True, ([range(1), range(n_lines - 1, n_lines)], [1, 1]), columns, source, out)()
+    assert out.data_CHWN.flatten().tolist() == [1.0] * 8 + [2.0] * 8
 
 
 @EACH
@@ -149,7 +168,7 @@ def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed)
 def test_layer_norms(n_tokens, features, kind, seed):
     x, gain, shift = (draw(kind, *shape, seed=seed) for shape in ((n_tokens, features), (features,), (features,)))
     values = {X: x, WEIGHT: gain, BIAS: shift}
-    op = Op("norm", ATEN.layer_norm.default, (Ref(X), [features], Ref(WEIGHT), Ref(BIAS), 1e-3), {}, OUT)
+    op = Op("norm", ATEN.layer_norm.default, (Slot(X), [features], Slot(WEIGHT), Slot(BIAS), 1e-3), {}, OUT)
     assert made(op, values, Arena(), (WEIGHT, BIAS)).kernel == "norm of tokens"
     wanted = oracle.layer_norm(x.numpy(), gain.numpy(), shift.numpy(), 1e-3)
     assert agrees(values[OUT], wanted, 20 * (1 + np.abs(wanted)))
@@ -164,7 +183,7 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
     n_queries, n_keys, size = 8 * eighths, 4 * fours, 4 * sizes
     arena, values = Arena(), {}
     for number, n_tokens in ((X, n_queries), (WEIGHT, n_keys), (BIAS, n_keys)):
-        data = arena.add(token_buffer(n * n_tokens, heads * size)).data_CHWN
+        data = arena.take(token_buffer(n * n_tokens, heads * size)).data_CHWN
         columns = data.shape[3]
         values[number] = data.as_strided((n, heads, n_tokens, size), (n_tokens, size * columns, 1, columns))
         values[number].copy_(2 * draw(kind, n, heads, n_tokens, size, seed=seed + number))
@@ -173,7 +192,7 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
         mask[torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.3] = -math.inf
         mask[:, 0] = 0.5
     values[ADDEND] = mask
-    args = (Ref(X), Ref(WEIGHT), Ref(BIAS), *([Ref(ADDEND)] if has_mask else []))
+    args = (Slot(X), Slot(WEIGHT), Slot(BIAS), *([Slot(ADDEND)] if has_mask else []))
     assert made(Op("attend", ATTENTION, args, {}, OUT), values, arena).kernel == "attention of tokens"
     q, k, v = (values[number].numpy() for number in (X, WEIGHT, BIAS))
     wanted = oracle.attention(q, k, v, 1 / math.sqrt(size), mask.numpy())
@@ -185,12 +204,12 @@ def test_attention(n, heads, eighths, fours, sizes, has_mask, kind, seed):
 def test_concatenations_and_padding(n, channels, more, seed):
     arena, values = Arena(), {}
     for i, own in enumerate(channels):
-        values[i] = arena.image(n, own, 3, 4, (1, 1)).inner
+        values[i] = arena.take(arena.image(n, own, 3, 4, (1, 1))).inner
         values[i].copy_(torch.randn(values[i].shape, generator=torch.Generator().manual_seed(seed + i)))
-    made(Op("cat", CAT, ([Ref(i) for i in range(len(channels))], 1), {}, OUT), values, arena, border=(1, 2))
+    made(Op("cat", CAT, ([Slot(i) for i in range(len(channels))], 1), {}, OUT), values, arena, border=(1, 2))
     assert torch.equal(values[OUT], torch.cat([values[i] for i in range(len(channels))], 1))
     pads = [more, 1, 0, more, 1, more]
-    made(Op("pad", PAD, (Ref(0), pads), {}, OUT), values, arena)
+    made(Op("pad", PAD, (Slot(0), pads), {}, OUT), values, arena)
     assert torch.equal(values[OUT], torch.nn.functional.pad(values[0], pads))
 
 
@@ -200,10 +219,10 @@ from runtime.test_kernels import *
 
 arena, values = Arena(), {}
 for number in (X, WEIGHT, BIAS):
-    data = arena.add(token_buffer(1024, 4)).data_CHWN
+    data = arena.take(token_buffer(1024, 4)).data_CHWN
     values[number] = data.as_strided((1, 1, 1024, 4), (1024, 4 * data.shape[3], 1, data.shape[3]))
     values[number].copy_(torch.randn(1, 1, 1024, 4))
-step = made(Op("attend", ATTENTION, (Ref(X), Ref(WEIGHT), Ref(BIAS)), {}, OUT), values, arena)
+step = made(Op("attend", ATTENTION, (Slot(X), Slot(WEIGHT), Slot(BIAS)), {}, OUT), values, arena)
 before = values[OUT].clone()
 values[OUT].zero_()
 threading.stack_size(64 * 1024)
@@ -230,8 +249,8 @@ def test_lstms(never_dense, n, n_times, n_inputs, hidden, keep, kind, seed):
     state, cell = 100, 101
     values = {X: x, state: torch.zeros(1, n, hidden), cell: torch.zeros(1, n, hidden)}
     constants = {10 + i: weight for i, weight in enumerate(weights)}
-    refs = [Ref(number) for number in constants]
-    op = Op("lstm", LSTM, (Ref(X), [Ref(state), Ref(cell)], refs, True, 1, 0.0, False, False, True), {}, OUT)
+    refs = [Slot(number) for number in constants]
+    op = Op("lstm", LSTM, (Slot(X), [Slot(state), Slot(cell)], refs, True, 1, 0.0, False, False, True), {}, OUT)
     values |= constants
     assert made(op, values, Arena(), constants).kernel.startswith("sparse LSTM")
     bias = (weights[2] + weights[3]).numpy()

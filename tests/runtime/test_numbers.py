@@ -153,6 +153,24 @@ def test_a_batch_norm_after_an_overflow(n, kind, is_dense, monkeypatch, never_de
     assert bool((~net(x).isfinite()).any())
 
 
+@pytest.mark.parametrize("n", [1, 16])
+@pytest.mark.parametrize("kind", ["image", "flat"])
+def test_an_overflow_before_a_norm_that_multiplies_by_zero(n, kind, never_dense):
+    """In torch, infinity times 0 is NaN; nothing is left of the channel's weights once the norm is folded in."""
+    product, norm = (
+        (nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)) if kind == "image" else (nn.Linear(16, 6), nn.BatchNorm1d(6))
+    )
+    net = thin(nn.Sequential(product, norm, nn.ReLU()), 0.9)
+    norm.weight.data[2] = 0
+    product.weight.data[2] = 1e6
+    x = torch.rand(n, *((3, 6, 6) if kind == "image" else (16,)))
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x))
+    wanted = net(1e33 * x).isnan()
+    assert wanted[:, 2].all() and wanted.sum() == wanted[:, 2].numel()
+    assert torch.equal(fast(1e33 * x).isnan(), wanted)
+
+
 def test_an_overflow_in_a_layer_left_dense(never_dense, monkeypatch):
     """What a sparse layer reads from a dense one is watched too."""
     net = thin(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), 0.5)
@@ -249,12 +267,13 @@ def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
 def test_a_call_that_is_not_finite_leaves_the_next_ones_as_they_were(never_dense):
     net, x = thin(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), 0.1), torch.randn(16, 64)
     fast = sipp.sparse(net, x)
-    wanted = fast(x)
+    wanted, n_bytes = fast(x), fast.n_bytes
     bad = x.clone()
     bad[3, 5] = math.inf
     with torch.no_grad():
         assert torch.equal(fast(bad).isnan(), net(bad).isnan())
-    assert torch.equal(fast(x), wanted)
+    assert fast.n_bytes > n_bytes
+    assert torch.equal(fast(x), wanted) and fast.n_bytes == n_bytes  # its own weights are packed again
     assert is_close(fast(x[:5]), net(x[:5]))
 
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from runtime.random_networks import Trial, trial
 
 import sipp
-from sipp.runtime import chunks, cpu_network, kernel, products, strip_kernel, timing
+from sipp.runtime import chunks, examples, kernel, products, strip_kernel, timing
 
 TOLERANCE = 1e-4
 OWN_LOSS = 10  # times what torch's own float32 loses
@@ -52,7 +52,7 @@ def forced(rng: random.Random) -> Iterator[str]:
         put(
             timing, "race", lambda fast, dense: (fast(), dense(), ([1e-3], [0.0 if choice == "dense" else math.inf]))[2]
         )
-        put(cpu_network, "rounding_tolerance", lambda expected: math.inf)  # a plan that is off is to be seen
+        put(examples, "rounding_tolerance", lambda expected: math.inf)  # a plan that is off is to be seen
         put(chunks, "NEAR_CACHE", rng.choice([500, 500, 1_300_000]))
         put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.weight.shape[1])}))
         put(strip_kernel, "MOST_VECTORS", rng.choice([16, 10, 8, 5]))

@@ -32,12 +32,11 @@ from numba.extending import intrinsic
 from sipp.native.machine_code import Arguments, MachineCode, argument_list, generate, run
 from sipp.native.processor import HAS_VECTOR_CODE
 from sipp.native.threads import run_parallel, torch_openmp
-from sipp.native.vector import F32, F64, I32, I64, address_of, call_at, element, load
+from sipp.native.vector import F32, F64, I32, I64, LONG_BYTES, address_of, call_at, element, load
 
 _log = logging.getLogger("sipp")
 
 VOID, INT, REAL, DOUBLE = types.none, types.int64, types.float32, types.float64  # signatures of primitives
-INT64_BYTES = 8
 
 # --- Compiled functions -----------------------------------------------------------------------------------------------
 
@@ -137,8 +136,8 @@ def _caller(n_numbers: int) -> MachineCode:
     """Code that takes rows of this many numbers and calls a function with each."""
 
     def emit(b: Any, arguments: Arguments) -> None:
-        row = address_of(b, arguments.number("rows"), arguments.drawn, n_numbers * INT64_BYTES)
-        call_at(b, arguments.number("function"), [load(b, row, I64, i * INT64_BYTES) for i in range(n_numbers)])
+        row = address_of(b, arguments.number("rows"), arguments.drawn, n_numbers * LONG_BYTES)
+        call_at(b, arguments.number("function"), [load(b, row, I64, i * LONG_BYTES) for i in range(n_numbers)])
 
     return generate(("calls", n_numbers), ("function", "rows"), emit)
 
@@ -174,7 +173,7 @@ def reading(record: type) -> Any:
     def read(b: Any, address: Any) -> Any:
         packed = ir.Constant(ir.ArrayType(I64, n), ir.Undefined)
         for i in range(n):
-            packed = b.insert_value(packed, load(b, address, I64, INT64_BYTES * i), i)
+            packed = b.insert_value(packed, load(b, address, I64, LONG_BYTES * i), i)
         return packed
 
     return read

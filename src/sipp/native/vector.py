@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -18,7 +19,7 @@ from sipp.native.processor import HAS_FUSED
 F32, F64 = ir.FloatType(), ir.DoubleType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 _BYTE = I8.as_pointer()
-FLOAT_BYTES = 4  # bytes
+FLOAT_BYTES, LONG_BYTES = 4, 8  # of a float32, and of an address or a whole number
 _ALIGN = 4  # bytes; assumed for every load and store of four bytes or more
 
 # --- Kinds and constants ----------------------------------------------------------------------------------------------
@@ -56,6 +57,12 @@ def _pointer(b: Any, address: Any, offset: int, kind: Any) -> Any:
 
 def _aligned(kind: Any) -> int:
     return min(_ALIGN, kind.width // 8) if isinstance(kind, ir.IntType) else _ALIGN
+
+
+def item(b: Any, base: Any, index: Any, kind: Any) -> Any:
+    """Element `index` of an array of integers, as a 64-bit one; shorter ones have no sign."""
+    value = load(b, address_of(b, base, index, kind.width // 8), kind)
+    return value if kind is I64 else b.zext(value, I64)
 
 
 def element(b: Any, address: Any, i: Any, kind: Any) -> Any:
@@ -190,3 +197,39 @@ def transposed(b: Any, vectors: Sequence[Any]) -> list[Any]:
             vectors[i], vectors[i + bit] = pick(b, x, y, low), pick(b, x, y, high)
         bit *= 2
     return vectors
+
+
+# --- All of it, for one width -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Writes code on vectors of `lanes` float32 numbers, with LLVM's builder `b`."""
+
+    b: Any
+    lanes: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.lanes * FLOAT_BYTES
+
+    def constant(self, value: float) -> Any:
+        return constant(value, self.lanes)
+
+    def variables(self, n: int, value: float = 0.0) -> list[Any]:
+        """As many variables, which start with this value."""
+        return variables(self.b, [self.constant(value)] * n)
+
+    def load(self, address: Any, offset: int = 0) -> Any:
+        return load(self.b, address, of(self.lanes), offset)
+
+    def store(self, value: Any, address: Any, offset: int = 0) -> None:
+        store(self.b, value, address, offset)
+
+    def splat(self, scalar: Any) -> Any:
+        """A number in all lanes."""
+        return splat(self.b, scalar, self.lanes)
+
+    def splat_item(self, address: Any, i: Any, offset: int = 0) -> Any:
+        """Number i of an array in all lanes."""
+        return self.splat(load(self.b, address_of(self.b, address, i), offset=offset))

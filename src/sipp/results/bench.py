@@ -77,7 +77,7 @@ class BenchStep:
     """One step of the network with its weights, on one thread."""
 
     name: str
-    kernel: str
+    kernel: str  # ours, or who runs it
     keep: float | None = None
     n_bytes: int = 0
     n_dense_bytes: int = 0
@@ -89,7 +89,7 @@ class BenchStep:
     @property
     def ratio(self) -> float | None:
         """How many times faster; None if torch runs it, or if it was not timed."""
-        if self.kernel == "torch" or not self.dense_ms or not self.sparse_ms:
+        if not self.dense_ms or not self.sparse_ms:
             return None
         return self.dense_ms / self.sparse_ms
 

@@ -1,4 +1,4 @@
-"""The result of `shrink`: a smaller network with the same output, and what it saves."""
+"""The result of `shrink`: a smaller network, what it saves, and whether its outputs are the same."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Chosen:
 @dataclass(frozen=True)
 @shown
 class Shrunk:
-    """A network without its dead channels, and what that saves. `print` it.
+    """A network without its dead channels, or with as few as a budget asked for, and what that saves. `print` it.
 
     Example:
         >>> import sipp, torch
@@ -85,7 +85,7 @@ class Shrunk:
     left_alone: tuple[str, ...]  # operations that keep all channels they read, and the modules they are in
     hash_before: str  # of the network before shrinking
     described_hash: str  # of `model` as it was made; this record does not describe other weights
-    certificate: AnyCertificate | None = None  # about the network before shrinking, which computes the same
+    certificate: AnyCertificate | None = None  # of the network before; None with a budget, which changes outputs
     # inputs that chose the weights of `described_hash`
     seen: SeenInputs = field(default=UNKNOWN, metadata=NOT_JSON)
     chosen: Chosen | None = None  # None: there was no budget, and both networks compute the same

@@ -8,13 +8,9 @@ if TYPE_CHECKING:
     from sipp.runtime.copying import (
         plain_copy as plain_copy,
     )
-    from sipp.runtime.counting import (
-        count_both as count_both,
-    )
     from sipp.runtime.examples import (
-        MOST_OFF as MOST_OFF,
         call_of as call_of,
-        output_difference as output_difference,
+        numeric_difference as numeric_difference,
     )
     from sipp.runtime.shrinking.choosing import (
         ChannelOptions as ChannelOptions,

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.native import vector
-from sipp.runtime.kernel import Vectors
+from sipp.native import Vectors, vector
 
 ATEN = torch.ops.aten
 NONE = "none"

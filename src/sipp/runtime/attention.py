@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, memory, processor, vector
+from sipp.native import Vectors, machine_code, memory, processor, vector
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, Fill, Work, filled_run, token_buffer
 from sipp.runtime.graph import Op
-from sipp.runtime.kernel import PreparedKernel, Vectors, Watch, raise_flag, tasks
+from sipp.runtime.kernel import PreparedKernel, Watch, raise_flag, tasks
 from sipp.runtime.steps import Step, Values
 
 AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
@@ -66,7 +66,7 @@ def attention_step(op: Op, work: Work) -> Step | None:
     if (n_vectors := next(fit, None)) is None:
         return None
     mask, fills = _mask(op, work, q, n_keys)
-    out = arena.add(token_buffer(n_points * n_queries, n_heads * size))
+    out = arena.take(token_buffer(n_points * n_queries, n_heads * size))
     columns = out.data_CHWN.shape[3]
     result = out.data_CHWN.as_strided(tuple(q.shape), (n_queries, size * columns, 1, columns))
     n_strips = n_queries // (lanes * n_vectors)
@@ -88,7 +88,11 @@ def attention_step(op: Op, work: Work) -> Step | None:
     kernel = PreparedKernel(
         ("attention", tile), arguments, n_tasks, lambda b, args: _emit(Vectors(b, lanes), args, tile), also
     )
-    return Step(op.name, "attention of tokens", filled_run(fills, kernel, op.out, result), op.out)
+    buffers = tuple(x for x in (q, k, v, mask, result) if x is not None)
+    return Step(
+        op.name, "ours", filled_run(fills, kernel, op.out, result), op.out, "attention of tokens", is_watched=True,
+        buffers=buffers,
+    )  # fmt: skip
 
 
 def _mask(op: Op, work: Work, q: Tensor, n_keys: int) -> tuple[Tensor | None, list[Fill]]:
@@ -169,7 +173,7 @@ def _emit_scores(
                 if tile.has_mask:
                     value = b.fadd(value, v.load(mask_at, i * v.n_bytes))
                 b.store(vector.maximum(b, best, value), largest[i])
-                vector.store(b, value, to, i * v.n_bytes)
+                v.store(value, to, i * v.n_bytes)
     return [b.load(cell) for cell in largest]
 
 
@@ -180,7 +184,7 @@ def _emit_powers(v: Vectors, n_keys: int, largest: list[Any], scores: Any) -> li
         line = _line(v, scores, key, len(largest))
         for i, cell in enumerate(totals):
             power = exp(v, b.fsub(v.load(line, i * v.n_bytes), largest[i]))
-            vector.store(b, power, line, i * v.n_bytes)
+            v.store(power, line, i * v.n_bytes)
             b.store(b.fadd(b.load(cell), power), cell)
     return [b.load(cell) for cell in totals]
 
@@ -205,5 +209,5 @@ def _emit_means(
             to = b.add(out, b.mul(b.add(d, vector.I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(cells):
                 value = b.fmul(b.load(cell), inverse[i])
-                vector.store(b, value, to, i * v.n_bytes)
+                v.store(value, to, i * v.n_bytes)
                 watch(value)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import memory
-from sipp.runtime.graph import Op, Ref
+from sipp.runtime.graph import Op, Slot
 from sipp.runtime.steps import Values
 
 VECTOR = 8  # the number of points is rounded up to a multiple of this
@@ -28,7 +28,7 @@ Fill = Callable[[Values], None]
 Pair = tuple[int, int]  # rows, columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Buffer:
     """An activation tensor data_CHWN with a border of zeros; initially all zero."""
 
@@ -106,24 +106,25 @@ class Arena:
         self._shared: set[int] = set()  # addresses of buffers that may be reused
 
     def image(self, n: int, channels: int, height: int, width: int, border: Pair) -> Buffer:
-        free = self._free.get((n, channels, height, width, border), [])
-        if free:
-            return free.pop()
-        buffer = self.add(image_buffer(n, channels, height, width, border))
-        self._shared.add(buffer.data_CHWN.data_ptr())
-        return buffer
+        """A buffer that is no longer read, or a new one, for a step that may be tried with it; see `take`."""
+        free = self._free.get((n, channels, height, width, border))
+        return free[-1] if free else image_buffer(n, channels, height, width, border)
 
-    def add(self, buffer: Buffer) -> Buffer:
-        """Takes in a buffer that nothing else will use."""
-        self._by_address[buffer.data_CHWN.data_ptr()] = buffer
+    def take(self, buffer: Buffer, *, is_shared: bool = False) -> Buffer:
+        """Takes in a buffer that a step of the plan writes to; it is used again only if it may be shared."""
+        address = buffer.data_CHWN.data_ptr()
+        if address in self._by_address:
+            self._free[_form(buffer)].remove(buffer)
+        self._by_address[address] = buffer
+        if is_shared:
+            self._shared.add(address)
         return buffer
 
     def release(self, tensor: Tensor) -> None:
         """Allows a later result of the same shape to reuse this buffer (its border is still zero)."""
         buffer = self.buffer_of(tensor)
         if buffer is not None and buffer.data_CHWN.data_ptr() in self._shared:
-            n, *shape = buffer.inner.shape
-            self._free.setdefault((n, *shape, buffer.border), []).append(buffer)
+            self._free.setdefault(_form(buffer), []).append(buffer)
 
     def pin(self, tensor: Tensor) -> None:
         """Excludes the buffer of this tensor from reuse: torch may hold views of it."""
@@ -145,9 +146,10 @@ class Arena:
         strides = all(a == b for a, b, size in zip(inner.stride(), tensor.stride(), tensor.shape) if size > 1)
         return buffer if is_same and strides else None
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(buffer.data_CHWN.nbytes for buffer in self._by_address.values())
+
+def _form(buffer: Buffer) -> tuple[object, ...]:
+    """What buffers have in common that can stand for one another."""
+    return (*buffer.inner.shape, buffer.border)
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,9 @@ class Work:
         """The value that is an argument of the operation."""
         return self.values[op.args[place].value]
 
-    def are_constant(self, refs: list[Ref | None]) -> bool:
+    def are_constant(self, refs: list[Slot | None]) -> bool:
         """Whether arguments are constants of the network, or left out."""
-        return all(ref is None or (isinstance(ref, Ref) and ref.value in self.constants) for ref in refs)
+        return all(ref is None or (isinstance(ref, Slot) and ref.value in self.constants) for ref in refs)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import vector
-from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Ref
+from sipp.runtime.graph import ATEN, CONV, LINEAR, Graph, Op, Slot
 from sipp.runtime.images import CAT, MAX, MEANS, PAD
 
 SMALLEST = 16  # points in a chunk: whole vectors
@@ -32,7 +32,7 @@ def chunk_size(graph: Graph, inputs: list[Any]) -> int | None:
         return None
     n, outs = len(inputs[0]), [op.out for op in graph.ops]
     is_known = all(op.target in _POINT_BY_POINT for op in graph.ops)
-    are_computed = all(isinstance(ref, Ref) and ref.value in outs for ref in graph.outputs)
+    are_computed = all(isinstance(ref, Slot) and ref.value in outs for ref in graph.outputs)
     largest = max((prod(graph.shapes[out]) for out in outs), default=0) * vector.FLOAT_BYTES
     most = NEAR_CACHE * torch.get_num_threads()
     if n < 2 * SMALLEST or n % SMALLEST or largest <= most or not is_known or not are_computed:

@@ -19,9 +19,7 @@ from sipp.runtime import timing
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
 from sipp.runtime.examples import (
     cloned,
-    numeric_pairs,
-    output_difference,
-    rounding_tolerance,
+    numeric_difference,
     try_example,
 )
 from sipp.runtime.graph import Graph, Untraceable, trace
@@ -45,6 +43,7 @@ class CpuNetwork:
         self.model, self._always = model, always
         self._packed: dict[str, PackedParameter] = {}
         self._compiled: list[Compiled] = []
+        self._is_unpacked_once = False  # for a call with a value that is not finite
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -52,13 +51,12 @@ class CpuNetwork:
         packed = [part for kept in self._packed.values() for part in (kept.values, kept.bits)]
         return [*self.model.parameters(), *self.model.buffers(), *packed]
 
-    @torch.no_grad()
     def run_dense(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model with torch; results are the caller's own. Its weights stay unpacked until it compiles."""
+        """Runs the model with torch; results are the caller's own. Its weights stay unpacked."""
         if self._packed:
             with torch.inference_mode(False):
                 unpack_parameters(self.model, self._packed)
-        return cloned(self.model(*args, **kwargs))
+        return run_model(self.model, args, kwargs)
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         """The faster of a plan and torch for inputs like these; `where` names them in errors."""
@@ -67,9 +65,13 @@ class CpuNetwork:
             self._compiled.append(self._choose(args, kwargs, where))
             return self._compiled[-1]
         finally:  # also if the model rejects the input
-            if self._compiled and not any(each.is_dense for each in self._compiled):
-                held = {t.untyped_storage().data_ptr() for each in self._compiled for t in each.tensors}
-                pack_parameters(self.model, held, self._packed)
+            self._pack()
+
+    def _pack(self) -> None:
+        """Packs the weights, if plans run all inputs."""
+        if self._compiled and not any(each.is_dense for each in self._compiled):
+            held = {t.untyped_storage().data_ptr() for each in self._compiled for t in each.tensors}
+            pack_parameters(self.model, held, self._packed)
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         try_example(self.model, args, kwargs, where=where)
@@ -82,21 +84,28 @@ class CpuNetwork:
         plan, chunk = self._plan(graph, args, kwargs)
         run = partial(_run, plan, chunk, flat_inputs(args, kwargs))
         why = _why_not(run(), dense())
-        original, self.model = self.model, self._in_faster_format(args, kwargs)
+        faster = self._in_faster_format(args, kwargs)
+        dense = partial(run_model, faster, args, kwargs)
         times = timing.race(dense if why else run, dense)
         if not why and not self._always and not timing.is_enough_faster(min(times[0]), min(times[1])):
             why = ", which is faster here"
-        medians, speed = (median(times[0]), median(times[1])), Speed.of(*times, runs_dense=bool(why)).words
+        known: dict[str, Any] = {"seconds": median(times[0]), "dense_seconds": median(times[1]), "chunk": chunk}
+        known["speed"] = Speed.of(*times, runs_dense=bool(why)).words
         steps = plan.plan.steps
         if why:
+            self.model = faster
             how = f"torch runs all of it{why}"
-            return Compiled(without_weights(steps), self.run_dense, True, how, *medians, speed, chunk=chunk)
-        self.model = original  # which shares its weights with the plan
+            return Compiled(without_weights(steps), self.run_dense, is_dense=True, how=how, **known)
         return Compiled(
-            steps, partial(self._run_plan, plan, chunk), False,
-            "as above" if chunk is None else f"as above, {chunk} inputs at a time", *medians, speed,
-            _one_thread_seconds(run, min(times[0])), chunk, plan.tensors, plan.arena.n_bytes,
-        )  # fmt: skip
+            steps,
+            partial(self._run_plan, plan, chunk),
+            is_dense=False,
+            how="as above" if chunk is None else f"as above, {chunk} inputs at a time",
+            one_thread_seconds=_one_thread_seconds(run, min(times[0])),
+            tensors=plan.tensors,
+            n_buffer_bytes=plan.n_buffer_bytes,
+            **known,
+        )
 
     def _plan(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CpuPlan, int | None]:
         """The plan for these inputs, and how many it runs at a time."""
@@ -123,7 +132,20 @@ class CpuNetwork:
 
     def _run_plan(self, plan: CpuPlan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = _run(plan, chunk, flat_inputs(args, kwargs))
-        return self.run_dense(args, kwargs) if output is NOT_FINITE else output
+        if output is NOT_FINITE:
+            self._is_unpacked_once |= bool(self._packed)
+            return self.run_dense(args, kwargs)
+        if self._is_unpacked_once:
+            self._is_unpacked_once = False
+            with torch.inference_mode(False):
+                self._pack()
+        return output
+
+
+@torch.no_grad()
+def run_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a model with torch; results are the caller's own."""
+    return cloned(model(*args, **kwargs))
 
 
 def _run(plan: CpuPlan, chunk: int | None, inputs: list[Any]) -> Any:
@@ -142,10 +164,8 @@ def _why_not(output: Any, expected: Any) -> str:
     """Why a plan with this output on the example cannot replace the network; empty if it can."""
     if output is NOT_FINITE:
         return ": a value inside was not finite, which only the model itself passes on"
-    for own, other in numeric_pairs(output, expected):
-        if not output_difference([own], [other]) <= rounding_tolerance([other]):
-            return ": the steps gave other outputs on the example, or the model is random"
-    return ""
+    is_same = numeric_difference(output, expected)[1]
+    return "" if is_same else ": the steps gave other outputs on the example, or the model is random"
 
 
 def _one_thread_seconds(run: Callable[[], Any], together: float) -> float | None:

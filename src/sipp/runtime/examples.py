@@ -17,8 +17,7 @@ from sipp.native import pytree
 
 SIDES = (32, 28, 8, 64, 224)  # input sizes to try, in one, two or three dimensions
 LENGTH = 4  # of sequences
-ROUNDED = 1e-3  # relative difference that other orders of float32 sums may cause in a network
-MOST_OFF = 1e-4  # of an output that counts as the same, relative to its largest value
+AGREEMENT = 1e-4  # how far outputs may differ, relative to the largest: float32 sums may have another order
 UNITS = 64  # times the epsilon of a dtype: what its rounding may cause
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
@@ -155,9 +154,16 @@ def numeric_pairs(outputs: Any, expected: Any) -> list[tuple[Tensor, Tensor]]:
     return [(a, b) for a, b in pairs if isinstance(b, Tensor) and (b.is_floating_point() or b.is_complex())]
 
 
+def numeric_difference(outputs: Any, expected: Any) -> tuple[float, bool]:
+    """The largest difference of real numbers, relative to the largest of an output, and whether all are rounding."""
+    pairs = numeric_pairs(outputs, expected)
+    gaps = [output_difference([own], [other]) for own, other in pairs]
+    return max(gaps, default=0.0), all(gap <= rounding_tolerance([other]) for gap, (_, other) in zip(gaps, pairs))
+
+
 def rounding_tolerance(expected: list[Any]) -> float:
     """How far outputs may differ, relative to the largest, because a network computes in their dtypes."""
-    return max(ROUNDED, rounding_of(expected))
+    return max(AGREEMENT, rounding_of(expected))
 
 
 def rounding_of(values: Iterable[Any]) -> float:

@@ -41,13 +41,14 @@ from sipp.results import (
     shown,
 )
 from sipp.runtime.copying import plain_copy
-from sipp.runtime.examples import MOST_OFF, Call, call_of, cloned, output_difference, try_example
+from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example
 from sipp.runtime.graph import reason_of
 from sipp.runtime.hugging_face_folder import model_card, write_folder
 
 Values = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers
 ONNX = ".onnx"
+WITH_EXAMPLE = f'write sipp.export(pruned, "net{ONNX}", example)'
 POSITION_BYTES = 8  # int64, as ONNX asks
 OF_TORCH = {  # what a reader may expect here, and the line of torch that writes it
     ".pt": "torch.save(pruned.model.state_dict(), path)",
@@ -122,31 +123,39 @@ def export(
     target = check.path("path", path, "net.onnx")
     check.choice("values", values, get_args(Values))
     check.flag("sparse", sparse)
-    is_onnx = target.suffix == ONNX
     if target.suffix in OF_TORCH:
         what = f"path={str(path)!r:.80} is neither NAME{ONNX} nor a Hugging Face folder"
         raise OptionError(what, fix=f"for {target.suffix}, write {OF_TORCH[target.suffix]}", option="path")
-    if is_onnx and (values != "same" or any(given is not None for given in (shard, tokenizer, certificate))):
-        what = f"values, shard, tokenizer and certificate are for a folder, not for NAME{ONNX}"
-        raise OptionError(what, fix="leave them out")
-    if sparse and not is_onnx:
+    if target.suffix == ONNX:
+        if values != "same" or any(given is not None for given in (shard, tokenizer, certificate)):
+            what = f"values, shard, tokenizer and certificate are for a folder, not for NAME{ONNX}"
+            raise OptionError(what, fix="leave them out")
+        return _to_onnx(model, target, example, sparse)
+    if sparse:
         raise OptionError("a folder holds all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
-    if is_onnx == (example is None):
-        what = "an ONNX file needs an example" if is_onnx else "a Hugging Face folder takes no example"
-        raise OptionError(what, fix=f'write sipp.export(pruned, "net{ONNX}", example)', option="example")
-    card = "" if is_onnx else _card(pruned, certificate, target.name, values)
-    with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
-        own = plain_copy(model).to("cpu")
-    if not is_onnx:
-        if values != "same":
-            own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
-        n_bytes, beside = write_folder(own, target, SHARD if shard is None else shard, tokenizer, card)
-        return Exported(target, "hf", n_bytes, beside=beside)
+    if example is not None:
+        raise OptionError("a Hugging Face folder takes no example", fix=WITH_EXAMPLE, option="example")
+    own, card = _copy_on_cpu(model), _card(pruned, certificate, target.name, values)
+    if values != "same":
+        own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])
+    n_bytes, beside = write_folder(own, target, SHARD if shard is None else shard, tokenizer, card)
+    return Exported(target, "hf", n_bytes, beside=beside)
+
+
+def _to_onnx(model: nn.Module, path: Path, example: Any, sparse: bool) -> Exported:
+    """Writes an ONNX file, for inputs like the example."""
+    if example is None:
+        raise OptionError("an ONNX file needs an example", fix=WITH_EXAMPLE, option="example")
+    own, call = _copy_on_cpu(model), call_of(example)
     turn_off_caches(own.modules())
-    call = call_of(example)
     try_example(own, *call)
     with ONE_AT_A_TIME:  # torch.export, which replaces functions of Python while it works
-        return _write_onnx(own, call, target, sparse)
+        return _write_onnx(own, call, path, sparse)
+
+
+def _copy_on_cpu(model: nn.Module) -> nn.Module:
+    with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
+        return plain_copy(model).to("cpu")
 
 
 def _card(pruned: NetworkLike, certificate: AnyCertificate | None, name: str, values: str) -> str:
@@ -185,9 +194,9 @@ def _write_onnx(model: nn.Module, call: Call, path: Path, sparse: bool) -> Expor
                 fix="an ONNX file cannot exceed 2 GB, and not every operation has a form in it",
             ) from error
     off_by = output_difference(_by_onnxruntime(content, call), _tensors(expected))
-    if not off_by <= MOST_OFF:
+    if not off_by <= AGREEMENT:
         raise ModelError(
-            f"onnxruntime differs from the network by {off_by:.1e} on the example, more than {MOST_OFF:.0e}",
+            f"onnxruntime differs from the network by {off_by:.1e} on the example, more than {AGREEMENT:.0e}",
             fix="check that its outputs there are finite, and the same in every call",
         )
     write_atomic(path, content)

@@ -33,8 +33,8 @@ class Untraceable(ModelError):
 
 
 @dataclass(frozen=True)
-class Ref:
-    """A placeholder in the arguments of an operation: the number of the value to insert."""
+class Slot:
+    """A place in the arguments of an operation for the value of this number."""
 
     value: int
 
@@ -55,7 +55,7 @@ class Op:
 
     def reads(self) -> list[int]:
         """The numbers of the values it reads."""
-        numbers = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
+        numbers = [leaf.value for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Slot)]
         return numbers if self.addend is None else [*numbers, self.addend]
 
 
@@ -66,7 +66,7 @@ class Graph:
     ops: list[Op]
     constants: dict[int, Tensor]
     inputs: list[int]
-    outputs: list[Any]  # Ref, or a Python constant
+    outputs: list[Any]  # Slot, or a Python constant
     out_spec: Any
     shapes: dict[int, tuple[int, ...]]  # of every value (the first, if an operation returns several)
 
@@ -130,7 +130,7 @@ def _graph_of(exported: Any) -> Graph:
     inputs, ops, outputs = [], [], []
 
     def to_ref(node: Any) -> Any:
-        return Ref(numbers[node])
+        return Slot(numbers[node])
 
     for node in exported.graph.nodes:
         number = numbers.setdefault(node, len(numbers))
@@ -145,7 +145,7 @@ def _graph_of(exported: Any) -> Graph:
             constants[number], names[number] = state[sources[node.name].target].detach(), sources[node.name].target
         elif node.op == "call_function":
             args = tuple(with_refs(node.args))
-            is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Ref)
+            is_product = node.target in (CONV, LINEAR, BATCH_NORM) and isinstance(args[1], Slot)
             name = names.get(args[1].value, node.name).removesuffix(".weight") if is_product else node.name
             dtype = getattr(_first_result(node.meta.get("val")), "dtype", None)
             ops.append(Op(name, node.target, args, dict(with_refs(node.kwargs)), number, dtype))
@@ -188,7 +188,7 @@ def _fuse(graph: Graph) -> Graph:
                 del ops[source.out]
                 ops[op.out] = replace(source, out=op.out, act=act)
     ordered = sorted(ops.values(), key=lambda op: op.out)
-    used = {n for op in ordered for n in op.reads()} | {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+    used = {n for op in ordered for n in op.reads()} | {ref.value for ref in graph.outputs if isinstance(ref, Slot)}
     return replace(graph, ops=ordered, constants={n: t for n, t in constants.items() if n in used})
 
 
@@ -199,7 +199,7 @@ def _without_copies(graph: Graph) -> Graph:
 
     def with_refs(arguments: Any) -> Any:
         return pytree.tree_map(
-            lambda leaf: Ref(same.get(leaf.value, leaf.value)) if isinstance(leaf, Ref) else leaf, arguments
+            lambda leaf: Slot(same.get(leaf.value, leaf.value)) if isinstance(leaf, Slot) else leaf, arguments
         )
 
     for op in graph.ops:
@@ -213,7 +213,7 @@ def _without_copies(graph: Graph) -> Graph:
 def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
     """How many times each value is read."""
     count: dict[int, int] = {}
-    for n in [n for op in ops.values() for n in op.reads()] + [r.value for r in graph.outputs if isinstance(r, Ref)]:
+    for n in [n for op in ops.values() for n in op.reads()] + [r.value for r in graph.outputs if isinstance(r, Slot)]:
         count[n] = count.get(n, 0) + 1
     return count
 
@@ -230,7 +230,7 @@ def _fold_batch_norm(
 
     Only in float32 or wider: torch computes half-precision norms in float32, and their parameters may be float32.
     """
-    taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Ref(norm.out)]
+    taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Slot(norm.out)]
     is_used_once = len(taken) == 1 and taken[0].args[1] == 0 and readers[norm.out] == 1
     if not is_used_once or not all(ref is None or ref.value in constants for ref in norm.args[1:5]):
         return
@@ -243,27 +243,37 @@ def _fold_batch_norm(
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
     weight, bias = -2 * out - 1, -2 * out - 2  # unused numbers
-    if source is not None and _can_fold(source, n_dims, constants, readers):
-        old = constants[source.args[1].value]
-        scaled = (old.double() * scale.reshape(-1, *[1] * (old.ndim - 1))).to(old.dtype)
+    is_foldable = source is not None and _can_fold(source, n_dims, constants, readers)
+    scaled = _scaled(constants[source.args[1].value], scale) if source is not None and is_foldable else None
+    if source is not None and scaled is not None:
         if len(source.args) > 2 and source.args[2] is not None:
             offset = offset + constants[source.args[2].value].double() * scale
-        constants[weight], constants[bias] = scaled, offset.to(old.dtype)
-        args = (source.args[0], Ref(weight), Ref(bias), *source.args[3:])
+        constants[weight], constants[bias] = scaled, offset.to(scaled.dtype)
+        args = (source.args[0], Slot(weight), Slot(bias), *source.args[3:])
         del ops[norm.out], ops[source.out]
         ops[out] = replace(source, args=args, out=out, shrunk=_shrunk(scaled, scale))
     elif n_dims == 4:
         constants[weight], constants[bias] = scale[:, None, None, None].to(dtype), offset.to(dtype)
-        args = (norm.args[0], Ref(weight), Ref(bias), [1, 1], [0, 0], [1, 1], len(scale))
+        args = (norm.args[0], Slot(weight), Slot(bias), [1, 1], [0, 0], [1, 1], len(scale))
         del ops[norm.out]
         ops[out] = Op(norm.name, CONV, args, {}, out, dtype)
 
 
 def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
     refs = [ref for ref in source.args[1:3] if ref is not None]
-    is_constant = all(isinstance(ref, Ref) and ref.value in constants for ref in refs)
+    is_constant = all(isinstance(ref, Slot) and ref.value in constants for ref in refs)
     is_product = source.target is {4: CONV, 2: LINEAR}.get(n_dims)
     return is_product and is_constant and source.addend is None and _can_fuse(source, readers)
+
+
+def _scaled(weight: Tensor, scale: Tensor) -> Tensor | None:
+    """The rows of a weight times these factors; None if nothing is left of one.
+
+    Its sums may overflow before the norm, where torch multiplies infinity by 0 and gives NaN.
+    """
+    scaled = (weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+    has_weights, had_weights = ((rows != 0).flatten(1).any(1) for rows in (scaled, weight))
+    return scaled if torch.equal(has_weights, had_weights) else None
 
 
 def _shrunk(scaled: Tensor, scale: Tensor) -> float:
@@ -277,7 +287,7 @@ def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: di
 
     Both terms must have the shape of the sum: kernels do not broadcast.
     """
-    if total.kwargs or len(total.args) != 2 or not all(isinstance(arg, Ref) for arg in total.args):
+    if total.kwargs or len(total.args) != 2 or not all(isinstance(arg, Slot) for arg in total.args):
         return
     terms = [arg.value for arg in total.args]
     if terms[0] == terms[1] or any(shapes[n] != shapes[total.out] for n in terms):

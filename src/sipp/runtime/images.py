@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, processor, vector
+from sipp.native import Vectors, machine_code, processor, vector
 from sipp.runtime.buffers import Buffer, Work, filled_run, image_buffer
-from sipp.runtime.graph import ATEN, Op, Ref
-from sipp.runtime.kernel import Argument, PreparedKernel, Vectors
+from sipp.runtime.graph import ATEN, Op, Slot
+from sipp.runtime.kernel import Argument, PreparedKernel
 from sipp.runtime.products import pair
 from sipp.runtime.steps import Step, Values
 
@@ -36,14 +36,17 @@ def pool_step(op: Op, work: Work) -> Step | None:
         return None
     out = work.arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), work.border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
-    run_step = filled_run([], kernel, op.out, out.inner)
-    return Step(op.name, "max of windows" if op.target is MAX else "mean of windows", run_step, op.out)
+    work.arena.take(out, is_shared=True)
+    run_step, buffers = filled_run([], kernel, op.out, out.inner), (source.data_CHWN, out.data_CHWN)
+    if op.target is MAX:
+        return Step(op.name, "ours", run_step, op.out, "max of windows", is_watched=True, buffers=buffers)
+    return Step(op.name, "ours", run_step, op.out, "mean of windows", buffers=buffers)  # its sums may overflow
 
 
 def copies_step(op: Op, work: Work) -> Step | None:
     """The step for concatenating channels or padding with zeros, as copies; None to leave it to torch."""
     refs = op.args[0] if op.target is CAT else op.args[:1]
-    parts = [work.values[ref.value] for ref in refs if isinstance(ref, Ref)]
+    parts = [work.values[ref.value] for ref in refs if isinstance(ref, Slot)]
     is_float = all(x.ndim == 4 and x.dtype == torch.float32 for x in parts)
     if len(parts) < len(refs) or not is_float or all(work.arena.buffer_of(x) is None for x in parts):
         return None
@@ -61,7 +64,7 @@ def copies_step(op: Op, work: Work) -> Step | None:
         left, right, top, bottom, front, back = pads[:6]
         channels, height, width = channels + front + back, height + top + bottom, width + left + right
         starts = [(front, top, left)]
-    out = work.arena.add(image_buffer(n, channels, height, width, work.border))  # not reused: the zeros have to stay
+    out = work.arena.take(image_buffer(n, channels, height, width, work.border))  # not shared: the zeros have to stay
     targets = [
         (ref.value, out.inner[:, c : c + x.shape[1], h : h + x.shape[2], w : w + x.shape[3]])
         for ref, x, (c, h, w) in zip(refs, parts, starts)
@@ -72,7 +75,7 @@ def copies_step(op: Op, work: Work) -> Step | None:
             target.copy_(current[number])
         current[op.out] = out.inner
 
-    return Step(op.name, "copies", run_step, op.out)
+    return Step(op.name, "ours", run_step, op.out, "copies", is_watched=True, buffers=(out.data_CHWN,))
 
 
 # --- Pooling ----------------------------------------------------------------------------------------------------------
@@ -118,29 +121,26 @@ def _adaptive(n: int, n_out: int) -> _Windows:
 
 
 def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out: Buffer) -> PreparedKernel:
-    places: list[int] = []
-    table = []
+    channels, out_high, out_wide, _ = out.data_CHWN.shape
     _, x_high, x_wide, n = source.data_CHWN.shape
-    _, out_high, out_wide, _ = out.data_CHWN.shape
-    for i, (lines, n_lines) in enumerate(zip(*rows)):
-        for j, (pixels, n_pixels) in enumerate(zip(*columns)):
-            first = len(places)
-            places += [
-                vector.FLOAT_BYTES * n * ((row + source.border[0]) * x_wide + column + source.border[1])
-                for row in lines
-                for column in pixels
-            ]
-            to = vector.FLOAT_BYTES * n * ((i + out.border[0]) * out_wide + j + out.border[1])
-            table.append((to, first, len(places), machine_code.bits_of(1.0 / (n_lines * n_pixels))))
-    channels = len(out.data_CHWN)
+    pixel = vector.FLOAT_BYTES * n
+    (row_taps, n_rows), (column_taps, n_columns) = rows, columns
+    lines = [(np.array(taps, np.int64) + source.border[0]) * x_wide for taps in row_taps]
+    across = [np.array(taps, np.int64) + source.border[1] for taps in column_taps]
+    taps = [pixel * np.add.outer(line, pixels).ravel() for line in lines for pixels in across]
+    n_taps = np.array([len(each) for each in taps], np.int64)
+    out_lines = (np.arange(len(lines), dtype=np.int64) + out.border[0]) * out_wide
+    places = pixel * np.add.outer(out_lines, np.arange(len(across), dtype=np.int64) + out.border[1]).ravel()
+    factors = (1.0 / np.multiply.outer(n_rows, n_columns)).astype(np.float32).ravel().view(np.int32)
+    table = np.stack((places, n_taps.cumsum() - n_taps, n_taps.cumsum(), factors), 1)
     arguments: dict[str, Argument] = {
         "x": source.data_CHWN,
         "x_pitch": vector.FLOAT_BYTES * x_high * x_wide * n,
         "out": out.data_CHWN,
         "out_pitch": vector.FLOAT_BYTES * out_high * out_wide * n,
-        "table": np.array(table, np.int64),  # TABLE_NUMBERS for each position
-        "taps": np.array(places, np.int32),
-        "n_positions": len(table),
+        "table": table.astype(np.int64),  # TABLE_NUMBERS for each position
+        "taps": np.concatenate(taps),
+        "n_positions": len(taps),
         "n_channels": channels,
         "n_points": n,
     }
@@ -155,19 +155,19 @@ def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool) -> None:
         x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
         out = b.add(args.number("out"), b.mul(channel, args.number("out_pitch")))
         with vector.each(b, 0, args.number("n_positions")) as position:
-            entry = vector.address_of(b, args.number("table"), position, 8 * TABLE_NUMBERS)
-            to, start, stop, bits = (vector.load(b, entry, vector.I64, 8 * i) for i in range(TABLE_NUMBERS))
+            entry = vector.address_of(b, args.number("table"), position, vector.LONG_BYTES * TABLE_NUMBERS)
+            numbers = [vector.load(b, entry, vector.I64, vector.LONG_BYTES * i) for i in range(TABLE_NUMBERS)]
+            to, start, stop, bits = numbers
             to, factor = b.add(out, to), v.splat(b.bitcast(b.trunc(bits, vector.I32), vector.F32))
             with vector.each(b, 0, args.number("n_points"), v.lanes) as point:
                 value = _over_taps(v, args, is_max, vector.address_of(b, x, point), start, stop)
-                vector.store(b, value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
+                v.store(value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
 
 
 def _over_taps(v: Vectors, args: machine_code.Arguments, is_max: bool, x: Any, start: Any, stop: Any) -> Any:
     b, taps, (cell,) = v.b, args.number("taps"), v.variables(1, float("-inf") if is_max else 0.0)
     with vector.each(b, start, stop) as tap:
-        place = b.sext(vector.load(b, vector.address_of(b, taps, tap, 4), vector.I32), vector.I64)
-        value, have = v.load(b.add(x, place)), b.load(cell)
+        value, have = v.load(b.add(x, vector.item(b, taps, tap, vector.I64))), b.load(cell)
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
             b.store(b.select(is_new, value, have), cell)

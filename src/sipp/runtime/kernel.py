@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, memory, vector
+from sipp.native import Vectors, machine_code, memory, vector
 from sipp.runtime import timing
 
 SHARED_SECONDS = 5e-5  # faster kernels run on one thread
@@ -64,36 +63,6 @@ class PreparedKernel:
     def alone(self) -> None:
         """Runs on the calling thread only."""
         machine_code.run(self._code, self._numbers, 1, 1)
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Writes code on vectors of `lanes` float32 numbers, with LLVM's builder `b`. Offsets are in bytes."""
-
-    b: Any
-    lanes: int
-
-    @property
-    def n_bytes(self) -> int:
-        return self.lanes * vector.FLOAT_BYTES
-
-    def constant(self, value: float) -> Any:
-        return vector.constant(value, self.lanes)
-
-    def variables(self, n: int, value: float = 0.0) -> list[Any]:
-        """As many variables, which start with this value."""
-        return vector.variables(self.b, [self.constant(value)] * n)
-
-    def load(self, address: Any, offset: int = 0) -> Any:
-        return vector.load(self.b, address, vector.of(self.lanes), offset)
-
-    def splat(self, scalar: Any) -> Any:
-        """A number in all lanes."""
-        return vector.splat(self.b, scalar, self.lanes)
-
-    def splat_item(self, address: Any, i: Any, offset: int = 0) -> Any:
-        """Number i of an array in all lanes."""
-        return self.splat(vector.load(self.b, vector.address_of(self.b, address, i), offset=offset))
 
 
 @contextmanager

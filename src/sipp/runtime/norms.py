@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from sipp.native import machine_code, processor, vector
+from sipp.native import Vectors, machine_code, processor, vector
 from sipp.runtime.buffers import Work, filled_run, fills_of, token_buffer, token_input
 from sipp.runtime.graph import Op
-from sipp.runtime.kernel import Argument, PreparedKernel, Vectors, tasks
+from sipp.runtime.kernel import Argument, PreparedKernel, tasks
 from sipp.runtime.steps import Step
 
 MARGIN = 2.0**8  # torch handles squares this close to overflow: it sums them in another order
@@ -34,7 +34,7 @@ def norm_step(op: Op, work: Work) -> Step | None:
         for ref, default in zip(refs, (1.0, 0.0))
     )
     source, strides = token_input(op.args[0].value, x, arena)
-    out = arena.add(token_buffer(n_tokens, features))
+    out = arena.take(token_buffer(n_tokens, features))
     lanes = processor.LANES if source.n % processor.LANES == 0 else 8
     n_vectors = next(n for n in (4, 2, 1) if source.n // lanes % n == 0)
     epsilon = op.args[4] if len(op.args) > 4 else 1e-5
@@ -54,7 +54,8 @@ def norm_step(op: Op, work: Work) -> Step | None:
     key = ("norm", lanes, n_vectors)
     kernel = PreparedKernel(key, arguments, n_strips, lambda b, args: _emit(Vectors(b, lanes), args, n_vectors))
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    return Step(op.name, "norm of tokens", run_step, op.out)
+    buffers = (source.data, out.data_CHWN)
+    return Step(op.name, "ours", run_step, op.out, "norm of tokens", is_watched=True, buffers=buffers)
 
 
 def _emit(v: Vectors, args: machine_code.Arguments, n_vectors: int) -> None:
@@ -79,7 +80,7 @@ def _emit(v: Vectors, args: machine_code.Arguments, n_vectors: int) -> None:
             for i in range(n_vectors):
                 value = v.load(b.add(x, moved), i * v.n_bytes)
                 value = vector.fused(b, b.fmul(b.fsub(value, mean[i]), scale[i]), gain, shift)
-                vector.store(b, value, b.add(out, moved), i * v.n_bytes)
+                v.store(value, b.add(out, moved), i * v.n_bytes)
                 watch(value)
 
 

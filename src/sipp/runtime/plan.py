@@ -13,12 +13,12 @@ from torch import Tensor
 from sipp.native import pytree
 from sipp.runtime.attention import attention_step
 from sipp.runtime.buffers import Arena, Pair, Work
-from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Graph, Op, Ref
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Graph, Op, Slot
 from sipp.runtime.images import CAT, MAX, MEANS, PAD, copies_step, pool_step
 from sipp.runtime.norms import norm_step
 from sipp.runtime.products import product_step
 from sipp.runtime.recurrent import recurrent_step
-from sipp.runtime.steps import Plan, Step, Values, fold_constants, plan_of, torch_step
+from sipp.runtime.steps import Plan, Step, Values, bytes_in_memory, fold_constants, plan_of, torch_step
 
 # how an operation becomes a step; the maker gives None for what it leaves to torch
 MAKERS: dict[Any, Callable[[Op, Work], Step | None]] = {
@@ -72,6 +72,11 @@ class CpuPlan:
         constants = [value for value in self.plan.constants.values() if isinstance(value, Tensor)]
         return [*constants, *(tensor for step in self.plan.steps for tensor in step.held)]
 
+    @property
+    def n_buffer_bytes(self) -> int:
+        """Bytes of the activations between its steps."""
+        return bytes_in_memory(tensor for step in self.plan.steps for tensor in step.buffers)
+
 
 def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
     """The plan for inputs like these: runs every operation in order, trying its possible implementations."""
@@ -79,7 +84,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
         graph = fold_constants(graph)
         arena = Arena()
         values: Values = {**graph.constants, **dict(zip(graph.inputs, inputs))}
-        kept = {*graph.constants, *graph.inputs, *(ref.value for ref in graph.outputs if isinstance(ref, Ref))}
+        kept = {*graph.constants, *graph.inputs, *(ref.value for ref in graph.outputs if isinstance(ref, Slot))}
         last = {n: i for i, op in enumerate(graph.ops) for n in op.reads()}
         borders, views = _borders(graph), set()
         steps = []
@@ -93,7 +98,7 @@ def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
                         arena.pin(value)
             step.run(values)
             steps.append(step)
-            if step.kernel == "torch" and _storages([values[op.out]]) & _storages(values[n] for n in op.reads()):
+            if step.by == "torch" and _storages([values[op.out]]) & _storages(values[n] for n in op.reads()):
                 views.add(op.out)
             for n in set(op.reads()) - kept:
                 if last[n] == i and isinstance(values[n], Tensor):
@@ -126,19 +131,18 @@ def _borders(graph: Graph) -> dict[int, Pair]:
 def _with_finite_checks(graph: Graph, steps: list[Step], views: set[int], arena: Arena) -> list[Step]:
     """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
-    Results that reach our kernels through views count too, which need no check themselves. A mean may overflow. A dense
-    layer with a folded norm is always checked, because it may overflow before the norm.
+    Results that reach our kernels through views count too, which need no check themselves. A dense layer with a folded
+    norm is always checked, because it may overflow before the norm.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
-        if step.kernel != "torch" or (step.out in views and step.out in ours):
+        if step.by != "torch" or (step.out in views and step.out in ours):
             ours |= set(op.reads())
-    unwatched = [step.kernel in ("torch", "dense") or op.target in MEANS for op, step in zip(graph.ops, steps)]
     return [
         _with_finite_check(step, arena, op.shrunk)
-        if is_blind and (step.out in ours or op.shrunk > 1) and step.out not in views
+        if not step.is_watched and (step.out in ours or op.shrunk > 1) and step.out not in views
         else step
-        for op, step, is_blind in zip(graph.ops, steps, unwatched)
+        for op, step in zip(graph.ops, steps)
     ]
 
 

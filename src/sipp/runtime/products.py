@@ -20,6 +20,9 @@ from torch import Tensor
 from sipp.native import memory, processor, vector
 from sipp.runtime import timing
 from sipp.runtime.buffers import (
+    Arena,
+    Buffer,
+    Fill,
     Flag,
     Operand,
     Pair,
@@ -37,7 +40,7 @@ from sipp.runtime.graph import CONV, Op
 from sipp.runtime.kernel import SHARES_PER_THREAD, PreparedKernel
 from sipp.runtime.steps import Step, Values, apply_epilogue, constant_weights, kept_share
 from sipp.runtime.strip_kernel import Packed, Tiling, emit_strips, pack, tilings
-from sipp.runtime.vector_kernel import MOST_COLUMNS, emit_vector, pack_windows
+from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, emit_vector, pack_windows
 
 NEAREST_CACHE = 24_000  # bytes of x that fit into the first-level cache beside weights and sums
 HOPELESS = 2.0  # a kernel this many times slower than dense is timed only once
@@ -79,11 +82,11 @@ def product_step(op: Op, work: Work) -> Step | None:
     if op.target is CONV:
         defaults: list[Any] = [1, 0, 1, 1]
         stride, padding, dilation, groups = [*op.args[3:], *defaults[len(op.args[3:]) :]]
-        step = _image_step(Layer(op, weight, bias, pair(stride), pair(padding), pair(dilation), groups), work)
+        step = _strip_step(Layer(op, weight, bias, pair(stride), pair(padding), pair(dilation), groups), work)
     elif x.numel() == weight.shape[1] <= MOST_COLUMNS:
         step = _vector_step(Layer(op, weight, bias), work)
     else:
-        step = _token_step(Layer(op, weight, bias), work)
+        step = _strip_step(Layer(op, weight, bias), work)
     if bias is None:
         return step
     return replace(step, held=(*step.held, bias), n_dense_bytes=step.n_dense_bytes + bias.nbytes)
@@ -110,8 +113,8 @@ def _dense_step(layer: Layer, values: Values) -> Step:
         current[layer.op.out] = _run_dense(layer, best, current)
 
     return Step(
-        layer.op.name, "dense", run_step, layer.op.out, kept_share(best), best.nbytes, None, min(times), held=(best,),
-        reads=layer.reads(),
+        layer.op.name, "dense", run_step, layer.op.out, keep=kept_share(best), n_dense_bytes=best.nbytes,
+        dense_seconds=min(times), held=(best,), reads=layer.reads(),
     )  # fmt: skip
 
 
@@ -136,25 +139,74 @@ def _format_of(weight: Tensor) -> Any:
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-def _faster(sparse: Step, dense: Step) -> Step:
-    """The sparse step if it is enough faster than the dense one."""
+def _faster(sparse: Step, dense: Step, operands: Operands, arena: Arena) -> Step:
+    """The sparse step if it is enough faster than the dense one; the plan then takes in what it writes to."""
     assert sparse.seconds is not None and dense.dense_seconds is not None
-    return sparse if timing.is_enough_faster(sparse.seconds, dense.dense_seconds) else dense
+    if not timing.is_enough_faster(sparse.seconds, dense.dense_seconds):
+        return dense
+    arena.take(operands.buffer, is_shared=operands.is_image)
+    return sparse
+
+
+# --- what a sparse product reads and writes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Where a sparse product finds its input and its addend, and where it writes to."""
+
+    source: Operand
+    addend: Operand | None
+    buffer: Buffer  # of the result
+    result: Tensor  # as torch sees it
+    is_image: bool
+
+    @property
+    def out(self) -> Operand:
+        return operand_of(self.buffer)
+
+    @property
+    def fills(self) -> list[Fill]:
+        return fills_of(self.source, self.addend)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        addend = () if self.addend is None else (self.addend.data,)
+        return (self.source.data, *addend, self.buffer.data_CHWN)
+
+
+def _image_operands(layer: Layer, work: Work) -> Operands:
+    """Those of a convolution."""
+    op, x, arena = layer.op, work.input(layer.op), work.arena
+    axes = zip(x.shape[2:], layer.kernel, layer.stride, layer.padding, layer.dilation)
+    high, wide = ((size + 2 * pad - reach * (k - 1) - 1) // step + 1 for size, k, step, pad, reach in axes)
+    out = arena.image(len(x), len(layer.weight), high, wide, work.border)
+    source = image_input(op.args[0].value, x, layer.stride, layer.padding, arena)
+    addend = None if op.addend is None else image_addend(op.addend, work.values[op.addend], out, arena)
+    return Operands(source, addend, out, out.inner, is_image=True)
+
+
+def _token_operands(layer: Layer, work: Work) -> Operands:
+    """Those of a linear layer."""
+    op, x = layer.op, work.input(layer.op)
+    lead, n_rows = tuple(x.shape[:-1]), len(layer.weight)
+    source, strides = token_input(op.args[0].value, x, work.arena)
+    out, addend = token_buffer(prod(lead), n_rows), None
+    if op.addend is not None:
+        addend = token_addend(op.addend, work.values[op.addend], strides, n_rows, work.arena)
+    return Operands(source, addend, out, out.tokens(lead, strides), is_image=False)
 
 
 # --- one token --------------------------------------------------------------------------------------------------------
 
 
 def _vector_step(layer: Layer, work: Work) -> Step:
-    """The step of a linear layer on one token."""
-    op, weight, x = layer.op, layer.weight, work.input(layer.op)
-    source, strides = token_input(op.args[0].value, x, work.arena)
-    out = work.arena.add(token_buffer(1, len(weight)))
-    addend = _token_addend(layer, strides, work)
-    packed = pack_windows(weight.numpy())
+    """The faster step of a linear layer on one token."""
+    op, weight, operands = layer.op, layer.weight, _token_operands(layer, work)
+    addend, packed = operands.addend, pack_windows(weight.numpy())
     arguments = {
-        "x": source.data,
-        "out": out.data_CHWN,
+        "x": operands.source.data,
+        "out": operands.out.data,
         "addend": None if addend is None else addend.data,
         "bias": padded(layer.bias, len(weight)),
         **packed.arguments,
@@ -165,16 +217,24 @@ def _vector_step(layer: Layer, work: Work) -> Step:
     kernel = PreparedKernel(
         ("vector", *form), arguments, len(packed.ends) - 1, lambda b, args: emit_vector(b, args, *form)
     )
-    fills = fills_of(source, addend)
-    for fill in fills:
+    for fill in operands.fills:
         fill(work.values)
     seconds, dense = kernel.time(), _dense_step(layer, work.values)
-    run_step = filled_run(fills, kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    sparse = Step(
-        op.name, f"sparse, one vector x {processor.LANES}", run_step, op.out, dense.keep, weight.nbytes,
-        seconds, dense.dense_seconds, held=packed.tensors, reads=layer.reads(),
+    name = f"sparse, one vector x {processor.LANES}"
+    return _faster(_sparse_step(layer, operands, kernel, name, seconds, packed, dense), dense, operands, work.arena)
+
+
+def _sparse_step(
+    layer: Layer, operands: Operands, kernel: PreparedKernel, name: str, seconds: float, packed: Packed | Windows,
+    dense: Step,
+) -> Step:  # fmt: skip
+    """The step of a kernel that was timed against the dense one."""
+    op = layer.op
+    return Step(
+        op.name, "ours", filled_run(operands.fills, kernel, op.out, operands.result), op.out, name, is_watched=True,
+        keep=dense.keep, n_dense_bytes=layer.weight.nbytes, seconds=seconds, dense_seconds=dense.dense_seconds,
+        held=packed.tensors, buffers=operands.tensors, reads=layer.reads(),
     )  # fmt: skip
-    return _faster(sparse, dense)
 
 
 def padded(bias: Tensor | None, n_rows: int) -> Tensor:
@@ -188,45 +248,15 @@ def padded(bias: Tensor | None, n_rows: int) -> Tensor:
 # --- images, and several tokens ---------------------------------------------------------------------------------------
 
 
-def _image_step(layer: Layer, work: Work) -> Step:
-    """The step of a convolution."""
-    op, x, arena = layer.op, work.input(layer.op), work.arena
-    axes = zip(x.shape[2:], layer.kernel, layer.stride, layer.padding, layer.dilation)
-    high, wide = ((size + 2 * pad - reach * (k - 1) - 1) // step + 1 for size, k, step, pad, reach in axes)
-    out = arena.image(len(x), len(layer.weight), high, wide, work.border)
-    source = image_input(op.args[0].value, x, layer.stride, layer.padding, arena)
-    addend = None if op.addend is None else image_addend(op.addend, work.values[op.addend], out, arena)
-    return _strip_step(layer, work, source, operand_of(out), addend, out.inner, (high, wide))
-
-
-def _token_step(layer: Layer, work: Work) -> Step:
-    """The step of a linear layer on several tokens."""
-    x = work.input(layer.op)
-    lead = tuple(x.shape[:-1])
-    source, strides = token_input(layer.op.args[0].value, x, work.arena)
-    out = work.arena.add(token_buffer(prod(lead), len(layer.weight)))
-    addend = _token_addend(layer, strides, work)
-    return _strip_step(layer, work, source, operand_of(out), addend, out.tokens(lead, strides), (1, 1))
-
-
-def _token_addend(layer: Layer, strides: tuple[int, ...], work: Work) -> Operand | None:
-    number = layer.op.addend
-    if number is None:
-        return None
-    return token_addend(number, work.values[number], strides, len(layer.weight), work.arena)
-
-
-def _strip_step(
-    layer: Layer, work: Work, source: Operand, out: Operand, addend: Operand | None, result: Tensor, size: Pair
-) -> Step:
+def _strip_step(layer: Layer, work: Work) -> Step:
     """The fastest of the sparse tilings and torch's dense product."""
-    op, places = layer.op, _offsets(layer, source)
-    flat = layer.weight.flatten(1).numpy()
-    ways = tilings(*size, source, out, addend, op.act, op.shrunk > 1, partial(_rounds, layer, source, flat))
-    packs = [_pack(layer, flat, places, source.n, way.n_rounds) for way in ways]
-    kernels = [_kernel(*each, layer, source, out, addend, work.arena.flag) for each in zip(packs, ways)]
-    fills = fills_of(source, addend)
-    for fill in fills:
+    is_image = layer.op.target is CONV
+    operands = _image_operands(layer, work) if is_image else _token_operands(layer, work)
+    flat, places = layer.weight.flatten(1).numpy(), _offsets(layer, operands.source)
+    ways = _tilings(layer, operands, flat)
+    packs = [_pack(layer, flat, places, operands.source.n, way.n_rounds) for way in ways]
+    kernels = [_kernel(*each, layer, operands, work.arena.flag) for each in zip(packs, ways)]
+    for fill in operands.fills:
         fill(work.values)
     dense = _dense_step(layer, work.values)
     assert dense.dense_seconds is not None
@@ -234,11 +264,16 @@ def _strip_step(
     best = times.index(min(times))
     way = ways[best]
     name = f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{f' in {way.n_rounds} rounds' if way.n_rounds > 1 else ''}"
-    sparse = Step(
-        op.name, name, filled_run(fills, kernels[best], op.out, result), op.out, dense.keep, layer.weight.nbytes,
-        times[best], dense.dense_seconds, held=packs[best].tensors, reads=layer.reads(),
-    )  # fmt: skip
-    return _faster(sparse, dense)
+    sparse = _sparse_step(layer, operands, kernels[best], name, times[best], packs[best], dense)
+    return _faster(sparse, dense, operands, work.arena)
+
+
+def _tilings(layer: Layer, operands: Operands, flat: np.ndarray) -> list[Tiling]:
+    """The tilings worth timing: of the rows and columns of an image, or of all tokens as one line."""
+    size = operands.buffer.inner.shape[2:]
+    rounds = partial(_rounds, layer, operands.source, flat)
+    source, out, addend = operands.source, operands.out, operands.addend
+    return tilings(size[0], size[1], source, out, addend, layer.op.act, layer.op.shrunk > 1, rounds)
 
 
 def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floats: int) -> list[int]:
@@ -274,14 +309,13 @@ def _offsets(layer: Layer, source: Operand) -> np.ndarray:
     return (channel + row + column * source.n).reshape(layer.groups, -1)
 
 
-def _kernel(
-    packed: Packed, way: Tiling, layer: Layer, source: Operand, out: Operand, addend: Operand | None, flag: Flag
-) -> PreparedKernel:
+def _kernel(packed: Packed, way: Tiling, layer: Layer, operands: Operands, flag: Flag) -> PreparedKernel:
     """The loop over strips with its arguments for this layer."""
     n_strips, n_threads, n_rows = len(way.strips), torch.get_num_threads(), len(layer.weight)
     n_blocks = 1 if n_threads == 1 else max(1, min(n_rows, -(-SHARES_PER_THREAD * n_threads // n_strips)))
+    out, addend = operands.out, operands.addend
     arguments = {
-        "x": source.data,
+        "x": operands.source.data,
         "out": out.data,
         "addend": None if addend is None else addend.data,
         "bias": memory.zeros(n_rows) if layer.bias is None else layer.bias,

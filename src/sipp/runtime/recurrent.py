@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, memory, processor, vector
+from sipp.native import Vectors, machine_code, memory, processor, vector
 from sipp.runtime import timing
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena, Work
 from sipp.runtime.graph import LSTM, Op
-from sipp.runtime.kernel import PreparedKernel, Vectors, tasks
+from sipp.runtime.kernel import PreparedKernel, tasks
 from sipp.runtime.products import padded
 from sipp.runtime.steps import Step, Values, arguments_of
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows
@@ -33,6 +33,7 @@ class Cell:
     state: Tensor
     cell: Tensor
     packed: Windows
+    gates: Tensor
 
 
 def recurrent_step(op: Op, work: Work) -> Step | None:
@@ -51,13 +52,14 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
     hidden = weights[1].shape[1]
     first = memory.zeros(n_points, n_times, x.shape[2])
-    cells, source = [], first
+    cells, source, lines = [], first, [first]
     for layer in range(n_layers):
         out = memory.zeros(n_points, n_times, directions * hidden)
         for direction in range(directions):
             at = (layer * directions + direction) * per_cell
             cells.append(_cell(weights[at : at + per_cell], source, out, direction, work.arena))
         source = out
+        lines.append(out)
     result = source if batch_first else source.transpose(0, 1)
 
     def run_step(current: Values) -> None:
@@ -77,8 +79,10 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
     n_dense = sum(w.nbytes for w in weights if w.ndim == 2)
     n_kept = sum(int((w != 0).sum()) for w in weights if w.ndim == 2)
     return Step(
-        op.name, f"sparse LSTM x {processor.LANES}", run_step, op.out, n_kept * vector.FLOAT_BYTES / n_dense, n_dense,
-        seconds, dense_seconds, held=tuple(part for cell in cells for part in cell.packed.tensors), reads=reads,
+        op.name, "ours", run_step, op.out, f"sparse LSTM x {processor.LANES}", is_watched=True,
+        keep=n_kept * vector.FLOAT_BYTES / n_dense, n_dense_bytes=n_dense, seconds=seconds, dense_seconds=dense_seconds,
+        held=tuple(part for cell in cells for part in cell.packed.tensors), reads=reads,
+        buffers=(*lines, *(part for cell in cells for part in (cell.state, cell.cell, cell.gates))),
     )  # fmt: skip
 
 
@@ -114,9 +118,13 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
     }
     lanes = next(n for n in (processor.LANES, 8, 1) if hidden % n == 0)
     kernel = PreparedKernel(
-        ("recurrent", lanes), arguments, n_points, lambda b, args: _emit(Vectors(b, lanes), args), also=(source, out)
+        ("recurrent", lanes),
+        arguments,
+        n_points,
+        lambda b, args: _emit(Vectors(b, lanes), args),
+        also=(source, out),
     )
-    return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
+    return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed, gates)
 
 
 def _round_up(n: int) -> int:
@@ -142,8 +150,8 @@ def _emit(v: Vectors, args: machine_code.Arguments) -> None:
             to = b.add(out, b.mul(time, args.number("out_per_step")))
             with vector.each(b, 0, hidden, v.lanes) as i:
                 state = _emit_cell(v, vector.address_of(b, gates, i), hidden, vector.address_of(b, cell, i))
-                vector.store(b, state, vector.address_of(b, to, i))
-                vector.store(b, state, vector.address_of(b, line, b.add(n_inputs, i)))
+                v.store(state, vector.address_of(b, to, i))
+                v.store(state, vector.address_of(b, line, b.add(n_inputs, i)))
                 watch(state)
 
 
@@ -153,5 +161,5 @@ def _emit_cell(v: Vectors, gates: Any, hidden: Any, cell: Any) -> Any:
     i, f, g, o = (v.load(vector.address_of(b, gates, b.mul(hidden, vector.I64(k)))) for k in range(N_GATES))
     old = b.fmul(sigmoid(v, f), v.load(cell))
     new = vector.fused(b, sigmoid(v, i), tanh(v, g), old)
-    vector.store(b, new, cell)
+    v.store(new, cell)
     return b.fmul(sigmoid(v, o), tanh(v, new))

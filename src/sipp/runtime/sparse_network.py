@@ -17,7 +17,7 @@ from sipp.runtime.copying import plain_copy, turn_off_fused_attention
 from sipp.runtime.cpu_network import CpuNetwork
 from sipp.runtime.examples import call_of, in_signature_order, input_signature, without_aliases
 from sipp.runtime.gpu.network import GpuNetwork
-from sipp.runtime.steps import Compiled, Step
+from sipp.runtime.steps import Compiled, Step, bytes_in_memory
 from sipp.runtime.timing import MS
 
 MB = 1e6
@@ -44,14 +44,13 @@ class Sparse:
         self.n_dense_bytes = sum(tensor.nbytes for tensor in device.tensors)
         self.seconds = 0.0  # spent compiling
         kwargs = in_signature_order(device.model, kwargs)
-        self.latest = self._compile(input_signature(args, kwargs, device.kind), args, kwargs)  # compiled last
+        self.latest: Compiled  # compiled last
+        self._compile(input_signature(args, kwargs, device.kind), args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = in_signature_order(self._device.model, kwargs)
         signature = input_signature(args, kwargs, self._device.kind)
-        compiled = self._plans.get(signature)
-        if compiled is None and len(self._plans) < MOST_PLANS:
-            compiled = self._compile(signature, args, kwargs)
+        compiled = self._plans.get(signature) or self._compile(signature, args, kwargs)
         with self._lock:  # another thread that compiles would move the weights
             if compiled is None and not self._has_overflowed:
                 self._has_overflowed = True
@@ -65,16 +64,21 @@ class Sparse:
         )
 
     @torch.inference_mode(False)
-    def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives."""
+    def _compile(self, signature: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled | None:
+        """Compiles the network for inputs like these, outside of the caller's inference mode, which it outlives.
+
+        None if there are as many plans as there may be.
+        """
+        if len(self._plans) == MOST_PLANS:  # plans are only added: no need to wait for other threads
+            return self._plans.get(signature)
         with ONE_AT_A_TIME, self._lock:  # always in this order; torch.export is not thread-safe
-            if signature not in self._plans:  # another thread may have been faster
+            if signature not in self._plans and len(self._plans) < MOST_PLANS:  # other threads may have been faster
                 start = time.perf_counter()
                 where = "the input" if self._plans else "the example"
                 self.latest = self._device.compile(*without_aliases(args, kwargs), where)
                 self._plans[signature] = self.latest
                 self.seconds = time.perf_counter() - start
-            return self._plans[signature]
+            return self._plans.get(signature)
 
     @property
     def steps(self) -> list[Step]:
@@ -85,8 +89,8 @@ class Sparse:
     def n_bytes(self) -> int:
         """Bytes of all weights in memory: those of every plan, and those kept for other input shapes."""
         with self._lock:
-            held = [*self._device.tensors, *(tensor for plan in self._plans.values() for tensor in plan.tensors)]
-            return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+            plans = self._plans.values()
+            return bytes_in_memory([*self._device.tensors, *(tensor for plan in plans for tensor in plan.tensors)])
 
     def __repr__(self) -> str:
         return f"<Sparse {type(self._device.model).__name__}: {self.latest.speed}; print() shows what runs where>"
@@ -101,7 +105,7 @@ class Sparse:
         memory = f"{self.n_bytes / MB:.2f} MB, dense {self.n_dense_bytes / MB:.2f} MB"
         if compiled.n_buffer_bytes:
             memory += f"; activations {compiled.n_buffer_bytes / MB:.2f} MB"
-        kinds = sorted({step.name.rstrip("_0123456789") for step in compiled.steps if step.kernel == "torch"})
+        kinds = sorted({step.name.rstrip("_0123456789") for step in compiled.steps if step.by == "torch"})
         facts = (
             ("left to torch", (", ".join(kinds) or "nothing") if compiled.steps else "everything"),
             ("network", compiled.how if compiled.is_dense else f"{compiled.how}; {times}: {compiled.speed}"),
@@ -118,14 +122,14 @@ def _steps_table(steps: list[Step], *, with_notes: bool) -> Table:
     rows = tuple(
         (
             step.name,
-            step.kernel,
+            step.kernel or step.by,
             step.keep,
             *(n / 1e3 if n else None for n in (step.n_dense_bytes, step.n_bytes)),
             *(None if t is None else t * MS for t in (step.dense_seconds, step.seconds)),
             *([step.note] if with_notes else []),
         )
         for step in steps
-        if step.kernel != "torch" or step.note or not with_notes
+        if step.by != "torch" or step.note or not with_notes
     )
     forms = {
         "kept": "{:.2%}".format,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from sipp.native import pytree
 from sipp.runtime.activations import BY_TORCH, NONE
-from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, Graph, Op, Ref
+from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, Graph, Op, Slot
 
 Values = dict[int, Any]  # by the numbers of a graph
 
@@ -21,15 +21,18 @@ class Step:
     """One operation of a plan. `run` reads and writes values; most other fields are for the table."""
 
     name: str
-    kernel: str  # "torch", or in words
+    by: Literal["torch", "dense", "ours"]  # torch's operation; torch's layer, in its faster format; a kernel of ours
     run: Callable[[Values], None]
     out: int
+    kernel: str = ""  # ours, in words
+    is_watched: bool = False  # whether what is not finite in its result has been noticed: its result needs no check
     keep: float | None = None  # share of weights that are not zero
     n_dense_bytes: int = 0  # of its weights
     seconds: float | None = None
     dense_seconds: float | None = None
     note: str = ""
     held: tuple[Tensor, ...] = ()  # weights that it reads, packed or dense, perhaps shared with other steps
+    buffers: tuple[Tensor, ...] = ()  # activations that it reads and writes, which other steps may do too
     reads: tuple[int, ...] | None = None  # values it reads in later calls; None: all that its operation does
 
     @property
@@ -51,13 +54,13 @@ class Plan:
         values = self.constants | dict(zip(self.graph.inputs, inputs))
         for step in self.steps:
             step.run(values)
-        return [values[ref.value] if isinstance(ref, Ref) else ref for ref in self.graph.outputs]
+        return [values[ref.value] if isinstance(ref, Slot) else ref for ref in self.graph.outputs]
 
 
 def plan_of(graph: Graph, steps: list[Step]) -> Plan:
     """The plan of these steps; weights that they hold themselves are not kept a second time."""
     used = {n for op, step in zip(graph.ops, steps) for n in (op.reads() if step.reads is None else step.reads)}
-    used |= {ref.value for ref in graph.outputs if isinstance(ref, Ref)}
+    used |= {ref.value for ref in graph.outputs if isinstance(ref, Slot)}
     constants = {n: value for n, value in graph.constants.items() if n in used}
     return Plan(replace(graph, constants={}), steps, constants)
 
@@ -79,6 +82,12 @@ class Compiled:
     n_buffer_bytes: int = 0  # of activations
 
 
+def bytes_in_memory(tensors: Iterable[Tensor]) -> int:
+    """The bytes of these tensors' memory, where several share it counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def left_to_torch(run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float) -> Compiled:
     """A network of which no step is known: torch runs it as it is called."""
     return Compiled([], run, True, how, seconds, seconds, "run by torch: nothing gained")
@@ -90,7 +99,7 @@ def without_weights(steps: list[Step]) -> list[Step]:
     def run(values: Values) -> None:
         raise AssertionError("torch runs this network")
 
-    return [replace(step, run=run, held=()) for step in steps]
+    return [replace(step, run=run, held=(), buffers=()) for step in steps]
 
 
 def kept_share(weight: Tensor) -> float:
@@ -101,7 +110,7 @@ def kept_share(weight: Tensor) -> float:
 def constant_weights(op: Op, constants: Values) -> list[Tensor] | None:
     """The weight of a product and its bias, if it has one; None if they are not constants, or it has other options."""
     refs = [ref for ref in op.args[1:3] if ref is not None]
-    if op.kwargs or not all(isinstance(ref, Ref) and ref.value in constants for ref in refs):
+    if op.kwargs or not all(isinstance(ref, Slot) and ref.value in constants for ref in refs):
         return None
     return [constants[ref.value] for ref in refs]
 
@@ -119,8 +128,8 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def arguments_of(values: Values, template: Any) -> Any:
-    """The arguments with each `Ref` replaced by its value."""
-    return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Ref) else leaf, template)
+    """The arguments with each `Slot` replaced by its value."""
+    return pytree.tree_map(lambda leaf: values[leaf.value] if isinstance(leaf, Slot) else leaf, template)
 
 
 def apply_epilogue(values: Values, op: Op, result: Tensor) -> Tensor:
@@ -135,9 +144,9 @@ def torch_step(op: Op, note: str = "") -> Step:
     is_view = op.target in (ATEN.view.default, ATEN._unsafe_view.default)
     target: Any = ATEN.reshape.default if is_view else op.target  # any strides
     target = {ATTENTION: _attention, ATEN.view_as_complex.default: _complex}.get(op.target, target)
-    flat = [arg.value if isinstance(arg, Ref) else None for arg in op.args]
+    flat = [arg.value if isinstance(arg, Slot) else None for arg in op.args]
     inside = pytree.tree_leaves([arg for arg in op.args if isinstance(arg, (list, tuple, dict))])
-    is_flat = not op.kwargs and not any(isinstance(leaf, Ref) for leaf in inside)
+    is_flat = not op.kwargs and not any(isinstance(leaf, Slot) for leaf in inside)
 
     def run_step(values: Values) -> None:
         if is_flat:  # most operations: this is faster

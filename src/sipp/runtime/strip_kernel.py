@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, processor, vector
+from sipp.native import Vectors, machine_code, processor, vector
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Operand
-from sipp.runtime.kernel import Vectors, Watch, tasks
+from sipp.runtime.kernel import Watch, tasks
 
 LONGEST = 2**16 - 1  # largest step between two weights
 MOST_VECTORS = 16 if processor.WIDE else 10  # per tile: their sums must fit in registers
@@ -176,9 +176,10 @@ def emit_strips(b: Any, args: machine_code.Arguments, tile: Tile) -> None:
     v, n_blocks, n_rows = Vectors(b, tile.lanes), args.number("n_blocks"), args.number("n_rows")
     with tasks(v, args, b.mul(args.number("n_strips"), n_blocks)) as (task, watch):
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
-        place = vector.address_of(b, args.number("strips"), strip, 8 * STRIP_NUMBERS)
+        place = vector.address_of(b, args.number("strips"), strip, vector.LONG_BYTES * STRIP_NUMBERS)
         names = ("x", "out", "addend")
-        x, out, addend = (b.add(args.number(n), vector.load(b, place, vector.I64, 8 * i)) for i, n in enumerate(names))
+        starts = [vector.load(b, place, vector.I64, vector.LONG_BYTES * i) for i in range(STRIP_NUMBERS)]
+        x, out, addend = (b.add(args.number(name), start) for name, start in zip(names, starts))
         start = b.sdiv(b.mul(n_rows, block), n_blocks)
         stop = b.sdiv(b.mul(n_rows, b.add(block, vector.I64(1))), n_blocks)
         n_rounds = args.number("n_rounds") if tile.has_rounds else vector.I64(1)
@@ -191,7 +192,7 @@ def emit_strips(b: Any, args: machine_code.Arguments, tile: Tile) -> None:
                     _finish(v, args, tile, sums, out_row, addend_row, watch)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
-                        vector.store(b, value, out_row, distance)
+                        v.store(value, out_row, distance)
 
 
 def _sums(
@@ -199,9 +200,9 @@ def _sums(
 ) -> list[Any]:
     """Emits the sums of a row after this round."""
     b, nth_row = v.b, v.b.add(row, v.b.mul(nth_round, args.number("n_rows")))
-    row_at = vector.address_of(b, args.number("rows"), nth_row, 8 * ROW_NUMBERS)
+    row_at = vector.address_of(b, args.number("rows"), nth_row, vector.LONG_BYTES * ROW_NUMBERS)
     (place,) = vector.variables(b, [b.add(x, vector.load(b, row_at, vector.I64))])
-    first, last = vector.load(b, row_at, vector.I64, -8), vector.load(b, row_at, vector.I64, 8)
+    first, last = (vector.load(b, row_at, vector.I64, i * vector.LONG_BYTES) for i in (-1, 1))
     cells = vector.variables(b, [v.splat_item(args.number("bias"), row)] * len(tile.in_x))
     if tile.has_rounds:
         with b.if_then(b.icmp_signed(">", nth_round, vector.I64(0))):
@@ -212,7 +213,7 @@ def _sums(
         value, here = v.splat_item(values, j), b.load(place)
         for cell, distance in zip(cells, tile.in_x):
             b.store(vector.fused(b, value, v.load(here, distance), b.load(cell)), cell)
-        step = b.zext(vector.load(b, vector.address_of(b, steps, j, 2), vector.I16), vector.I64)
+        step = vector.item(b, steps, j, vector.I16)
         b.store(b.add(here, b.mul(step, vector.I64(tile.unit))), place)
     return [b.load(cell) for cell in cells]
 
@@ -227,4 +228,4 @@ def _finish(
         if tile.in_addend is not None:
             value = v.b.fadd(value, v.load(addend, tile.in_addend[i]))
         watch(value)
-        vector.store(v.b, activate(v, tile.act, value), out, tile.in_out[i])
+        v.store(activate(v, tile.act, value), out, tile.in_out[i])

@@ -18,8 +18,8 @@ MS = 1e3  # milliseconds in a second
 def best_time(function: Callable[[], object], trials: int = TRIALS, limit: float = math.inf) -> float:
     """The shortest of a few runs in seconds of CPU time; short functions are run more often.
 
-    Uses one thread and counts only its own CPU time, so other programs hardly disturb it. Stops after a run that takes
-    more than `limit`.
+    Uses one thread and counts only its own CPU time, so other programs hardly disturb it. Meanwhile torch has one
+    thread for the whole process, whatever else runs there. Stops after a run that takes more than `limit`.
     """
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import machine_code, processor, vector
+from sipp.native import Vectors, machine_code, processor, vector
 from sipp.runtime.activations import activate
-from sipp.runtime.kernel import Vectors, tasks
+from sipp.runtime.kernel import tasks
 
 MOST_COLUMNS = processor.LANES * 2**16
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if processor.WIDE else "llvm.x86.avx2.permps" if processor.HAS_AVX2 else None
@@ -76,20 +76,21 @@ def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool
         if has_addend:
             value = b.fadd(value, v.load(vector.address_of(b, args.number("addend"), row)))
         watch(value)
-        vector.store(b, activate(v, act, value), vector.address_of(b, args.number("out"), row))
+        v.store(activate(v, act, value), vector.address_of(b, args.number("out"), row))
 
 
 def group_sums(b: Any, args: machine_code.Arguments, group: Any, x: Any) -> Any:
     """Emits bias + W x for one group of rows, with two alternating sums per row; W is the `Windows` in `args`."""
     v, lanes = Vectors(b, processor.LANES), processor.LANES
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
-    end_at = vector.address_of(b, ends, group, 8)
+    end_at = vector.address_of(b, ends, group, vector.LONG_BYTES)
+    first_step, last_step = (vector.load(b, end_at, vector.I64, i * vector.LONG_BYTES) for i in range(2))
     start = v.load(vector.address_of(b, bias, b.mul(group, vector.I64(lanes))))
     sums = vector.variables(b, [start, v.constant(0.0)])
-    with vector.each(b, vector.load(b, end_at, vector.I64), vector.load(b, end_at, vector.I64, 8), len(sums)) as first:
+    with vector.each(b, first_step, last_step, len(sums)) as first:
         for i, cell in enumerate(sums):
             step = b.add(first, vector.I64(i))
-            window = b.zext(vector.load(b, vector.address_of(b, windows, step, 2), vector.I16), vector.I64)
+            window = vector.item(b, windows, step, vector.I16)
             place = vector.load(b, vector.address_of(b, places, step, lanes), vector.of(lanes, vector.I8))
             place = b.zext(place, vector.of(lanes, vector.I32))
             term = _look_up(v, vector.address_of(b, x, window, v.n_bytes), place)

@@ -23,7 +23,7 @@ from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
 from sipp.results import Bench, BenchRun, BenchStep, NetworkLike, Speed, hashing, network_of
-from sipp.runtime import MOST_OFF, call_of, output_difference, plain_copy, sparse
+from sipp.runtime import call_of, numeric_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
 REPEATS = 15  # pairs of calls, of which the median counts
@@ -59,10 +59,10 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
     is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
     steps = [
         BenchStep(
-            name=step.name, kernel="torch" if is_dense else step.kernel, keep=step.keep,
+            name=step.name, kernel="torch" if is_dense else step.kernel or step.by, keep=step.keep,
             n_bytes=step.n_bytes, n_dense_bytes=step.n_dense_bytes,
             dense_ms=None if step.dense_seconds is None else MS * step.dense_seconds,
-            sparse_ms=None if is_dense or step.seconds is None else MS * step.seconds,
+            sparse_ms=None if is_dense or step.by != "ours" or step.seconds is None else MS * step.seconds,
         )
         for step in fast.steps if step.keep is not None
     ]  # fmt: skip
@@ -89,8 +89,8 @@ def _time_calls(
     args, kwargs = call
     last, last_args = copy.deepcopy(model).to(memory_format=torch.channels_last), pytree.tree_map(_channels_last, args)  # type: ignore[call-overload]
     with torch.inference_mode():
-        gap = output_difference(*(pytree.tree_leaves(run(*args, **kwargs)) for run in (fast, model)))
-        if not gap <= MOST_OFF:
+        gap, is_same = numeric_difference(fast(*args, **kwargs), model(*args, **kwargs))
+        if not is_same:
             raise ModelError(
                 f"the sparse network's outputs differ by {gap:.1e} of their size, so it is not timed",
                 where=type(model).__name__,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sipp.native import two_of_four
 from sipp.results import numerics
+from sipp.runtime.examples import AGREEMENT
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
 
@@ -26,8 +27,8 @@ MOST_TOKENS = 16  # up to this many are few
 # threads per row, warps per program, pairs of blocks prefetched
 FEW_TOKEN_SHAPES = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
 TINY = 1e-300
-# allowed difference from torch, relative to the largest sum: rounding, and another order of the terms
-AGREEMENT = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
+# allowed difference from float32 sums, relative to the largest: rounding, and another order of the terms
+LIMITS = {dtype: max(AGREEMENT, 2 * torch.finfo(dtype).eps) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def candidates(weight: Tensor, x: Tensor) -> tuple[list[MakeKernel], str]:
     """The kernels that could be faster than torch's for x (tokens x columns); if there are none, the reason."""
     if bool((weight != 0).all()):
         return [], "no zeros"
-    if x.dtype not in AGREEMENT or weight.dtype != x.dtype:
+    if x.dtype not in LIMITS or weight.dtype != x.dtype:
         return [], f"{str(x.dtype).removeprefix('torch.')} numbers"
     return _for_few_tokens(weight) if len(x) <= MOST_TOKENS else _for_many_tokens(weight, x)
 
@@ -115,9 +116,9 @@ def is_two_of_four(weight: Tensor) -> bool:
 
 
 def kernel_error(kernel: LinearKernel, weight: Tensor, bias: Tensor | None, x: Tensor) -> float:
-    """The largest difference from torch, relative to the largest sum; infinite if the kernel fails."""
+    """The largest difference from float32 sums, relative to the largest; infinite if the kernel fails."""
     with numerics.exact_matmul():  # TF32 would be further off than the kernels are
-        expected = F.linear(x, weight, bias).double()
+        expected = F.linear(x.float(), weight.float(), None if bias is None else bias.float()).double()
     try:
         sums = kernel.call(x, kernel.tensors).double()
     except recording.kernel_errors():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sipp.runtime.gpu.layouts import int8_scales
 from sipp.runtime.gpu.linear import (
-    AGREEMENT,
+    LIMITS,
     MOST_TOKENS,
     LinearKernel,
     MakeKernel,
@@ -123,7 +123,7 @@ def _kind(layers: Layers) -> Hashable:
     """What layers have in common that are timed only once: sizes, dtypes, pattern, and about the kept share."""
     weight, x = layers.weight, layers.tokens
     sizes = *(len(part) for part in layers.weights), weight.shape, x.shape, x.stride(), layers.bias is None
-    is_known = weight.dtype in AGREEMENT
+    is_known = weight.dtype in LIMITS
     has_pattern = is_known and (int8_scales(weight) is not None if len(x) <= MOST_TOKENS else is_two_of_four(weight))
     return *sizes, weight.dtype, x.dtype, has_pattern, round(KEEP_BINS * kept_share(weight))
 
@@ -141,7 +141,7 @@ def _checked_kernel(layers: Layers, graph: Graph, known: Known) -> tuple[LinearK
         return None, choice
     kernel = choice.make(layers.weight, layers.bias)
     by = kernel_error(kernel, layers.weight, layers.bias, layers.tokens)
-    if not by <= AGREEMENT[layers.tokens.dtype]:
+    if not by <= LIMITS[layers.tokens.dtype]:
         return None, replace(choice, make=None, why=f"the kernel is {by:.0e} off on the example")
     return kernel, choice
 
@@ -162,7 +162,7 @@ def _timed_choice(layers: Layers, graph: Graph) -> Choice:
         return Choice(None, why=why or "values and places take no fewer bytes")
 
     def is_right(kernel: LinearKernel) -> bool:
-        return kernel_error(kernel, weight, layers.bias, x) <= AGREEMENT[x.dtype]
+        return kernel_error(kernel, weight, layers.bias, x) <= LIMITS[x.dtype]
 
     def seconds(kernel: LinearKernel) -> float:
         return time_kernel(kernel, x, max(1, min(n_layers, -(-2 * n_cache_bytes // kernel.n_bytes))))
@@ -187,7 +187,7 @@ def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known
     n_bytes = layers.weight.nbytes
     if kernel is None:
         dense = replace(
-            torch_step(group[0], choice.why), kernel="dense", keep=kept_share(layers.weight), n_dense_bytes=n_bytes,
+            torch_step(group[0], choice.why), by="dense", keep=kept_share(layers.weight), n_dense_bytes=n_bytes,
             seconds=choice.seconds, dense_seconds=choice.dense_seconds,
         )  # fmt: skip
         return [dense] if len(group) == 1 else []
@@ -200,7 +200,9 @@ def _sparse_or_dense(group: list[Op], graph: Graph, values: Values, known: Known
         values.update(zip(outs, result.reshape(*x.shape[:-1], -1).split(n_rows, -1)))
 
     step = Step(
-        first.name, kernel.name, run_step, first.out, kept_share(layers.weight), n_bytes,
-        choice.seconds, choice.dense_seconds, held=kernel.tensors, reads=(first.args[0].value,),
+        first.name, "ours", run_step, first.out, kernel.name, keep=kept_share(layers.weight), n_dense_bytes=n_bytes,
+        seconds=choice.seconds, dense_seconds=choice.dense_seconds, held=kernel.tensors,
+        reads=(first.args[0].value,),
     )  # fmt: skip
-    return [step, *(Step(op.name, f"with {first.name}", lambda values: None, op.out, reads=()) for op in others)]
+    joined = f"with {first.name}"
+    return [step, *(Step(op.name, "ours", lambda values: None, op.out, joined, reads=()) for op in others)]

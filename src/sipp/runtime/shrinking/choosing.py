@@ -33,7 +33,7 @@ from sipp.runtime.counting import multiply_adds
 from sipp.runtime.examples import Call
 from sipp.runtime.shrinking.configuration import accepts_widths
 from sipp.runtime.shrinking.dependencies import Channels
-from sipp.runtime.shrinking.fitting import Problem, Use, uses_in
+from sipp.runtime.shrinking.fitting import Problem, RefittedLayer, layers_in
 from sipp.runtime.shrinking.removing import checked_plan
 from sipp.runtime.shrinking.sites import Site, Structure, cheapest_widths, least_share, structure_of, uniform_widths
 from sipp.runtime.shrinking.traced import Tensors, Traced, Values, run_both
@@ -42,6 +42,8 @@ N_REASONS = 3  # named in an error
 N_EXAMPLES = 2  # inputs on which both networks are compared
 SMALLEST = 1e-300  # a divisor
 N_EFFECT_POINTS = 256  # on which the effect of halving each site is measured
+
+Visit = Callable[[RefittedLayer, Values], None]  # before a layer runs in both networks
 
 
 @dataclass(frozen=True)
@@ -174,18 +176,18 @@ def _remove(
             option=options.budget,
             fix=f"give at least {math.ceil(1e4 * least) / 1e4:g}",
         )
-    uses = uses_in(traced, _used_once(structure.channels))
-    readers = [use for use in uses if use.weight in {site.reader for site in sites}]
+    layers = layers_in(traced, _used_once(structure.channels))
+    readers = [layer for layer in layers if layer.weight in {site.reader for site in sites}]
 
-    def walk(title: str, past: Sequence[Use], small: Tensors, visit: Callable[[Use, Values], None]) -> None:
-        by_node = {use.node: use for use in past}
+    def walk(title: str, past: Sequence[RefittedLayer], small: Tensors, visit: Visit) -> None:
+        by_node = {layer.node: layer for layer in past}
         with torch.no_grad(), progress_bar(title, len(past), shown=options.progress) as advance:
 
             def visited(node: Node, values: Values) -> None:
                 visit(by_node[node], values)
                 advance(1)
 
-            run_both(traced, dense, small, {use.node: use.stream for use in past}, visited)
+            run_both(traced, dense, small, {layer.node: layer.stream for layer in past}, visited)
 
     if options.uniform:
         widths = uniform_widths(
@@ -197,14 +199,14 @@ def _remove(
         widths = cheapest_widths(full, _errors(model, batches, look), sizes, options.share, options.multiple_of)
     small = dict(dense)
     removal = Removal(sites, widths, options.repair, small)
-    seen, past = (small, uses) if options.repair else (dict(dense), readers)
+    seen, past = (small, layers) if options.repair else (dict(dense), readers)
     walk("removing channels", past, seen, removal.visit)
     set_tensors(model, small)
     left = []
     for i, site in enumerate(sites):
         gone = site.columns_GC[removal.orders[i].cpu()].flatten().sort().values
         left.append(ChannelsLeft(site.makers, site.reader, site.width, widths[i], tuple(gone.tolist())))
-    return tuple(left), [use.weight for use in uses]
+    return tuple(left), [layer.weight for layer in layers]
 
 
 def _even_calls(batches: Sequence[Batch]) -> list[Call]:
@@ -243,11 +245,11 @@ class Look:
     variances: dict[int, float] = field(default_factory=dict)  # of all outputs of the layer together
     halved: dict[int, Tensors] = field(default_factory=dict)  # the tensors that change if every second one goes
 
-    def visit(self, use: Use, values: Values) -> None:
+    def visit(self, layer: RefittedLayer, values: Values) -> None:
         """Looks at one layer: every number of channels at each of its sites, the others left whole."""
-        problem = Problem.of(use, values)
+        problem = Problem.of(layer, values)
         for i, site in enumerate(self.sites):
-            if site.reader == use.weight:
+            if site.reader == layer.weight:
                 groups_GS = problem.inputs_of(site)
                 self.errors[i] = eliminate(*problem.system, [groups_GS], [site.width]).errors
                 half = eliminate(*problem.system, [groups_GS], [site.width // 2])
@@ -265,15 +267,15 @@ class Removal:
     small: Tensors  # the smaller network: filled in by a walk over it, or without a refit over the dense one
     orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site that are gone
 
-    def visit(self, use: Use, values: Values) -> None:
+    def visit(self, layer: RefittedLayer, values: Values) -> None:
         """Fits one layer, if it loses inputs or if its inputs or its stream are not the dense network's."""
-        own = [i for i, site in enumerate(self.sites) if site.reader == use.weight]
-        reads = [use.inputs, *([] if use.stream is None else [use.stream])]
+        own = [i for i, site in enumerate(self.sites) if site.reader == layer.weight]
+        reads = [layer.inputs, *([] if layer.stream is None else [layer.stream])]
         n_removed = [self.sites[i].width - self.widths[i] for i in own]
         self.orders |= dict.fromkeys(own, numerics.integers(0, 0))
         if not any(n_removed) and not any(map(values.is_changed, reads)):
             return
-        problem = Problem.of(use, values)
+        problem = Problem.of(layer, values)
         if own:
             found = eliminate(*problem.system, [problem.inputs_of(self.sites[i]) for i in own], n_removed)
             self.orders |= dict(zip(own, found.orders))

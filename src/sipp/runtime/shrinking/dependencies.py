@@ -265,34 +265,42 @@ class _Following:
         is_filled = bool(named_arguments(node).get("value"))  # with what may be taken for a number of a channel
         if not reads or is_filled or any(len(self.axes[read].ids) == 1 for read in reads):
             return None  # one channel cannot be told from its positions
+        numbers = self._placed_numbers(node, reads)
+        if numbers is None:
+            return None
+        ids = torch.cat([numerics.integers(0, 1), *(self.axes[read].ids for read in reads)])  # by these numbers
+        for dim in range(numbers.ndim):
+            line = numbers.movedim(dim, 0).flatten(1)[:, 0] if numbers.numel() else numbers.flatten()
+            is_axis = torch.equal(numbers, _along(line, dim, tuple(numbers.shape))) and len(line) > 1
+            if is_axis and set(range(1, len(ids))) <= set(line.tolist()):
+                self.channels.fixed |= {self.leaves[read] for read in node.all_input_nodes if read in self.leaves}
+                return Axis(dim, ids[line], self._placed_constants(node, reads, line))
+        return self._in_heads(reads[0], numbers - 1) if len(reads) == 1 else None
+
+    def _placed_numbers(self, node: Node, reads: list[Node]) -> Tensor | None:
+        """What the operation makes of its operands' channels, numbered from 1, and zeros; None if it does not run."""
         given, n_read = {}, 0
         for read in reads:
             axis = self.axes[read]
-            ids = numerics.integers(1 + n_read, 1 + n_read + len(axis.ids))
-            given[read] = _along(ids.double(), axis.dim, self._value(read).shape).contiguous()
+            own = numerics.integers(1 + n_read, 1 + n_read + len(axis.ids))
+            given[read] = _along(own.double(), axis.dim, self._value(read).shape).contiguous()
             n_read += len(axis.ids)
         others = {
             read: torch.zeros(self._value(read).shape, dtype=torch.float64, device="cpu")
             for read in node.all_input_nodes
         }
         try:
-            numbers = self._computed(node, {**others, **given}).long()
+            return self._computed(node, {**others, **given}).long()
         except RuntimeError:
             return None
-        ids_of = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), *(self.axes[read].ids for read in reads)])
-        constant_of = torch.cat(
-            [torch.zeros(1, dtype=torch.float64, device="cpu"), *(self.axes[read].constant for read in reads)]
-        )
-        for dim in range(numbers.ndim):
-            first = numbers.movedim(dim, 0).flatten(1)[:, 0] if numbers.numel() else numbers.flatten()
-            is_axis = torch.equal(numbers, _along(first, dim, tuple(numbers.shape))) and len(first) > 1
-            if is_axis and set(range(1, n_read + 1)) <= set(first.tolist()):
-                self.channels.fixed |= {self.leaves[read] for read in node.all_input_nodes if read in self.leaves}
-                constant = constant_of[first]
-                if self.varies.intersection(set(node.all_input_nodes) - set(reads)):
-                    constant = torch.where(first == 0, math.nan, constant)
-                return Axis(dim, ids_of[first], constant)
-        return self._in_heads(reads[0], numbers - 1) if len(reads) == 1 else None
+
+    def _placed_constants(self, node: Node, reads: list[Node], line: Tensor) -> Tensor:
+        """The constants of channels that were placed along a line, by their numbers; 0 stands beside them."""
+        zero = torch.zeros(1, dtype=torch.float64, device="cpu")
+        constant = torch.cat([zero, *(self.axes[read].constant for read in reads)])[line]
+        if self.varies.intersection(set(node.all_input_nodes) - set(reads)):
+            constant = torch.where(line == 0, math.nan, constant)
+        return constant
 
     def _in_heads(self, read: Node, numbers: Tensor) -> Axis | None:
         """The channels after a view that splits them in heads: those of a head are tied, and count as one."""
@@ -333,6 +341,10 @@ class _Following:
         for leaf, leaf_dim in zip(leaves, dims):
             if leaf_dim is not None:
                 self.channels.tie(ids, self.channels.side(self.leaves[leaf], leaf_dim))
+        return Axis(dim, ids, self._constants_alone(node, reads, n))
+
+    def _constants_alone(self, node: Node, reads: list[Node], n: int) -> Tensor:
+        """The constants of n channels behind such an operation: none can vary whose operands cannot."""
         constants = torch.stack([self.axes[read].constant.expand(n) for read in reads])
         may_vary = constants.isnan().any(0)
         if self.varies.intersection(set(node.all_input_nodes) - set(reads)):
@@ -341,7 +353,7 @@ class _Following:
             may_vary &= ~(constants == 0).any(0)
         elif "batch_norm" in operation_name(node) and (scale := named_arguments(node)["weight"]) is not None:
             may_vary &= (self._value(scale) != 0).cpu()
-        return Axis(dim, ids, torch.where(may_vary, math.nan, 0.0).double())
+        return torch.where(may_vary, math.nan, 0.0).double()
 
     def _tried(self, node: Node, at: dict[Node, int], n: int) -> int | None:
         """The dimension of the result along which each channel depends on itself alone; None if there is none.

@@ -29,8 +29,8 @@ LEAST_SCALE = 1e-6  # of a norm's largest factor: an output below has no say in 
 
 
 @dataclass(frozen=True)
-class Use:
-    """The one use of a weight, with what lies between its output and the stream of the network."""
+class RefittedLayer:
+    """A layer whose weight is used once, with what lies between its output and the stream of the network."""
 
     node: Node  # the product
     weight: str
@@ -45,9 +45,9 @@ class Use:
         return inputs
 
 
-def uses_in(traced: Traced, weights: Mapping[str, str | None]) -> list[Use]:
-    """The uses of these weights (with their biases), each of which is used once, in the order of the program."""
-    found: list[Use] = []
+def layers_in(traced: Traced, weights: Mapping[str, str | None]) -> list[RefittedLayer]:
+    """The layers of these weights (with their biases), each of which is used once, in the order of the program."""
+    found: list[RefittedLayer] = []
     taken: set[Node] = set()
     names = traced.leaves
     for node in traced.nodes:
@@ -69,7 +69,7 @@ def uses_in(traced: Traced, weights: Mapping[str, str | None]) -> list[Use]:
                 taken.add(total)
         held = () if norm is None else tuple(named_arguments(norm)[name] for name in NORM_LEAVES)
         leaves = tuple(None if leaf is None else names[leaf] for leaf in held)
-        found.append(Use(node, weight, weights[weight], norm, leaves, stream))
+        found.append(RefittedLayer(node, weight, weights[weight], norm, leaves, stream))
     return found
 
 
@@ -105,7 +105,7 @@ def _reaches(node: Node, other: Node) -> bool:
 class Problem:
     """The least squares of one layer, behind its norm: inputs of the smaller network, outputs of the dense one."""
 
-    use: Use
+    layer: RefittedLayer
     tensors: Tensors  # of the smaller network
     old_KF: Tensor  # the weights times the norm's factors
     scale_F: Tensor  # the norm as a factor and a summand of each output: 1 and 0 without one
@@ -113,12 +113,12 @@ class Problem:
     sums: Sums
 
     @staticmethod
-    def of(use: Use, values: Values) -> Problem:
+    def of(layer: RefittedLayer, values: Values) -> Problem:
         tensors = values.small_tensors
-        weight = tensors[use.weight]
-        scale_F, shift_F = _norm(use, tensors)
+        weight = tensors[layer.weight]
+        scale_F, shift_F = _norm(layer, tensors)
         old_KF = weight.flatten(1).to(numerics.BOUND_DTYPE).T * scale_F
-        return Problem(use, tensors, old_KF, scale_F, shift_F, _sums(use, values, old_KF))
+        return Problem(layer, tensors, old_KF, scale_F, shift_F, _sums(layer, values, old_KF))
 
     @property
     def system(self) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ class Problem:
 
     def inputs_of(self, site: Site) -> Tensor:
         """The inputs of each channel of a site: the columns of the flattened weight (G x S)."""
-        n = self.tensors[self.use.weight][0, 0].numel()  # entries of a kernel
+        n = self.tensors[self.layer.weight][0, 0].numel()  # entries of a kernel
         offsets = numerics.integers(0, n)
         return (site.columns_GC[..., None] * n + offsets).flatten(1).to(self.old_KF.device)
 
@@ -135,18 +135,18 @@ class Problem:
 
         An output that the norm ignores keeps its weights, except those of inputs that are gone.
         """
-        use, tensors = self.use, self.tensors
-        old = tensors[use.weight]
+        layer, tensors = self.layer, self.tensors
+        old = tensors[layer.weight]
         is_used = self.scale_F.abs() > LEAST_SCALE * self.scale_F.abs().max()
         kept_KF = old.flatten(1).to(numerics.BOUND_DTYPE).T * (new_KF != 0).any(1, keepdim=True)
         own_KF = torch.where(is_used, new_KF / self.scale_F, kept_KF)
-        found = {use.weight: own_KF.T.reshape(old.shape).to(old.dtype)}
+        found = {layer.weight: own_KF.T.reshape(old.shape).to(old.dtype)}
         if not (refits and self.sums.has_intercept):
             return found
         intercept_F = self.sums.intercept(new_KF)
-        bias_F = torch.zeros_like(self.scale_F) if use.bias is None else tensors[use.bias].to(numerics.BOUND_DTYPE)
+        bias_F = torch.zeros_like(self.scale_F) if layer.bias is None else tensors[layer.bias].to(numerics.BOUND_DTYPE)
         moved_F = torch.where(is_used, intercept_F - self.scale_F * bias_F - self.shift_F, 0.0)
-        _, bias, mean, _ = use.norm_names or (None, use.bias, None, None)
+        _, bias, mean, _ = layer.norm_names or (None, layer.bias, None, None)
         if bias is not None:
             found[bias] = (tensors[bias] + moved_F).to(tensors[bias].dtype)
         elif mean is not None:
@@ -155,38 +155,38 @@ class Problem:
         return found
 
 
-def _norm(use: Use, tensors: Tensors) -> tuple[Tensor, Tensor]:
+def _norm(layer: RefittedLayer, tensors: Tensors) -> tuple[Tensor, Tensor]:
     """The norm behind a product as a factor and a summand of each output; 1 and 0 without one."""
-    weight = tensors[use.weight]
-    if use.norm is None:
+    weight = tensors[layer.weight]
+    if layer.norm is None:
         one_F = torch.ones(len(weight), dtype=numerics.BOUND_DTYPE, device=weight.device)
         return one_F, torch.zeros_like(one_F)
     gain, bias, mean, variance = (
-        None if name is None else tensors[name].to(numerics.BOUND_DTYPE) for name in use.norm_names
+        None if name is None else tensors[name].to(numerics.BOUND_DTYPE) for name in layer.norm_names
     )
     assert mean is not None and variance is not None
-    scale_F = (variance + named_arguments(use.norm)["eps"]).rsqrt() * (1.0 if gain is None else gain)
+    scale_F = (variance + named_arguments(layer.norm)["eps"]).rsqrt() * (1.0 if gain is None else gain)
     return scale_F, (0.0 if bias is None else bias) - mean * scale_F
 
 
-def _sums(use: Use, values: Values, old_KF: Tensor) -> Sums:
+def _sums(layer: RefittedLayer, values: Values, old_KF: Tensor) -> Sums:
     """The sums over the patches of all batches, or over as many at random places as are enough for so many inputs."""
     fan_in = len(old_KF)
-    has_intercept = use.norm is not None or use.bias is not None
+    has_intercept = layer.norm is not None or layer.bias is not None
     sums = Sums.zeros(fan_in, old_KF.shape[1], old_KF.device, has_intercept=has_intercept)
     generator = torch.Generator("cpu").manual_seed(0)
     most = -(-PATCHES_PER_INPUT * fan_in // values.n_batches)
     at_once = max(1, PATCH_BYTES // (fan_in * old_KF.element_size()))
     for batch in range(values.n_batches):
-        target = values.computed(use.node, batch, is_small=False)
-        if use.norm is not None:
-            target = values.computed(use.norm, batch, is_small=False, given={use.node: target})
-        if use.stream is not None and values.is_changed(use.stream):
-            dense, small = (values.of(use.stream, batch, is_small=which) for which in (False, True))
+        target = values.computed(layer.node, batch, is_small=False)
+        if layer.norm is not None:
+            target = values.computed(layer.norm, batch, is_small=False, given={layer.node: target})
+        if layer.stream is not None and values.is_changed(layer.stream):
+            dense, small = (values.of(layer.stream, batch, is_small=which) for which in (False, True))
             target = target + (dense - small)
-        x = values.of(use.inputs, batch, is_small=True)
-        if operation_name(use.node) != "linear":
-            x, target = _windows(x, use), target.movedim(1, -1)
+        x = values.of(layer.inputs, batch, is_small=True)
+        if operation_name(layer.node) != "linear":
+            x, target = _windows(x, layer), target.movedim(1, -1)
         n_places = target[..., 0].numel()
         places = torch.randperm(n_places, generator=generator, dtype=torch.int64, device="cpu")[:most]
         for some in places.sort().values.to(x.device).split(at_once):
@@ -195,9 +195,9 @@ def _sums(use: Use, values: Values, old_KF: Tensor) -> Sums:
     return sums
 
 
-def _windows(x: Tensor, use: Use) -> Tensor:
+def _windows(x: Tensor, layer: RefittedLayer) -> Tensor:
     """The windows of a convolution: points and positions, then channels and kernel (a view)."""
-    arguments = named_arguments(use.node)
+    arguments = named_arguments(layer.node)
     kernel = arguments["weight"].meta["val"].shape[2:]
     n = len(kernel)
     stride, dilation, padding = (_each(arguments[name], n) for name in ("stride", "dilation", "padding"))

@@ -23,7 +23,8 @@ from torch.nn.modules.conv import _ConvNd
 from sipp.errors import ModelError, SippError
 from sipp.inputs import ONE_AT_A_TIME, Batch, run_batch, scoring_mode
 from sipp.native import pytree
-from sipp.results import ChannelsLeft, numerics
+from sipp.results import ChannelsLeft, ShrunkLayer, numerics
+from sipp.runtime.counting import count_both
 from sipp.runtime.examples import Call, cloned, output_difference, rounding_of, rounding_tolerance
 from sipp.runtime.shrinking.configuration import match_configuration
 from sipp.runtime.shrinking.dependencies import ALWAYS, Channels, Product, channels_in, reads_of
@@ -180,7 +181,9 @@ class WithoutDead:
 
     model: nn.Module
     off_by: float  # the largest difference of an output on the example, relative to its largest value
-    program: torch.export.ExportedProgram  # of the network before
+    layers: tuple[ShrunkLayer, ...]
+    multiply_adds_before: int
+    multiply_adds: int
     left_alone: tuple[str, ...]  # operations that keep all channels they read
 
 
@@ -200,7 +203,7 @@ def without_dead_channels(own: nn.Module, call: Call, sites: Iterable[ChannelsLe
         raise differs(moved)
     if sites is not None:
         match_configuration(small, sites)
-    return WithoutDead(small, moved, program, tuple(channels.left_alone))
+    return WithoutDead(small, moved, *count_both(program, own, small), tuple(channels.left_alone))
 
 
 def checked_plan(
