@@ -22,7 +22,7 @@ from sipp_lab.demo import RECIPE, SETTINGS
 from sipp_lab.page import read_results, series
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import Run
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

@@ -19,7 +19,7 @@ from sipp.cli.options import as_command
 from sipp.errors import OptionError
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import list_runs
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 
 KILL_LOOP = Path(__file__).parent.parent / "lab" / "runs" / "kill_loop.py"
 N_KILLS = 3

@@ -13,7 +13,7 @@ from sipp_lab.page.article import method_table, panel_article
 from sipp_lab.page.panels import panels_of
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import read_run, without_times
-from sipp_lab.runs.one_run import FinishedRun, run
+from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (
     "train.epochs=1",

@@ -139,6 +139,8 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "retrain: {distill: {weight: 0.0, temperature: 4.0}}", ("retrain.distill.weight",)),
         ("base: digits-at-init\nretrain: {epochs: 8}", ("retrain belongs to", "at-init")),
         (GOOD + "train: {augment: true}", ("mirroring digits",)),
+        (GOOD + "retrain: {augment: true}", ("mirroring digits",)),
+        (GOOD + "train: {optimizer: adam}", ("train: optimizer=adam takes no momentum: set momentum to null",)),
         (GOOD + "net: resnet2", ("resnet20",)),
         (GOOD + "net: resnet20", ("(3, 32, 32)",)),
         (GOOD + "prune: {methods: [magnitude, magnitude]}", ("twice",)),
@@ -146,9 +148,9 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "seed: 2020-01-01", ("'seed' must be a whole number", "2020-01-01")),
         (GOOD + "train: !!python/object/apply:os.system [echo]", ("not valid YAML", "tag")),
         ("- 1", ("mapping",)),
-        (GOOD + "train: {decay: {milestones: [9]}}", ("train.decay.milestones has 9", "within train.epochs=8")),
-        (GOOD + "retrain: {decay: {milestones: [9]}}", ("retrain.decay.milestones has 9", "retrain.epochs=8")),
-        (GOOD + "train: {nesterov: true, momentum: 0.0}", ("train.nesterov needs a train.momentum above 0",)),
+        (GOOD + "train: {decay: {milestones: [9]}}", ("train: decay.milestones has 9", "within epochs=8")),
+        (GOOD + "retrain: {decay: {milestones: [9]}}", ("retrain: decay.milestones has 9", "within epochs=8")),
+        (GOOD + "train: {nesterov: true, momentum: 0.0}", ("train: nesterov needs a momentum above 0",)),
         ("{", ("not valid YAML",)),
         ("base: ../secrets", ("unknown recipe",)),
         ("base: [a]", ("unknown recipe",)),
@@ -195,7 +197,13 @@ def test_a_schedule_of_another_length_keeps_its_shape() -> None:
     assert either == [(2,), (2,)]
     shortest = load_recipe("digits-iterative", settings=("train.epochs=1",)).train
     assert (shortest.decay.milestones, shortest.warmup_epochs) == ((), 1.0)
-    assert load_recipe("vgg16-cifar10-iterative").hyper_of("snip").decay.every == 30  # of epochs, not of the schedule
+    every = [
+        load_recipe("vgg16-cifar10-iterative", settings=settings).train.decay.every
+        for settings in ((), ("train.epochs=30",), ("train.epochs=30", "train.decay.every=7"), ("train.epochs=5",))
+    ]
+    assert every == [30, 3, 7, 1]
+    for name, n in (("vgg16-cifar10-iterative", 30), ("vgg16-cifar10-iterative-short", 3)):  # retrained half as long
+        assert load_recipe(name).hyper_of("snip").decay.every == n
 
 
 def test_unknown_recipes() -> None:
