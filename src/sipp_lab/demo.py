@@ -70,5 +70,5 @@ def run_demo(folder: Path, *, progress: bool = True, settings: tuple[str, ...] =
         progress_bar("train, prune, retrain", UNITS * n_networks, shown=progress, in_percent=True) as advance,
     ):
         done = run(recipe, out=Path(runs), device="cpu", on_progress=moving(advance))
-        write_results(page, read_results([Path(runs)]), force=force)
+        write_results(page, *read_results([Path(runs)]), force=force)
     return Demo(done.records, page)

@@ -51,5 +51,4 @@ PIPELINE = Pipeline(
     parent=lambda stage: stage.dense,
     prepare=prepare,
     mask_changes=mask_changes,
-    note_on_time="Pruning counts all cuts of a network.",
 )

@@ -30,7 +30,7 @@ def study(
 
     if name is None:
         return listing("studies", {name: row.description for name, row in STUDIES.items()})
-    from sipp_lab.page import StudySummary, read_results, write_results
+    from sipp_lab.page import read_results, write_results
     from sipp_lab.runs.planning import Plan, planned_run
     from sipp_lab.runs.running import run_each
     from sipp_lab.sheets import records_sheet, work_done
@@ -47,7 +47,7 @@ def study(
     done = run_each(chosen.recipes, how)
     if done is None:
         return None
-    write_results(page, read_results([one.folder for one in done]), force=True, study=StudySummary.of(chosen))
+    write_results(page, *read_results([one.folder for one in done]), force=True, study=chosen)
     tables = [part for one in done for part in (one.folder.name, records_sheet(one.records))]
     end = f"{work_done(sum(one.n_made for one in done))}; page: {page}"
     return Answer([*tables, end, *notes], {"kind": "study", **about, "page": page, "runs": done})
