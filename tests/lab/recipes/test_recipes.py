@@ -1,6 +1,5 @@
 """Recipes: the paper's tables, derivation, and everything a recipe must refuse."""
 
-import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from sipp.errors import OptionError
-from sipp_lab.nets import build
 from sipp_lab.recipes import config_of, load_recipe, recipe_names
 from sipp_lab.training.step import learning_rate
 
@@ -50,18 +48,11 @@ def test_every_number_of_the_tables(column: str, pipeline: str) -> None:
             assert math.isclose(learning_rate(hyper, epoch), expected, rel_tol=1e-12), epoch
 
 
-@functools.cache
-def n_parameters(net: str) -> int:
-    return sum(p.numel() for p in build(net).parameters())
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_builds(name: str) -> None:
-    recipe = load_recipe(name)
-    hyper = recipe.train
-    assert learning_rate(hyper, hyper.epochs - 1e-9) > 0
-    assert n_parameters(recipe.net) > 1000
-    assert recipe.name == name and recipe.description
+def test_every_recipe_loads() -> None:
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert learning_rate(recipe.train, recipe.train.epochs - 1e-9) > 0
+        assert recipe.name == name and recipe.description
 
 
 def test_recipes_have_the_epochs_and_rates_of_the_authors() -> None:
@@ -174,8 +165,6 @@ def test_settings() -> None:
     for bad in ("train.epochs", "=3", "name=x", "train..epochs=3"):
         with pytest.raises(OptionError, match="--set"):
             load_recipe("digits-iterative", settings=(bad,))
-    with pytest.raises(OptionError, match=r"did you mean 'train.epochs'"):
-        load_recipe("digits-iterative", settings=("train.epoch=7",))
 
 
 def test_a_schedule_of_another_length_keeps_its_shape() -> None:
