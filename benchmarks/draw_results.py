@@ -108,7 +108,7 @@ FIGURES: dict[str, Callable[[list[Run]], Figure]] = {
 
 def main(studies: list[Path]) -> None:
     for study in studies or sorted(path.parent for path in RESULTS.glob("*/README.md")):
-        runs = [result for result in read_results([study]) if isinstance(result, Run)]
+        runs = [result for result in read_results([study])[0] if isinstance(result, Run)]
         for name in SHOWN.findall((study / "README.md").read_text(encoding="utf-8")):
             if name not in FIGURES:
                 continue

@@ -10,7 +10,7 @@ def narrow(patch: pytest.MonkeyPatch) -> None:
 
 def narrow_resnets(patch: pytest.MonkeyPatch) -> None:
     """Makes ResNets for CIFAR a quarter as wide: all of their layers and names, a sixteenth of the weights."""
-    patch.setattr("sipp_lab.nets.cifar_resnet.WIDTHS", (4, 8, 16))
+    patch.setattr("sipp_lab.nets.resnet.WIDTHS", (4, 8, 16))
 
 
 def shorten(command: str, patch: pytest.MonkeyPatch) -> None:

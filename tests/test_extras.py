@@ -32,7 +32,7 @@ NEEDS = [
      "reading images needs pillow", "train"),
     ("sklearn", "from sipp_lab.data.digits import load_digits; load_digits()",
      "the digits data set needs scikit-learn", "train"),
-    ("ray", "from sipp_lab.parallel.on_ray import check_ray, RayOptions; check_ray(RayOptions())",
+    ("ray", "from sipp_lab.parallel.on_ray import import_ray; import_ray()",
      "engine 'ray' needs ray", "ray"),
     ("transformers", "from sipp.cli.hugging_face import hf_model; hf_model('hf:folder')",
      "--model hf:DIR needs transformers", "hf"),

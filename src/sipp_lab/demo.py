@@ -13,7 +13,8 @@ from sipp.progress import progress_bar
 from sipp.results import Sheet, Table, shown
 from sipp_lab.page import read_results, write_results
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import UNITS, moving, run
+from sipp_lab.runs.stages import plan
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short
@@ -63,11 +64,11 @@ def run_demo(folder: Path, *, progress: bool = True, settings: tuple[str, ...] =
     page = folder / "page.html"
     check_file(page, force=force, makes_folder=True)
     recipe = load_recipe(RECIPE, settings=settings)
-    n_networks = recipe.repetitions * (1 + len(recipe.prune.methods) * recipe.prune.n_levels)
+    n_networks = len(plan(recipe))
     with (
         tempfile.TemporaryDirectory() as runs,
-        progress_bar("train, prune, retrain: networks", n_networks, shown=progress) as advance,
+        progress_bar("train, prune, retrain", UNITS * n_networks, shown=progress, in_percent=True) as advance,
     ):
-        done = run(recipe, out=Path(runs), device="cpu", on_progress=lambda update: advance(int(update.is_end)))
-        write_results(page, read_results([Path(runs)]), force=force)
+        done = run(recipe, out=Path(runs), device="cpu", on_progress=moving(advance))
+        write_results(page, *read_results([Path(runs)]), force=force)
     return Demo(done.records, page)

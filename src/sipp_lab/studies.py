@@ -126,6 +126,10 @@ class Study:
     recipes: tuple[Recipe, ...]
 
     @property
+    def title(self) -> str:
+        return f"Study {self.name} ({self.form})"
+
+    @property
     def note(self) -> str:
         """What a short form is not; empty for the paper's schedules."""
         return "" if self.form == "full" else QUICK

@@ -9,7 +9,7 @@ import pytest
 from commandline import files_in, refused, run, told
 
 from sipp_lab import demo
-from sipp_lab.parallel.on_ray import RayOptions
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.studies import study_names
 
 SMALL = (
@@ -49,6 +49,12 @@ def test_a_run_is_planned_trained_and_listed(tmp_path: Path) -> None:
     assert (listed["state"], listed["n_done"], listed["pipeline"]) == ("finished", 2, "iterative")
 
 
+def test_a_plan_refuses_what_the_run_refuses(tmp_path: Path) -> None:
+    words = ["run", "digits-iterative", *SMALL, "--set=data.n_calibration=5000", "--out", tmp_path]
+    for more in ([], ["--dry-run"]):
+        refused(run(*words, *more), "sipp run", "leaves nothing to train on: the training part has 1437 items")
+
+
 def test_studies_and_recipes_are_listed_and_explained() -> None:
     assert [one["name"] for one in told("study")["studies"]] == study_names()
     assert "digits-iterative" in [one["name"] for one in told("run")["recipes"]]
@@ -61,15 +67,15 @@ def test_studies_and_recipes_are_listed_and_explained() -> None:
 def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def on_ray(job: Any, options: RayOptions) -> Iterator[Any]:
-        asked.append((job.recipe.name, options))
+    def on_ray(job: Any, how: RunOptions) -> Iterator[Any]:
+        asked.append((job.recipe.name, how.ray_address, how.at_once))
         yield from ()
 
-    monkeypatch.setattr("sipp_lab.runs.one_run.run_on_ray", on_ray)
-    monkeypatch.setattr("sipp_lab.runs.one_run.check_ray", lambda options: None)
+    monkeypatch.setattr("sipp_lab.runs.running.run_on_ray", on_ray)
+    monkeypatch.setattr("sipp_lab.runs.running.import_ray", lambda: None)
     words = ["study", "paper-fully-connected", *SMALL, "--out", tmp_path, "--at-once", 3]
     run(*words, "--engine", "ray")
-    assert asked == [(name, RayOptions("local", 3)) for name in ("digits-fc-iterative", "digits-fc-at-init")]
+    assert asked == [(name, None, 3) for name in ("digits-fc-iterative", "digits-fc-at-init")]
     assert "--engine ray" in refused(run(*words), "sipp study", "are for Ray")
 
 

@@ -1,4 +1,4 @@
-"""Runs as a user meets them: the commands, a second process, SIGTERM from outside, and kill -9 at any moment."""
+"""Runs as a user meets them: a second process, SIGTERM from outside, and kill -9 at any moment."""
 
 import json
 import os
@@ -9,24 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from fresh_process import run_script
-from shorter import narrow
-from typer.testing import CliRunner
 
-from sipp.cli.commands import run_command
-from sipp.cli.options import as_command
 from sipp.errors import OptionError
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import list_runs
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 
 KILL_LOOP = Path(__file__).parent.parent / "lab" / "runs" / "kill_loop.py"
 N_KILLS = 3
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
-
-app = typer.Typer()
-app.command()(as_command(run_command.run))
 
 SMALL = (
     "train.epochs=1",
@@ -40,24 +32,6 @@ SMALL = (
 
 def options(*settings: str) -> list[str]:
     return [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
-
-
-def test_run_run_again_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow(monkeypatch)
-    command = ["digits-iterative", *options(), "--out", str(tmp_path), "--device", "cpu", "--accept-changes"]
-    first = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert first.exit_code == 0 and "2 networks trained now" in first.stdout
-    second = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert second.exit_code == 0 and "nothing left to do" in second.stdout
-    listed = CliRunner().invoke(app, ["--status", "--out", str(tmp_path)], catch_exceptions=False)
-    assert "2 of 2" in listed.stdout and "finished" in listed.stdout
-
-
-def test_a_wrong_setting_is_named_before_any_work(tmp_path: Path) -> None:
-    command = ["digits-iterative", "--set", "train.epoch=3", "--out", str(tmp_path)]
-    with pytest.raises(OptionError, match=r"did you mean 'train.epochs'"):
-        CliRunner().invoke(app, command, catch_exceptions=False)
-    assert not list(tmp_path.iterdir())
 
 
 def wait_for(found: Path, pattern: str, process: subprocess.Popen[str]) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sipp_lab.recipes import Recipe, load_recipe
 from sipp_lab.runs import stages
-from sipp_lab.runs.folder import FINAL, load_state, read_records, without_times
-from sipp_lab.runs.one_run import FinishedRun, run
+from sipp_lab.runs.folder import FINAL, load_checkpoint, load_state, read_records, without_times
+from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (
     "train.epochs=2", "train.decay={factor: 0.5, milestones: [1]}", "train.batch_size=256", "data.n_calibration=40",
@@ -55,21 +55,20 @@ def contents(folder: Path) -> list[Any]:
     return [*names, *raw, *(without_times(record) for record in read_records(folder))]
 
 
-def killed_at_every(
-    nth: int, recipe: Recipe, out: Path, patch: pytest.MonkeyPatch, look: Callable[[Tensors, dict[str, Any]], None]
+def killed_at_every_checkpoint(
+    recipe: Recipe, out: Path, patch: pytest.MonkeyPatch, look: Callable[[dict[str, Any]], None]
 ) -> FinishedRun:
-    """Runs the recipe, killed after every nth save and begun again; `look` sees what was saved last."""
-    save, n_saved = stages.save_state, 0
+    """Runs the recipe, killed after every checkpoint and begun again; `look` sees what was saved last."""
+    save, n_saved = stages.save_checkpoint, 0
 
-    def dying(path: Path, tensors: Tensors, values: dict[str, Any]) -> None:
+    def dying(path: Path, values: dict[str, Any]) -> None:
         nonlocal n_saved
-        save(path, tensors, values)
+        save(path, values)
         n_saved += 1
-        if n_saved % nth == 0:
-            look(*load_state(path))
-            raise Killed
+        look(load_checkpoint(path))
+        raise Killed
 
-    patch.setattr(stages, "save_state", dying)
+    patch.setattr(stages, "save_checkpoint", dying)
     while True:
         try:
             return run(recipe, out=out, device="cpu", checkpoint_seconds=0.0, accept_changes=True)

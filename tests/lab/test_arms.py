@@ -15,7 +15,7 @@ from sipp_lab.nets import build
 from sipp_lab.page import render
 from sipp_lab.runs import stages
 from sipp_lab.runs.folder import FINAL, load_values, read_run
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -40,7 +40,7 @@ def test_both_forms_in_one_run(tmp_path: Path) -> None:
         (arm, level) for arm in ("sipp-det", "sipp-det mean", "magnitude") for level in (1, 2)
     ]
     assert {r["pruned"]["kept"] for r in both.records if r["level"] == 2} == {round(0.1 * 980)}
-    found = masks(both.folder, "seed0.sipp-det-mean.01")
+    found = masks(both.folder, "seed0.sipp-det+mean.01")
     other = masks(both.folder, "seed0.sipp-det.01")
     assert not equal(found, other)
     settings = ("prune.methods=[sipp-det]", "prune.reduce=mean", "prune.keeps=[0.3]")
@@ -65,8 +65,8 @@ def test_retraining_of_its_own_length_and_a_teacher(tmp_path: Path, monkeypatch:
 
     def watched(*arguments: Any, **options: Any) -> Any:
         if options["teacher"] is not None:
-            taught.append({key: value.clone() for key, value in options["teacher"].model.state_dict().items()})
-            assert not options["teacher"].model.training
+            taught.append({key: value.clone() for key, value in options["teacher"].state_dict().items()})
+            assert not options["teacher"].training
         return train(*arguments, **options)
 
     monkeypatch.setattr(stages, "train", watched)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.small_runs import STILL, contents, final, killed_at_every, small
+from lab.small_runs import STILL, contents, final, killed_at_every_checkpoint, small
 
 from sipp.results.gradual import budget_at, cut_times
 from sipp_lab.page import render
 from sipp_lab.recipes import Recipe
 from sipp_lab.runs.folder import read_run
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -44,11 +44,7 @@ def test_killed_between_its_cuts_it_goes_on_to_the_same_bits(tmp_path: Path, mon
     settings = ("prune.methods=[sipp-hybrid]", "prune.levels=1", "train.epochs=6", "train.decay.milestones=[4]")
     recipe = gradual(*settings)  # a method that changes values as well
     whole, n_cut = run(recipe, out=tmp_path / "whole", device="cpu"), set()
-    done = killed_at_every(
-        1,
-        recipe,
-        tmp_path / "parts",
-        monkeypatch,
-        lambda _, values: n_cut.add(len(values.get("facts", {}).get("path", []))),
+    done = killed_at_every_checkpoint(
+        recipe, tmp_path / "parts", monkeypatch, lambda saved: n_cut.add(len(saved["facts"].get("path", [])))
     )
     assert len(n_cut) >= 3 and contents(done.folder) == contents(whole.folder)

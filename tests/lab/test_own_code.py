@@ -10,7 +10,7 @@ from sipp.errors import OptionError
 from sipp_lab.own_code import import_named, own_images, own_network
 from sipp_lab.recipes import Code, load_recipe
 from sipp_lab.runs.folder import load_state
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 
 MINE = """
 import torch

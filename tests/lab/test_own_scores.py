@@ -12,7 +12,7 @@ from sipp.scoring import methods
 from sipp_lab.own_code import load_scores
 from sipp_lab.recipes import Code, load_recipe
 from sipp_lab.runs.folder import read_run
-from sipp_lab.runs.one_run import FinishedRun, run
+from sipp_lab.runs.running import FinishedRun, run
 
 SCORES = """
 import torch, sipp

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 from lab.small_runs import STILL, contents, saved, small
-from torch import Tensor
+from torch import Tensor, nn
 
 from sipp.errors import DataError, OptionError
-from sipp_lab.runs import one_run, stages
+from sipp_lab.pipelines import cutting
+from sipp_lab.runs import running, stages
 from sipp_lab.runs.folder import CHECKPOINT, FINAL, list_runs, read_records, read_run
-from sipp_lab.runs.one_run import Progress, run
+from sipp_lab.runs.options import RunOptions
+from sipp_lab.runs.planning import planned_run
+from sipp_lab.runs.running import run
 from sipp_lab.runs.stages import plan
+from sipp_lab.training import loop
 from sipp_lab.training.loop import TrainState
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -89,6 +93,25 @@ def test_what_a_record_says(tmp_path: Path) -> None:
         assert record["after"] != record["before"] and record["seconds"] > 0
 
 
+def test_a_pruned_network_is_tested_and_trained_as_retrain_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("prune.methods=[magnitude]", "prune.levels=1", "retrain.channels_last=true")
+    recipe, seen = small("digits-iterative", *settings, "retrain.precision=bfloat16"), list[tuple[bool, str]]()
+    evaluate = loop.evaluate
+
+    def watched(model: nn.Module, *given: Any, precision: str) -> Any:
+        weight = model.get_parameter("3.weight")
+        seen.append((weight.is_contiguous(memory_format=torch.channels_last), precision))
+        return evaluate(model, *given, precision="float32")  # oneDNN has no bfloat16 on older processors
+
+    for module in (cutting, loop):
+        monkeypatch.setattr(module, "evaluate", watched)
+    monkeypatch.setattr(loop, "logits_of", lambda forward, images, precision: forward(images))
+    run(recipe, out=tmp_path, device="cpu")
+    assert seen == [(False, "float32")] * 2 + [(True, "bfloat16")] * 3  # two epochs, just pruned, two epochs
+
+
 def test_at_init_scores_on_batch_statistics(tmp_path: Path) -> None:
     recipe = small("digits-at-init", "prune.methods=[sipp-det]", "prune.levels=1")
     record = run(recipe, out=tmp_path, device="cpu").records[1]
@@ -104,10 +127,12 @@ def test_a_second_run_trains_nothing_but_what_is_missing(tmp_path: Path) -> None
     again = run(recipe, out=tmp_path, device="cpu", accept_changes=True)
     assert again.n_made == 0 and again.records == first.records
     assert [path.stat().st_mtime_ns for path in results] == times
-    lost = first.folder / "seed0.magnitude.02" / FINAL
-    lost.unlink()
-    assert run(recipe, out=tmp_path, device="cpu", accept_changes=True).n_made == 1
-    assert contents(first.folder) == before
+    for level, n_made in ((2, 1), (1, 2)):  # with what was pruned from it, which would descend from another network
+        lost = first.folder / f"seed0.magnitude.{level:02d}" / FINAL
+        lost.unlink()
+        assert planned_run(recipe, RunOptions(out=tmp_path, device="cpu")).n_new == n_made
+        assert run(recipe, out=tmp_path, device="cpu", accept_changes=True).n_made == n_made
+        assert contents(first.folder) == before
     assert [one.state for one in list_runs(tmp_path)] == ["finished"]
     lost.write_bytes(lost.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"is damaged.*remove it"):
@@ -119,7 +144,7 @@ class Stopped(BaseException):
 
 
 def test_stopped_anywhere_and_resumed_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_run, "SHOW_SECONDS", 0.0)  # shown after every step
+    monkeypatch.setattr(running, "SHOW_SECONDS", 0.0)  # shown after every step
     recipe = small("digits-iterative", "prune.methods=[sipp-hybrid]", "prune.levels=1")
     whole = run(recipe, out=tmp_path / "whole", device="cpu")
     handler, n_stops = signal.getsignal(signal.SIGTERM), 0
@@ -127,8 +152,8 @@ def test_stopped_anywhere_and_resumed_to_the_same_bits(tmp_path: Path, monkeypat
     def raise_stop(*given: Any) -> None:
         raise Stopped
 
-    def stop(progress: Progress) -> None:
-        if progress.epochs > 1 and not progress.is_end:
+    def stop(n_done: float) -> None:
+        if n_done % 1 > 0.5:  # in the second of two epochs
             os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, raise_stop)
@@ -139,7 +164,7 @@ def test_stopped_anywhere_and_resumed_to_the_same_bits(tmp_path: Path, monkeypat
                     recipe,
                     out=tmp_path / "parts",
                     device="cpu",
-                    on_progress=stop if n_stops < 2 else lambda progress: None,
+                    on_progress=stop if n_stops < 2 else lambda n_done: None,
                     accept_changes=True,
                     checkpoint_seconds=0.0,
                 )
@@ -155,25 +180,26 @@ def test_stopped_anywhere_and_resumed_to_the_same_bits(tmp_path: Path, monkeypat
     assert not list(resumed.folder.rglob(CHECKPOINT))
 
 
-def test_a_resumed_optimizer_has_the_memory_layout_of_its_parameters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_optimizer_has_the_memory_layout_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused steps on a GPU refuse another one."""
     recipe = small("digits-iterative", "prune.methods=[magnitude]", "prune.levels=1", "train.channels_last=true")
-    monkeypatch.setattr(one_run, "SHOW_SECONDS", 0.0)
-    first, seen = stages.train, list[bool]()
+    save, first, strides = stages.save_checkpoint, stages.train, list[list[tuple[int, ...]]]()
+
+    def noted(entries: Any) -> None:
+        strides.append([entry["momentum_buffer"].stride() for entry in entries])
+
+    def stopped(path: Path, values: dict[str, Any]) -> None:
+        save(path, values)
+        noted(values["optimizer"].values())
+        raise Stopped
 
     def watched(state: TrainState, *given: Any, **options: Any) -> TrainState:
-        for parameter, entries in state.optimizer.state.items():
-            seen.append(entries["momentum_buffer"].stride() == parameter.stride())
+        noted(state.optimizer.state.values())
         return first(state, *given, **options)
 
-    def stop(progress: Progress) -> None:
-        if progress.epochs > 1:
-            raise Stopped
-
+    monkeypatch.setattr(stages, "save_checkpoint", stopped)
     with pytest.raises(Stopped):
-        run(recipe, out=tmp_path, device="cpu", on_progress=stop, checkpoint_seconds=0.0)
+        run(recipe, out=tmp_path, device="cpu", checkpoint_seconds=0.0)
     monkeypatch.setattr(stages, "train", watched)
     run(recipe, out=tmp_path, device="cpu")
-    assert seen and all(seen)
+    assert strides[0] == strides[1] and (72, 1, 24, 8) in strides[0]

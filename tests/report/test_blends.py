@@ -29,7 +29,7 @@ def pruned_by(method: str) -> sipp.Pruned:
 
 
 def page_of(*folders: Path) -> tuple[str, dict[str, Any]]:
-    page = render(read_results(folders))
+    page = render(*read_results(folders))
     return page, json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]
 
 

@@ -23,7 +23,7 @@ def of_measure(measure: Any, epsilon: float) -> Certificate:
 
 def page(folder: Path, **changes: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
     """The page of a network, its tiles, and the card of its certificate."""
-    text = render(read_results([pruned_folder(folder, **changes)]))
+    text = render(*read_results([pruned_folder(folder, **changes)]))
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", text))
     plots = json.loads(text.split('id="data">')[1].split("</script>")[0])["plots"]
     return text, tiles, plots["network0-statements"]["views"][0]

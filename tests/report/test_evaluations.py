@@ -43,7 +43,7 @@ def network(folder: Path, *records: str, **changes: Any) -> Path:
 
 
 def shown(*folders: Path) -> str:
-    return render(read_results(folders))
+    return render(*read_results(folders))
 
 
 def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def several(tmp_path: Path) -> list[Path]:
 
 
 def test_networks_are_compared_on_the_same_points_only(several: list[Path]) -> None:
-    models = [one for one in read_results(several) if isinstance(one, PrunedModel)]
+    models = [one for one in read_results(several)[0] if isinstance(one, PrunedModel)]
     table = networks_table(models, common_evaluations(models))
     assert "Accuracy: on 300 points of a.npz." in table.caption
     at = [table.head.index(name) - 1 for name in ("accuracy", "accuracy, dense")]
@@ -156,7 +156,7 @@ def test_a_certified_accuracy_is_in_the_first_tiles_in_percentage_points(tmp_pat
     assert "sipp certify --accuracy bounds the loss on new inputs" in shown(folder)
     (folder / "accuracy.json").write_text(certificate_text(accuracy_claim()))
     (folder / "other.json").write_text(certificate_text(accuracy_claim(n_lost=5)))
-    (result,) = read_results([folder])
+    (result,), _ = read_results([folder])
     assert isinstance(result, PrunedModel)
     ((_, value, said),) = [one for one in tiles_of(result) if one[0] == "guarantee"]
     drop = words.points_up(accuracy_claim().drop_upper)
@@ -179,7 +179,7 @@ def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) 
         folder = pruned_folder(tmp_path / name, certificate=own, **more)
         (folder / "eval.json").write_text(evaluation(0.9, 0.9))
         (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
-        (result,) = read_results([folder])
+        (result,), _ = read_results([folder])
         assert isinstance(result, PrunedModel)
         steps = [command for _, command in next_steps(result)]
         assert len(steps) == 2 and all(found.startswith(line) for found, line in zip(steps, lines)), steps
@@ -188,7 +188,7 @@ def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) 
 def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> None:
     claim = accuracy_claim()
     for has_claim in (False, True):
-        models = [one for one in read_results(several) if isinstance(one, PrunedModel)]
+        models = [one for one in read_results(several)[0] if isinstance(one, PrunedModel)]
         table = networks_table(models, common_evaluations(models))
         assert ("certified drop" in table.head) == has_claim
         (several[1] / "accuracy.json").write_text(certificate_text(claim))

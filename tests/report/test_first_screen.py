@@ -57,7 +57,7 @@ def test_a_folder_of_folders_of_runs_is_a_page_with_its_name(study: Path, tmp_pa
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")
 def test_a_study_is_at_most_five_screens_before_anything_is_opened(study: Path, tmp_path: Path) -> None:
-    found = visit(render(read_results([study])), tmp_path, width=1440, steps=SURVEY)
+    found = visit(render(*read_results([study])), tmp_path, width=1440, steps=SURVEY)
     assert found.problems() == [] and found.seen["open"] == 0 and found.seen["height"] <= 5 * SCREEN
 
 
@@ -67,7 +67,7 @@ def test_no_number_is_on_two_lines_and_size_and_speed_come_first(tmp_path: Path)
     folder = pruned_folder(tmp_path / "a-network-with-a-rather-long-name", certificate=own)
     (folder / "eval.json").write_text(evaluation(0.9, 0.875, n_inputs=1234567))
     (folder / "bench.json").write_text(json.dumps(seal(BENCH)))
-    page = render(read_results([folder]))
+    page = render(*read_results([folder]))
     assert "4.33 x smaller" in page and "3.1 x faster (2.9 to 3.3)" in page and "within 4.21 %" in page
     for width in (390, 800):
         found = visit(page, tmp_path / str(width), width=width, steps=SURVEY)
@@ -78,7 +78,7 @@ def test_a_file_that_grew_is_called_larger(tmp_path: Path) -> None:
     folder = pruned_folder(tmp_path / "tiny")
     grew = {**BENCH, "file_bytes": 2940, "dense_bytes": 1000}
     (folder / "bench.json").write_text(json.dumps(seal(grew)))
-    page = render(read_results([folder]))
+    page = render(*read_results([folder]))
     why = "in a network this small, names and records take more room than zeros save"
     assert "x smaller" not in page
     assert f"1.0 kB before: {why}" in page
@@ -88,7 +88,7 @@ def test_a_file_that_grew_is_called_larger(tmp_path: Path) -> None:
 def test_bars_keep_their_values_on_a_telephone(tmp_path: Path) -> None:
     layers = read_pruned_result(pruned_folder(tmp_path / "short")).pruned.layers
     named = tuple(replace(one, name=f"encoder.recurrent.{one.name}_hh_l0") for one in layers)  # leaves little room
-    page = render(read_results([pruned_folder(tmp_path / "net", layers=named)]))
+    page = render(*read_results([pruned_folder(tmp_path / "net", layers=named)]))
     look = 'return [...document.querySelectorAll("figure[data-plot$=layers] svg text")].map((one) => one.textContent);'
     found = visit(page, tmp_path, width=390, steps=look)
     assert found.problems() == [] and {"25 %", "20 %", "0 %"} <= set(found.seen), found.seen  # values, and both ends

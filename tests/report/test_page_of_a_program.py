@@ -39,7 +39,7 @@ def test_the_page_is_that_of_the_saved_folder(
 ) -> None:
     certificate = sipp.certify(dense, networks[0].model, holdout)
     page = sipp.page(networks[0], certificate, path=tmp_path / "page.html")
-    results = read_results([sipp.save_folder(networks[0], tmp_path / "net", certificate=certificate)])
+    results, _ = read_results([sipp.save_folder(networks[0], tmp_path / "net", certificate=certificate)])
     (tmp_path / "report.html").write_text(render(results))
     assert certificate.sentence in page.read_text()
     ours, theirs = (set(facts(tmp_path / name).splitlines()) for name in ("page.html", "report.html"))

@@ -42,7 +42,7 @@ def pruned_folder(
 
 def test_a_folder_of_runs_and_no_run_twice(folder: Path) -> None:
     pruned_folder(folder.parent / "net", certificate=certificate(0.25))
-    found = read_results([folder.parent, folder])
+    found, _ = read_results([folder.parent, folder])
     assert [type(one) for one in found] == [PrunedModel, Run]
 
 

@@ -81,9 +81,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         hashes = {key: getattr(own, key) for key in ("dense_hash", "pruned_hash")}
         (made / "eval.json").write_text(evaluation(0.9, 0.9 - epsilon / 5, **hashes))
     return {
-        "run": render(read_results([run])),
-        "nets": render(read_results([nets])),
-        "one": render(read_results([nets / "n3"])),
+        "run": render(*read_results([run])),
+        "nets": render(*read_results([nets])),
+        "one": render(*read_results([nets / "n3"])),
     }
 
 

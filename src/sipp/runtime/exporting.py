@@ -41,7 +41,7 @@ from sipp.results import (
     shown,
 )
 from sipp.runtime.copying import plain_copy
-from sipp.runtime.examples import Call, call_of, cloned, output_difference, try_example
+from sipp.runtime.examples import AGREEMENT, Call, call_of, cloned, output_difference, try_example
 from sipp.runtime.graph import reason_of
 from sipp.runtime.hugging_face_folder import model_card, write_folder
 

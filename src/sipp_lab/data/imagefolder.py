@@ -179,15 +179,7 @@ def _decode(path: Path, item: int) -> Picture:
         ) from error
 
 
-@dataclass(frozen=True)
-class Crop:
-    """A crop of an image in pixels, and whether it is mirrored."""
-
-    left: int
-    top: int
-    width: int
-    height: int
-    mirrored: bool
+Crop = tuple[int, int, int, int, bool]  # left, top, width and height in pixels, and whether it is mirrored
 
 
 def draw_crop(width: int, height: int, generator: torch.Generator) -> Crop:
@@ -206,20 +198,21 @@ def draw_crop(width: int, height: int, generator: torch.Generator) -> Crop:
     if not bool(fits.any()):
         w = min(width, max(1, round(height * CROP_RATIO[1])))
         h = min(height, max(1, round(width / CROP_RATIO[0])))
-        return Crop((width - w) // 2, (height - h) // 2, w, h, mirrored)
+        return (width - w) // 2, (height - h) // 2, w, h, mirrored
     k = int(fits.to(torch.int8).argmax())  # the first that fits
     w, h = int(widths[k]), int(heights[k])
     left, top = int(draws[2, k] * (width - w + 1)), int(draws[3, k] * (height - h + 1))
-    return Crop(left, top, w, h, mirrored)
+    return left, top, w, h, mirrored
 
 
 def resized_crop(image: Picture, crop: Crop) -> Picture:
     """The crop, resized to 224 x 224."""
     from PIL import Image
 
-    box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
+    left, top, width, height, mirrored = crop
+    box = (left, top, left + width, top + height)
     out = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box)
-    return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else out
+    return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else out
 
 
 def centre_crop(image: Picture, side: int = SIDE, short_side: int = VAL_SHORT_SIDE) -> Picture:

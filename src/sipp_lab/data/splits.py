@@ -41,19 +41,24 @@ class Splits:
         return sha256_of(*parts)
 
 
-def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout: int, seed: int = 0) -> Splits:
-    """Splits the training part at random, by the seed; the test part is the test set."""
+def n_left(n_items: int, *, n_calibration: int, n_holdout: int) -> int:
+    """How many of the training part's items are left to train on; OptionError if there are none."""
     if n_calibration < 0 or n_holdout < 0:
         raise OptionError(f"n_calibration={n_calibration} and n_holdout={n_holdout} must not be negative")
     n_taken = n_calibration + n_holdout
-    if n_taken >= data.n_train:
+    if n_taken >= n_items:
         raise OptionError(
-            f"n_calibration + n_holdout = {n_taken} leaves nothing to train on: the training part has "
-            f"{data.n_train} items"
+            f"n_calibration + n_holdout = {n_taken} leaves nothing to train on: the training part has {n_items} items"
         )
+    return n_items - n_taken
+
+
+def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout: int, seed: int = 0) -> Splits:
+    """Splits the training part at random, by the seed; the test part is the test set."""
+    n_train = n_left(data.n_train, n_calibration=n_calibration, n_holdout=n_holdout)
     # A local generator, so that the recorded seed alone determines the split.
     order = torch.randperm(data.n_train, generator=torch.Generator().manual_seed(seed))
-    calibration, holdout, train = order.split([n_calibration, n_holdout, data.n_train - n_taken])
+    calibration, holdout, train = order.split([n_calibration, n_holdout, n_train])
     return Splits(
         train=train.sort().values,
         calibration=calibration.sort().values,

@@ -1,7 +1,6 @@
 """Normalises, shifts and mirrors batches of images, on their own device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -33,12 +32,7 @@ def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
-@dataclass(frozen=True)
-class Shifts:
-    """Random shifts of N images: offsets (2 x N x 1, 0 .. 2 * CROP_PADDING) and mirroring (N x 1)."""
-
-    offsets: Tensor
-    mirrored: Tensor
+Shifts = tuple[Tensor, Tensor]  # offsets of N images (2 x N x 1, 0 .. 2 * CROP_PADDING), and which to mirror (N x 1)
 
 
 def draw_shifts(n_images: int, generator: torch.Generator) -> Shifts:
@@ -48,15 +42,15 @@ def draw_shifts(n_images: int, generator: torch.Generator) -> Shifts:
     """
     device, n_offsets = generator.device, 2 * CROP_PADDING + 1
     offsets = torch.randint(n_offsets, (2, n_images, 1), generator=generator, device=device)
-    return Shifts(offsets, torch.randint(2, (n_images, 1), generator=generator, device=device).bool())
+    return offsets, torch.randint(2, (n_images, 1), generator=generator, device=device).bool()
 
 
 def join_shifts(parts: Sequence[Shifts], device: torch.device) -> Shifts:
     """Concatenates the shifts of several batches on the device, without synchronising a GPU."""
-    offsets, mirrored = torch.cat([part.offsets for part in parts], 1), torch.cat([part.mirrored for part in parts])
+    offsets, mirrored = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts])
     if device.type == "cuda":
         offsets, mirrored = offsets.pin_memory(), mirrored.pin_memory()
-    return Shifts(offsets.to(device, non_blocking=True), mirrored.to(device, non_blocking=True))
+    return offsets.to(device, non_blocking=True), mirrored.to(device, non_blocking=True)
 
 
 def shift(batch: Tensor, shifts: Shifts) -> Tensor:
@@ -66,8 +60,9 @@ def shift(batch: Tensor, shifts: Shifts) -> Tensor:
     n_images, n_channels, height, width = batch.shape
     padded = F.pad(batch, (CROP_PADDING,) * 4)
     steps = torch.arange(width, device=batch.device)
-    rows = shifts.offsets[0] + torch.arange(height, device=batch.device)  # N x H
-    columns = shifts.offsets[1] + torch.where(shifts.mirrored, steps.flip(0), steps)  # N x W
+    offsets, mirrored = shifts
+    rows = offsets[0] + torch.arange(height, device=batch.device)  # N x H
+    columns = offsets[1] + torch.where(mirrored, steps.flip(0), steps)  # N x W
     images = torch.arange(n_images, device=batch.device).view(-1, 1, 1, 1)
     channels = torch.arange(n_channels, device=batch.device).view(1, -1, 1, 1)
     return padded[images, channels, rows[:, None, :, None], columns[:, None, None, :]]

@@ -10,9 +10,7 @@ from torch import nn
 
 from sipp.errors import OptionError
 from sipp.results import check
-from sipp_lab.nets.cifar_resnet import CifarResNet, WideResNet
 from sipp_lab.nets.densenet import DenseNet
-from sipp_lab.nets.imagenet_resnet import BasicBlock, Bottleneck, ImageNetResNet
 from sipp_lab.nets.plain import (
     CNN5_DIGITS_POOLS,
     CNN5_POOLS,
@@ -23,6 +21,7 @@ from sipp_lab.nets.plain import (
     lenet5,
     lenet_300_100,
 )
+from sipp_lab.nets.resnet import EXPANSION, Bottleneck, CifarResNet, ImageNetResNet, WideResNet, projected_block
 
 DIGITS, MNIST, CIFAR, IMAGENET = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
 INPUT_SHAPES = {"digits": DIGITS, "mnist": MNIST, "cifar10": CIFAR, "imagenet": IMAGENET}  # by data set
@@ -56,10 +55,10 @@ NETS: dict[str, NetSpec] = {
     "digits-cnn": NetSpec(digits_cnn, DIGITS),
     "digits-cnn5": NetSpec(partial(Cnn5, 16, 1, CNN5_DIGITS_POOLS), DIGITS),
     "digits-fc": NetSpec(partial(lenet_300_100, 8), DIGITS),
-    "resnet18": NetSpec(partial(ImageNetResNet, BasicBlock, (2, 2, 2, 2)), IMAGENET, 1000),
-    "resnet34": NetSpec(partial(ImageNetResNet, BasicBlock, (3, 4, 6, 3)), IMAGENET, 1000),
-    "resnet50": NetSpec(partial(ImageNetResNet, Bottleneck, (3, 4, 6, 3)), IMAGENET, 1000),
-    "resnet101": NetSpec(partial(ImageNetResNet, Bottleneck, (3, 4, 23, 3)), IMAGENET, 1000),
+    "resnet18": NetSpec(partial(ImageNetResNet, projected_block, 1, (2, 2, 2, 2)), IMAGENET, 1000),
+    "resnet34": NetSpec(partial(ImageNetResNet, projected_block, 1, (3, 4, 6, 3)), IMAGENET, 1000),
+    "resnet50": NetSpec(partial(ImageNetResNet, Bottleneck, EXPANSION, (3, 4, 6, 3)), IMAGENET, 1000),
+    "resnet101": NetSpec(partial(ImageNetResNet, Bottleneck, EXPANSION, (3, 4, 23, 3)), IMAGENET, 1000),
 }
 
 
@@ -97,52 +96,32 @@ def build(name: str, *, n_classes: int | None = None, init: Init = "he") -> nn.M
         raise OptionError(f"n_classes for {name!r} must be a whole number of at least 1, not {n_classes!r}")
     check.choice("init", init, get_args(Init))
     net = spec.make(n_outputs)
-    if init == "fan-out":
-        fan_out_init_(net, linear_std=spec.linear_std)
-        return net
-    if spec.is_he:
-        he_init_(net)
-    if init == "pytorch":
-        torch_init_(net)
+    if spec.is_he and init != "fan-out":  # also before "pytorch", whose published runs drew twice
+        initialise(net, "he")
+    if init != "he":
+        initialise(net, init, linear_std=spec.linear_std)
     return net
 
 
-def fan_out_init_(net: nn.Module, *, linear_std: float | None = None) -> None:
-    """Draws convolutions from N(0, 2 / fan_out) with biases 0, and linear layers as torch does or from N(0, std^2).
+def initialise(net: nn.Module, init: Init, *, linear_std: float | None = None) -> None:
+    """Draws all convolution and linear weights anew, from torch's global generator; norms keep scale 1 and shift 0.
 
-    The paper does not print it; its authors' program does it. Magnitude then removes the classifier of ResNet20 first,
-    because convolutions have larger weights. Uses torch's global generator.
+    "he": N(0, 2 / fan_in), biases 0. "pytorch": as torch's constructors, uniform in +-1/sqrt(fan_in), biases too, a
+    sixth of the variance. "fan-out": convolutions N(0, 2 / fan_out), biases 0; linear layers as torch, or N(0,
+    linear_std^2). The paper does not print that; its authors' program does it. Magnitude then removes the classifier of
+    ResNet20 first, because convolutions have larger weights.
     """
     for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
+        if not isinstance(module, nn.Conv2d | nn.Linear):
+            continue
+        is_normal = init == "he" or (init == "fan-out" and isinstance(module, nn.Conv2d))
+        if is_normal:
+            mode: Literal["fan_in", "fan_out"] = "fan_in" if init == "he" else "fan_out"
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
+        else:
             module.reset_parameters()
-            if linear_std is not None:
+            if init == "fan-out" and linear_std is not None:
                 nn.init.normal_(module.weight, std=linear_std)
-                nn.init.zeros_(module.bias)
-
-
-def he_init_(net: nn.Module) -> None:
-    """Draws all convolution and linear weights from N(0, 2 / fan_in), and sets biases to 0.
-
-    Uses torch's global generator. Normalisation layers keep torch's default (scale 1, shift 0).
-    """
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-
-
-def torch_init_(net: nn.Module) -> None:
-    """Draws all convolution and linear layers as torch's constructors do.
-
-    Weights and biases are uniform in +-1/sqrt(fan_in), with a sixth of the variance of He initialisation. Uses torch's
-    global generator.
-    """
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.reset_parameters()
+                is_normal = True
+        if is_normal and module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,23 +1,15 @@
-"""The article on one panel: which method to use, guarantees, dead rows, and where the time went."""
+"""The article on one panel: which method to use, guarantees, and dead rows."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import itertools
 from typing import Any
 
 from sipp.report import Article, Finding, PageCell, PageTable, Section, numbers, plots
 from sipp.results import Certificate, to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.panels import Panel
-from sipp_lab.page.plots import (
-    Plot,
-    accuracy_plot,
-    certified_plot,
-    layers_plot,
-    side_by_side,
-    times_plot,
-)
+from sipp_lab.page.plots import Plot, accuracy_plot, certified_plot, layers_plot
 from sipp_lab.runs.folder import Run
 
 
@@ -77,14 +69,13 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 def _sections(run: Run, ident: str) -> list[Section]:
     """The sections that have plots, in order; the first, which method to use, is always there."""
     choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
-    accuracies = _rows(side_by_side(run, ident), [accuracy_plot(run, f"{ident}-accuracy")])
+    accuracies = _rows([accuracy_plot(run, f"{ident}-accuracy")])
     first = Section("Which to use", choice, accuracies, method_table(run), note=spread_words(run))
     if not series.methods_of(run):
         return [first]
     others = [
         Section("Certificates", certificate_finding(run), _rows([certified_plot(run, f"{ident}-certified")])),
         Section("Layers", layers_finding(run), _rows([layers_plot(run, f"{ident}-layers")])),
-        Section("Time", time_finding(run), _rows([times_plot(run, f"{ident}-times")])),
     ]
     return [first, *(section for section in others if section.rows or section.topic == "Certificates")]
 
@@ -108,58 +99,37 @@ def _origins(panel: Panel) -> dict[str, Any]:
 # --- which method to use --------------------------------------------------------------------------------------------
 
 
-def sparsest_within_tolerance(curve: plots.Curve) -> float | None:
-    """The smallest keep before the first level that loses more than `numbers.TOLERANCE` accuracy, or None."""
-    kept = None
-    for point in curve.points:
-        if point.mean < -numbers.TOLERANCE:
-            break
-        kept = point.keep
-    return kept
+def sparsest(curve: plots.Curve) -> plots.Point | None:
+    """The last point before the first that loses more than `numbers.TOLERANCE` accuracy, or None."""
+    within = list(itertools.takewhile(lambda point: point.mean >= -numbers.TOLERANCE, curve.points))
+    return within[-1] if within else None
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The method to use and its keep: the smallest within the tolerance, and the highest accuracy there."""
-
-    method: str
-    keep: float
-    change: float  # of the accuracy
-    others: tuple[str, ...]  # methods that reach the same keep
-
-
-def choice_of(run: Run) -> Choice | None:
-    """Which method to use at which keep; None if none stays within the tolerance."""
-    curves = {curve.method: curve for curve in series.metric_curves(run, "delta_top1")}
-    reached = {name: kept for name, curve in curves.items() if (kept := sparsest_within_tolerance(curve)) is not None}
-    if not reached:
-        return None
-    least = min(reached.values())
-    near = [name for name, kept in reached.items() if kept <= least * (1 + 1e-3)]
-    means = {name: next(p.mean for p in curves[name].points if p.keep == reached[name]) for name in near}
-    best = max(means, key=means.__getitem__)
-    return Choice(best, least, means[best], tuple(name for name in near if name != best))
+def choices(run: Run) -> list[tuple[str, plots.Point]]:
+    """The methods that reach the smallest keep within the tolerance, and where they do, the most accurate first."""
+    reached = [(curve.method, at) for curve in series.metric_curves(run, "delta_top1") if (at := sparsest(curve))]
+    least = min((at.keep for _, at in reached), default=0.0)
+    return sorted((one for one in reached if one[1].keep <= least * (1 + 1e-3)), key=lambda one: -one[1].mean)
 
 
 def best_choice(run: Run) -> Finding | None:
-    """Which method to use at which keep, as a finding; None if no pruned network is finished."""
-    curves, choice = series.metric_curves(run, "delta_top1"), choice_of(run)
+    """Which method to use at which keep; None if no pruned network is finished."""
+    curves, best = series.metric_curves(run, "delta_top1"), choices(run)
     limit = f"{100 * numbers.TOLERANCE:g} percentage points"
     if not curves:
         return None
-    if choice is None:
+    if not best:
         change, keep, method = max((p.mean, -p.keep, curve.method) for curve in curves for p in curve.points)
         return Finding(
             f"No method stays within {limit} of the dense network",
             f"The closest is {method} at keep {numbers.number(-keep, 'share')}: "
             f"{numbers.number(change, 'points')} top-1.",
         )
-    detail = f"The sparsest level within {limit} of the dense accuracy ({numbers.number(choice.change, 'points')})."
-    if choice.others:
-        *first, last = choice.others
-        named = f"{', '.join(first)} and {last} reach" if first else f"{last} reaches"
-        detail += f" {named} the same keep."
-    return Finding(f"Use {choice.method} at keep {numbers.number(choice.keep, 'share')}", detail)
+    (method, at), *others = best
+    detail = f"The sparsest level within {limit} of the dense accuracy ({numbers.number(at.mean, 'points')})."
+    if others:
+        detail += f" At the same keep: {', '.join(name for name, _ in others)}."
+    return Finding(f"Use {method} at keep {numbers.number(at.keep, 'share')}", detail)
 
 
 def method_table(run: Run) -> PageTable | None:
@@ -197,26 +167,13 @@ def method_table(run: Run) -> PageTable | None:
 
 
 def spread_words(run: Run) -> str:
-    """How much the methods differ at the sparsest level that all reached, and what lines and bands mean.
-
-    Empty if nothing is pruned yet.
-    """
-    curves = series.metric_curves(run, "delta_top1")
-    if not curves:
+    """What lines and bands mean; empty if nothing is pruned yet."""
+    if not series.methods_of(run):
         return ""
-    n_common = min(len(curve.points) for curve in curves)
-    last = {curve.method: curve.points[n_common - 1] for curve in curves}
-    best, worst = (max(last, key=lambda m: last[m].mean), min(last, key=lambda m: last[m].mean))
-    text = f"At keep {numbers.number(last[best].keep, 'share')}, {best} changes top-1 accuracy by "
-    text += numbers.number(last[best].mean, "points")
-    if best != worst:
-        text += f" (mean), {worst} by {numbers.number(last[worst].mean, 'points')}"
-        if last[best].n > 1 and last[worst].high >= last[best].low:
-            text += "; their bands overlap"
     n_seeds = len(series.seeds_of(run))
     if n_seeds == 1:
-        return f"{text}. One seed: there is no band, and small differences may be chance."
-    return f"{text}. Lines are means over {n_seeds} seeds, bands reach from the smallest to the largest value."
+        return "One seed: there is no band, and small differences may be chance."
+    return f"Lines are means over {n_seeds} seeds, bands reach from the smallest to the largest value."
 
 
 # --- findings -------------------------------------------------------------------------------------------------------
@@ -275,15 +232,3 @@ def layers_finding(run: Run) -> Finding:
         "A dead row has lost all its weights: its output is only a bias. Means over seeds; a layer's "
         "epsilon is the largest over its rows and over seeds.",
     )
-
-
-def time_finding(run: Run) -> Finding:
-    """How much of the time was spent on pruning rather than training."""
-    sums, pipeline = series.times(run), series.pipeline_of(run)
-    whole, training = series.seconds_of(run), math.fsum(parts["train"] for parts in sums.values())
-    if not whole or not training:
-        return Finding(f"All networks took {numbers.seconds(whole)}", "This run did not record where the time went.")
-    spent = math.fsum(parts[part] for parts in sums.values() for part in ("prune", "certify"))
-    heading = f"Pruning and certifying took {100 * spent / whole:.2g} % of {numbers.seconds(whole)}"
-    note = "" if pipeline is None else pipeline.note_on_time
-    return Finding(heading, f"Totals over all levels and seeds; the rest is training. {note}".rstrip())

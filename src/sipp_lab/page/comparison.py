@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sipp.report import Article, Finding, PageCell, PageTable, Section, numbers
+from sipp.report import Article, Finding, PageCell, PageTable, Section, numbers, plots
 from sipp.results import words
 from sipp_lab.page import series
-from sipp_lab.page.article import choice_of
+from sipp_lab.page.article import choices
 from sipp_lab.page.panels import Panel
 from sipp_lab.page.plots import accuracy_plot
+from sipp_lab.runs.folder import Run
 from sipp_lab.studies import Study
 
 
-@dataclass(frozen=True)
-class StudySummary:
-    """The study that a page is about: its title, what it shows, and rows for a table."""
-
-    title: str
-    finding: Finding
-    facts: dict[str, str]
-
-    @classmethod
-    def of(cls, study: Study) -> StudySummary:
-        """What a page says of this study."""
-        facts = {"study": study.name, "form": study.form, "source": study.source, "the paper's claim": study.claim}
-        finding = Finding(study.description, f"{study.source}. The paper: {study.claim} {study.note}".rstrip())
-        return cls(f"Study {study.name} ({study.form})", finding, facts)
-
-
-def comparison(panels: Sequence[Panel], study: StudySummary | None) -> Article:
+def comparison(panels: Sequence[Panel], study: Study | None) -> Article:
     """The article on all panels of a page, or on a study."""
     sections = [_main_comparison(panels)] if len(panels) > 1 else []
-    sections += [] if study is None else [Section("Study", study.finding)]
+    tables: list[tuple[str, Mapping[str, Any]]] = []
+    if study is not None:
+        about = f"{study.source}. The paper: {study.claim} {study.note}".rstrip()
+        sections.append(Section("Study", Finding(study.description, about)))
+        facts = {"study": study.name, "form": study.form, "source": study.source, "the paper's claim": study.claim}
+        tables.append(("What this shows", facts))
     n_done, n_stages = (sum(n) for n in zip(*((len(panel.run.records), panel.run.n_stages) for panel in panels)))
     return Article(
         ident="panels",
@@ -41,7 +31,7 @@ def comparison(panels: Sequence[Panel], study: StudySummary | None) -> Article:
         title="All runs",
         state="" if n_done >= n_stages else f"unfinished, {n_done} of {n_stages}",
         sections=sections,
-        tables=[] if study is None else [("What this shows", study.facts)],
+        tables=tables,
     )
 
 
@@ -50,28 +40,25 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     rows = []
     for panel in panels:
         dense, changes = series.dense_mean(panel.run, "top1"), series.metric_curves(panel.run, "delta_top1")
-        choice = choice_of(panel.run)
-        kept, method = (None, "none") if choice is None else (choice.keep, choice.method)
-        products = {(name, at.keep): at.mean for (name, _), at in series.by_level(panel.run, "multiply_adds").items()}
-        left = products.get((method, kept)) if kept is not None else None
+        near = choices(panel.run)
         last = [(curve.points[-1].keep, curve.points[-1].mean, curve.method) for curve in changes if curve.points]
         sparsest = min((keep for keep, _, _ in last), default=None)
         ends = [(change, name) for keep, change, name in last if keep == sparsest]
         best, worst = max(ends, default=(None, "")), min(ends, default=(None, ""))
         cells = (
             PageCell("not done" if dense is None else numbers.number(dense, "share")),
-            PageCell("none" if kept is None else _kept_words(kept, method, left)),
+            PageCell(_kept_words(panel.run, *near[0]) if near else "none"),
             _change_cell(sparsest, *best),
             _change_cell(sparsest, *worst),
         )
         rows.append((panel.title, cells))
-    near = f"within {100 * numbers.TOLERANCE:g} points of dense"
-    head = ("network", "dense", f"smallest keep {near}", "best, sparsest level", "worst there")
+    limit = f"within {100 * numbers.TOLERANCE:g} points of dense"
+    head = ("network", "dense", f"smallest keep {limit}", "best, sparsest level", "worst there")
     n_columns = 4 if all(cells[2] == cells[3] for _, cells in rows) else 5  # with one method each there is no worst
     n_reached = sum(cells[1].text != "none" for _, cells in rows)
     finding = Finding(
         f"{n_reached} of {words.counted(len(rows), 'comparison')} "
-        f"{'has' if n_reached == 1 else 'have'} a method {near}",
+        f"{'has' if n_reached == 1 else 'have'} a method {limit}",
         "One row for each network and schedule; each has an article below.",
     )
     caption = "Accuracy (top-1), mean over seeds, and its change in percentage points; keep: share of weights left."
@@ -81,10 +68,12 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     return Section("Main comparison", finding, [drawn[i : i + 2] for i in range(0, len(drawn), 2)], table)
 
 
-def _kept_words(kept: float, method: str, products: float | None) -> str:
+def _kept_words(run: Run, method: str, at: plots.Point) -> str:
     """'10 % (magnitude)', with the share of multiply-adds that are left if it is known."""
-    left = "" if products is None else f", multiply-adds {100 * products:.2g} %"
-    return f"{numbers.number(kept, 'share')} ({method}{left})"
+    products = {(name, left.keep): left.mean for (name, _), left in series.by_level(run, "multiply_adds").items()}
+    known = (method, at.keep) in products
+    left = f", multiply-adds {100 * products[method, at.keep]:.2g} %" if known else ""
+    return f"{numbers.number(at.keep, 'share')} ({method}{left})"
 
 
 def _change_cell(keep: float | None, change: float | None, method: str) -> PageCell:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import fsum
 from typing import Any
 
 from sipp.report import numbers, plots
@@ -35,20 +34,6 @@ def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") ->
     return plots.lines(ident, title, list(views.values()), choices=[choice])
 
 
-def side_by_side(run: Run, ident: str) -> list[Plot]:
-    """Accuracy just after pruning and after retraining, on the same scale."""
-    known = {"pruned": ("Just pruned", "before_top1"), "retrained": ("Retrained", "top1")}
-    panels = [(name, title, series.metric_curves(run, key)) for name, (title, key) in known.items()]
-    points = [point for _, _, curves in panels for curve in curves for point in curve.points]
-    drawn: list[Plot] = []
-    for name, title, curves in panels:
-        if curves:
-            view = plots.curve_view(curves, "top-1 accuracy", "share", dense=series.dense_mean(run, "top1"))
-            view["span"] = [min(point.low for point in points), max(point.high for point in points)]
-            drawn.append(plots.lines(f"{ident}-{name}", title, view))
-    return drawn
-
-
 def certified_plot(run: Run, ident: str) -> Plot:
     """The certified epsilons against keep; empty if there are none."""
     view = plots.curve_view(series.certified_curves(run), "certified epsilon (holdout)", "share", are_errors=True)
@@ -75,15 +60,3 @@ def layers_plot(run: Run, ident: str) -> Plot:
         view["series"].append(dense)
     choices = [{"label": "Show", "options": list(views)}, _level_choice(run)]
     return plots.bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)
-
-
-def times_plot(run: Run, ident: str) -> Plot:
-    """The seconds of each method by part, summed over levels and seeds."""
-    by_method = series.times(run)
-    columns = {part: [parts[part] for parts in by_method.values()] for part in series.PARTS}
-    used = {part: values for part, values in columns.items() if any(values)}
-    if not used:
-        return {}
-    total = [fsum(parts.values()) for parts in by_method.values()]
-    view = plots.bar_view("time, summed over levels and seeds", "seconds", {**used, "total": total})
-    return plots.bars(ident, "Time by part", "method", list(by_method), view)

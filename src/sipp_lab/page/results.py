@@ -17,9 +17,10 @@ from sipp.report import (
 )
 from sipp_lab.page import series
 from sipp_lab.page.article import panel_article
-from sipp_lab.page.comparison import StudySummary, comparison
+from sipp_lab.page.comparison import comparison
 from sipp_lab.page.panels import panels_of
 from sipp_lab.runs.folder import HOW_TO_REPAIR, MANIFEST, Run, read_run
+from sipp_lab.studies import Study
 
 DEPTH = 2  # of nested folders: results/STUDY/RUN
 RUN_WORDS = {
@@ -41,16 +42,11 @@ class Broken:
     do: str = HOW_TO_REPAIR
 
 
-def read_results(paths: Sequence[Path]) -> list[Result]:
-    """Reads these folders: runs, pruned networks, or folders of them. DataError if one is broken."""
-    results, broken = read_intact_results(paths)
-    if broken:
-        raise DataError(broken[0].what)
-    return results
+def read_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
+    """The runs and pruned networks in these folders, and the folders inside them that cannot be read.
 
-
-def read_intact_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
-    """The results in these folders, and the folders inside them that are broken; those in `paths` must be intact."""
+    Those in `paths` must be intact.
+    """
     results: dict[Path, Result] = {}
     broken: dict[Path, Broken] = {}
     for path in paths:
@@ -106,24 +102,24 @@ def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
 def write_results(
     path: Path,
     results: Sequence[Result],
+    broken: Sequence[Broken] = (),
     *,
     force: bool,
-    broken: Sequence[Broken] = (),
-    study: StudySummary | None = None,
+    study: Study | None = None,
     title: str = "",
 ) -> None:
     """Writes the page of these results; an existing file is replaced only with `force`."""
     check_file(path, force=force, makes_folder=True)
     make_folder(path.parent)
-    text = render(results, broken=broken, study=study, title=title)
+    text = render(results, broken, study=study, title=title)
     write_atomic(path, text.encode(errors="replace"))  # a folder name may not be valid text
 
 
 def render(
     results: Sequence[Result],
-    *,
     broken: Sequence[Broken] = (),
-    study: StudySummary | None = None,
+    *,
+    study: Study | None = None,
     title: str = "",
 ) -> str:
     """The page of these results in order, with those that could not be read.
@@ -145,7 +141,7 @@ def render(
     )
 
 
-def _articles(results: Sequence[Result], study: StudySummary | None) -> list[Article]:
+def _articles(results: Sequence[Result], study: Study | None) -> list[Article]:
     """The articles of the page: comparisons first, then single results."""
     panels = panels_of([result for result in results if isinstance(result, Run)])
     models = [result for result in results if isinstance(result, PrunedModel)]

@@ -13,8 +13,6 @@ from sipp_lab.pipelines import PIPELINES, Pipeline
 from sipp_lab.runs.folder import Run
 from sipp_lab.runs.records import NetworkRecord
 
-PARTS = ("prune", "certify", "train", "other")  # of a stage's time; "other" is the rest
-DENSE = "dense"
 Value = Callable[[NetworkRecord, NetworkRecord | None], float | None]  # from a network and the dense one of its seed
 
 
@@ -170,21 +168,6 @@ def layers_at(run: Run, method: str, level: int) -> list[tuple[PrunedLayer, ...]
     """The layers of each network of one method and level; empty if it is not done."""
     networks = [record.pruned for record in records_at(run, method, level)]
     return [pruned.layers for pruned in networks if pruned is not None]
-
-
-# --- time -----------------------------------------------------------------------------------------------------------
-
-
-def times(run: Run) -> dict[str, Mapping[str, float]]:
-    """{method or "dense": {part: seconds}} over all levels and seeds; the sum is the total."""
-    by_method: dict[str, Mapping[str, float]] = {}
-    for method in (None, *methods_of(run)):
-        records = [record for record in run.records if record.method == method]
-        if records:
-            sums = {part: fsum(record.part_seconds.get(part, 0.0) for record in records) for part in PARTS[:-1]}
-            rest = fsum(record.seconds for record in records) - fsum(sums.values())
-            by_method[method or DENSE] = {**sums, "other": max(0.0, rest)}
-    return by_method
 
 
 def seconds_of(run: Run) -> float:

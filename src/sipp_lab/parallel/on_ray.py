@@ -18,13 +18,10 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from sipp.errors import DataError, OptionError, SippError
 from sipp.extras import needed_for
@@ -33,8 +30,9 @@ from sipp_lab.pipelines import PIPELINES
 from sipp_lab.recipes import Recipe, config_of
 from sipp_lab.runs.context import RunContext
 from sipp_lab.runs.folder import MANIFEST, is_done, read_manifest
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.records import Origin, Stage
-from sipp_lab.runs.stages import plan, train_network
+from sipp_lab.runs.stages import left_to_train, train_network
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.setup import code_version_of, device_named, load_feed, threads
 
@@ -42,15 +40,6 @@ LOCAL = "local"  # Ray's address for starting a new instance here
 POLL_SECONDS = 0.25
 N_TRIES = 3  # attempts per stage if its process dies
 OBJECT_STORE_BYTES = 100 * 2**20  # Ray only transports stage names; its default is a third of the memory
-
-
-@dataclass(frozen=True)
-class RayOptions:
-    """Which Ray to use ("local" starts one, "auto" or HOST:PORT joins one), and how many networks to train at once."""
-
-    address: str = LOCAL
-    n_at_once: int | None = None  # None: as many as the CPUs (recipe.n_threads each) or GPUs allow
-    code: tuple[Path, ...] = ()  # files with the user's own scores, loaded by every task
 
 
 @dataclass(frozen=True)
@@ -63,20 +52,16 @@ class RunOnRay:
     device: str  # "cpu" or "cuda"
     checkpoint_seconds: float
     origin: Origin
-    code: tuple[Path, ...] = ()
-    n_threads: int = 1
+    code: tuple[Path, ...] = ()  # files with the user's own scores
+    n_threads: int | None = None
 
 
-def train_stage(run: RunOnRay, stage: Stage) -> SippError | None:
-    """Runs in a Ray process: trains the stage into the run folder, and returns its error, if any."""
-    try:
-        with threads(run.n_threads):
-            context = RunContext(run.recipe, run.folder, _open_run(run), run.checkpoint_seconds)
-            if not is_done(run.folder, stage.name):  # by an earlier try
-                train_network(context, stage)
-    except SippError as error:
-        return error
-    return None
+def train_stage(run: RunOnRay, stage: Stage) -> None:
+    """Runs in a Ray process: trains the stage into the run folder."""
+    with threads(run.n_threads):
+        context = RunContext(run.recipe, run.folder, _open_run(run), run.checkpoint_seconds)
+        if not is_done(run.folder, stage.name):  # by an earlier try
+            train_network(context, stage)
 
 
 @functools.lru_cache(maxsize=1)  # a Ray process trains several stages in turn
@@ -100,31 +85,24 @@ def _open_run(run: RunOnRay) -> Feed:
     return feed
 
 
-def check_ray(options: RayOptions) -> None:
-    """Checks the options, and that Ray is installed, before any work."""
-    if options.n_at_once is not None and options.n_at_once < 1:
-        raise OptionError(f"n_at_once={options.n_at_once} must be at least 1")
-    _ray()
-
-
-def run_on_ray(run: RunOnRay, options: RayOptions) -> Iterator[Stage]:
+def run_on_ray(run: RunOnRay, how: RunOptions) -> Iterator[Stage]:
     """Trains all stages that are not done, and yields each when it is; Ray is not started if there are none.
 
     If a process dies, another resumes its stage from the last checkpoint. An error in one stage ends all.
     """
-    todo = [stage for stage in plan(run.recipe) if not is_done(run.folder, stage.name)]
+    todo = left_to_train(run.recipe, run.folder)
     if not todo:
         return
-    run = replace(
-        run,
-        folder=run.folder.resolve(),
-        data_root=run.data_root.resolve(),
-        code=tuple(path.resolve() for path in options.code),
-        n_threads=torch.get_num_threads(),
-    )
     unfinished, running = set(todo), dict[Any, Stage]()
-    with _cluster(options.address) as ray:
-        n_at_once, resources = _resources(ray.nodes(), run, options.n_at_once)
+    with _cluster(how.ray_address or LOCAL) as ray:
+        n_at_once, n_threads, resources = _resources(ray.nodes(), run, how)
+        run = replace(
+            run,
+            folder=run.folder.resolve(),
+            data_root=run.data_root.resolve(),
+            code=tuple(path.resolve() for path in how.code or ()),
+            n_threads=n_threads,
+        )
         # Ray restarts a task whose process died.
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
@@ -134,8 +112,18 @@ def run_on_ray(run: RunOnRay, options: RayOptions) -> Iterator[Stage]:
                     running[train.remote(run, ready)] = ready
                 for ref in ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)[0]:
                     stage = running.pop(ref)
-                    if (error := _error_of(ray, ref)) is not None:
-                        raise error.inside(stage.name)
+                    try:
+                        ray.get(ref)
+                    except ray.exceptions.RayTaskError as failed:
+                        if isinstance(failed.cause, SippError):
+                            raise failed.cause.inside(stage.name) from None
+                        raise
+                    except ray.exceptions.RayError as died:
+                        raise DataError(
+                            f"the process died {N_TRIES} times ({_first_line(died)})",
+                            where=stage.name,
+                            fix="if memory is short, make fewer networks at once (--at-once); the same command resumes",
+                        ) from died
                     unfinished.remove(stage)
                     yield stage
         finally:
@@ -150,43 +138,34 @@ def _next_stage(recipe: Recipe, todo: Sequence[Stage], unfinished: set[Stage]) -
     return min(ready, key=lambda stage: stage.level, default=None)
 
 
-def _error_of(ray: Any, ref: Any) -> SippError | None:
-    try:
-        error: SippError | None = ray.get(ref)
-        return error
-    except ray.exceptions.RayTaskError:
-        raise
-    except ray.exceptions.RayError as died:
-        what = f"the process died {N_TRIES} times ({_first_line(died)})"
-        return DataError(
-            what, fix="if memory is short, make fewer networks at once (--at-once); the same command resumes"
-        )
-
-
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _resources(
-    nodes: Sequence[Mapping[str, Any]], run: RunOnRay, n_at_once: int | None
-) -> tuple[int, dict[str, float]]:
-    """How many stages to run at once, and the resources of each: CPUs for its threads, or one GPU."""
+    nodes: Sequence[Mapping[str, Any]], run: RunOnRay, how: RunOptions
+) -> tuple[int, int | None, dict[str, float]]:
+    """How many stages to run at once, the threads of each, and its share of a machine: CPUs, or one GPU.
+
+    Unless the recipe says, each has one thread, or as many as `--at-once` leaves it.
+    """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
-    cpus = [int(node.get("CPU", 0)) for node in alive]
+    cpus, n_gpus = [int(node.get("CPU", 0)) for node in alive], int(sum(node.get("GPU", 0) for node in alive))
     if run.device == "cuda":
-        n_gpus = int(sum(node.get("GPU", 0) for node in alive))
         if not n_gpus:
             raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU", fix="use --device cpu")
-        return min(n_at_once or n_gpus, n_gpus), {"num_cpus": min(1, max(cpus)), "num_gpus": 1}
-    if n_at_once is None:
-        share = max(1, min(run.n_threads, max(cpus)))
-        return max(1, sum(n // share for n in cpus)), {"num_cpus": share}
-    # If more stages than CPUs were requested, each gets a fraction of one.
-    part = sum(cpus) / n_at_once
-    return n_at_once, {"num_cpus": min(run.n_threads, int(part) if part >= 1 else part)}
+        return min(how.at_once or n_gpus, n_gpus), run.recipe.n_threads, {"num_cpus": min(1, max(cpus)), "num_gpus": 1}
+    if how.device == "auto" and n_gpus:
+        raise OptionError(f"Ray has {n_gpus} GPUs, but this machine has none", fix="add --device cuda, or --device cpu")
+    if how.at_once is None:
+        n_threads = min(run.recipe.n_threads or 1, max(cpus))
+        return sum(n // n_threads for n in cpus), n_threads, {"num_cpus": n_threads}
+    part = sum(cpus) / how.at_once  # less than one CPU if more stages than CPUs were asked for
+    n_threads = min(run.recipe.n_threads or max(1, int(part)), max(cpus))
+    return how.at_once, n_threads, {"num_cpus": min(n_threads, int(part) if part >= 1 else part)}
 
 
-def _ray() -> Any:
+def import_ray() -> Any:
     """Imports Ray, an optional dependency."""
     with needed_for("engine 'ray'"):
         import ray
@@ -197,7 +176,7 @@ def _ray() -> Any:
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
     """Connects to Ray; shuts it down at the end unless the caller was already connected."""
-    ray = _ray()
+    ray = import_ray()
     if ray.is_initialized():
         yield ray
         return
@@ -206,21 +185,18 @@ def _cluster(address: str) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Started in a thread, Ray cannot replace our SIGTERM handler, so a signal still stops the run gracefully. The
-    # thread must live as long as Ray, whose processes end with the thread that started them.
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            thread.submit(lambda: ray.init(address=address, **options)).result()
-        except Exception as error:  # of many classes; Ray's own words say which
-            raise OptionError(
-                f"Ray {'here' if address == LOCAL else f'at {address!r}'} cannot be used: {_first_line(error)}",
-                fix="start one with `ray start --head`; if it asks for a token, set RAY_AUTH_MODE=token and "
-                "RAY_AUTH_TOKEN to those of the cluster",
-            ) from error
-        try:
-            if threading.current_thread() is threading.main_thread():
-                # Ray's native code wraps the handler to print a stack trace; setting it again undoes that.
-                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-            yield ray
-        finally:
-            ray.shutdown()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, **options)
+    except Exception as error:  # of many classes; Ray's own words say which
+        raise OptionError(
+            f"Ray {'here' if address == LOCAL else f'at {address!r}'} cannot be used: {_first_line(error)}",
+            fix="start one with `ray start --head`; if it asks for a token, set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN to those of the cluster",
+        ) from error
+    try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray sets its own, which would end the run without a word
+        yield ray
+    finally:
+        ray.shutdown()

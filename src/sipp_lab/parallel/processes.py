@@ -1,7 +1,7 @@
 """Trains one network in several processes: the leader decides and owns the run folder, all share each batch.
 
 All processes call every function here in the same order. What the leader fails at is raised in all; if another process
-fails or dies, torchrun ends the rest, or torch's own timeout does.
+fails or dies, torchrun ends the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from sipp.errors import OptionError, SippError
 T = TypeVar("T")
 
 STARTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun and accelerate launch
-PATIENCE = timedelta(minutes=10)  # how long a process waits for the others before it gives up; pruning takes a while
+# How long a process waits for the others: the leader may prune and certify a large network for hours. Torchrun and lost
+# connections end the wait for one that died.
+PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)

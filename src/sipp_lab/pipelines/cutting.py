@@ -32,7 +32,8 @@ def n_prunable(context: RunContext, network: Network) -> int:
     """How many weights `sipp.prune` chooses among."""
     if network.masks:
         return sum(mask.numel() for mask in network.masks.values())
-    return sipp.prune(context.module_of(network), None, keep=1.0, method="magnitude", progress=False).n_weights
+    model = context.module_of(network, context.recipe.train)
+    return sipp.prune(model, None, keep=1.0, method="magnitude", progress=False).n_weights
 
 
 def level_budget(context: RunContext, stage: Stage, network: Network) -> int:
@@ -60,7 +61,8 @@ def _cut(context: RunContext, stage: Stage, network: Network, budget: int, norm_
     assert stage.method is not None
     feed, spec, arm = context.feed, context.recipe.prune, arm_of(stage.method)
     points = list(eval_batches(feed, feed.splits.calibration, batch_size=SCORING_BATCH))
-    model, began = context.module_of(network), time.monotonic()
+    hyper = context.recipe.hyper_of(stage.method)
+    model, began = context.module_of(network, hyper), time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeadRowsWarning)  # the record counts them
         pruned = sipp.prune(
@@ -76,12 +78,12 @@ def _cut(context: RunContext, stage: Stage, network: Network, budget: int, norm_
             **{**spec.of_prune, "reduce": arm.reduce or spec.reduce},
         )
     pruned_in = time.monotonic() - began
-    before = evaluate(pruned.model, feed, feed.splits.test, precision=context.recipe.train.precision)
+    before = evaluate(pruned.model, feed, feed.splits.test, precision=hyper.precision)
     began = time.monotonic()
     facts: dict[str, Any] = {"pruned": replace(pruned, seen=SeenInputs(frozenset(), is_all=False)), "before": before}
     facts |= _certificate(context, model, pruned.model)
     facts["part_seconds"] = {"prune": pruned_in, "certify": time.monotonic() - began}
-    return Prepared(Network.of(pruned.model, pruned.masks), to_json(facts))
+    return Network.of(pruned.model, pruned.masks), to_json(facts)
 
 
 def _certificate(context: RunContext, dense: Any, pruned: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sipp_lab.training.loop import MaskChanges, TrainState
 
 def prepare(context: RunContext, stage: Stage, network: Network) -> Prepared:
     """The trained dense network, unchanged: it is pruned during training."""
-    return Prepared(network, {})
+    return network, {}
 
 
 def mask_changes(context: RunContext, stage: Stage, n_steps: int) -> MaskChanges:
@@ -35,13 +35,13 @@ def _cut_once(
     share_buffers(context.processes, state.model)  # the leader's network is scored
     current = Network.of(state.model, state.masks)
     budget = budget_at(t, n_prunable(context, current), level_budget(context, stage, current))
-    prepared = cut_to(context, stage, current, budget)
-    state.model.load_state_dict(prepared.network.state)  # sampling rescales the weights it keeps (T8)
-    pruned, before = prepared.facts["pruned"], state.facts.get("part_seconds", {})
+    cut, facts = cut_to(context, stage, current, budget)
+    state.model.load_state_dict(cut.state)  # sampling rescales the weights it keeps (T8)
+    pruned, before = facts["pruned"], state.facts.get("part_seconds", {})
     blend = pruned["choice"] and pruned["choice"]["taken"]
     path = [*state.facts.get("path", []), {"after_step": step, "keep": pruned["keep"], "blend": blend}]
-    seconds = {part: before.get(part, 0.0) + spent for part, spent in prepared.facts["part_seconds"].items()}
-    return prepared.network.masks, {**prepared.facts, "path": path, "part_seconds": seconds}
+    seconds = {part: before.get(part, 0.0) + spent for part, spent in facts["part_seconds"].items()}
+    return cut.masks, {**facts, "path": path, "part_seconds": seconds}
 
 
 PIPELINE = Pipeline(
@@ -51,5 +51,4 @@ PIPELINE = Pipeline(
     parent=lambda stage: stage.dense,
     prepare=prepare,
     mask_changes=mask_changes,
-    note_on_time="Pruning counts all cuts of a network.",
 )

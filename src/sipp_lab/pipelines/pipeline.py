@@ -24,7 +24,6 @@ class Pipeline:
     parent: Callable[[Stage], Stage] | None = None
     # The mask changes during a stage's training of n steps; None: the masks of `prepare` stay.
     mask_changes: Callable[[RunContext, Stage, int], MaskChanges] | None = None
-    note_on_time: str = ""  # shown with the plot of times
 
     @property
     def has_parent(self) -> bool:

@@ -111,7 +111,7 @@ def read_yaml(text: str, *, where: str) -> Any:
 def merge(below: Values, above: Values) -> Values:
     """Merges `above` into `below`, mapping by mapping; a key removes its `ALTERNATIVES`.
 
-    If a section has other epochs and does not say when the rate decays, the milestones below keep their shares.
+    If a section has other epochs and does not say when the rate decays, it decays at the same shares of them.
     """
     ended = {other for key in above for other in ALTERNATIVES.get(key, ())} - above.keys()
     values = {key: value for key, value in below.items() if key not in ended}
@@ -124,11 +124,13 @@ def merge(below: Values, above: Values) -> Values:
 
 
 def _scale_schedule(section: Values, before: Any, now: Any) -> None:
-    """Scales the milestones of a section to another number of epochs, and shortens a warm-up beyond their end."""
+    """Scales the decay of a section to another number of epochs, and shortens a warm-up beyond their end."""
     if not all(isinstance(n, int) and n > 0 for n in (before, now)):
         return  # the schema says what is wrong
     if (decay := section.get("decay")) and decay.get("milestones"):
         epochs = {round(epoch * now / before) for epoch in decay["milestones"]}
         section["decay"] = {**decay, "milestones": sorted(epoch for epoch in epochs if 0 < epoch < now)}
+    elif decay and decay.get("every"):
+        section["decay"] = {**decay, "every": max(1, round(decay["every"] * now / before))}
     if isinstance(section.get("warmup_epochs"), int | float):
         section["warmup_epochs"] = min(section["warmup_epochs"], float(now))

@@ -25,8 +25,6 @@ NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slas
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
-# In messages of the checks below, @ stands for the section: "@epochs" is shown as "train.epochs".
-
 
 class _Section(BaseModel):
     # strict: "1e-3" is text, not a number, and true is not 1; JSON lists still become tuples.
@@ -110,15 +108,17 @@ class Training(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Training:
-        if (self.optimizer == "sgd") != (self.momentum is not None):
-            raise ValueError("@momentum belongs to @optimizer=sgd, which needs it (0.0 for none)")
+        if self.optimizer == "sgd" and self.momentum is None:
+            raise ValueError("optimizer=sgd needs a momentum (0.0 for none)")
+        if self.optimizer == "adam" and self.momentum is not None:
+            raise ValueError("optimizer=adam takes no momentum: set momentum to null")
         if self.nesterov and not self.momentum:
-            raise ValueError("@nesterov needs a @momentum above 0")
+            raise ValueError("nesterov needs a momentum above 0")
         if self.warmup_epochs > self.epochs:
-            raise ValueError(f"@warmup_epochs={self.warmup_epochs} is longer than @epochs={self.epochs}")
+            raise ValueError(f"warmup_epochs={self.warmup_epochs} is longer than epochs={self.epochs}")
         late = [epoch for epoch in self.decay.milestones or () if epoch >= self.epochs]
         if late:
-            raise ValueError(f"@decay.milestones has {late[0]}, which is never reached within @epochs={self.epochs}")
+            raise ValueError(f"decay.milestones has {late[0]}, which is never reached within epochs={self.epochs}")
         return self
 
 
@@ -210,7 +210,7 @@ class Recipe(_Section):
     train: Training
     """training"""
     retrain: Training | None = None
-    """training after a cut, as `train` but for what is given; milestones keep their shares of other epochs"""
+    """training after a cut, as `train` but for what is given; with other epochs, the rate decays at the same shares"""
     prune: Pruning
     """methods and levels"""
     code: Code = Code()
@@ -235,8 +235,9 @@ class Recipe(_Section):
             raise ValueError(
                 f"{self.net} takes {spec.input_shape} inputs, {self.data.name} has {INPUT_SHAPES[self.data.name]}"
             )
-        if self.data.name in ("digits", "mnist") and self.train.augment:
-            raise ValueError("shifting and mirroring digits changes what they show; set train.augment: false")
+        is_augmented = self.train.augment or (self.retrain is not None and self.retrain.augment)
+        if self.data.name in ("digits", "mnist") and is_augmented:
+            raise ValueError("shifting and mirroring digits changes what they show; set augment: false")
         return self
 
     @model_validator(mode="after")
@@ -319,7 +320,7 @@ def _described(problem: dict[str, Any]) -> str:
         hint = check.nearest(key, [start + name for name in known])
         return f"unknown key {key!r}{hint}; known: {', '.join(known)}"
     if kind == "value_error":  # a check above
-        return f"{key}: {problem['ctx']['error']}".replace("@", f"{key}." if problem["loc"] else "")
+        return f"{key}: {problem['ctx']['error']}"
     said = problem["msg"].replace("Input should", "must").replace("String should", "must")
     words = f"{key!r} {PLAIN_WORDS.get(kind, said)}"
     words += "" if isinstance(value, dict) else f", found {value!r:.60}"

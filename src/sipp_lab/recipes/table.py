@@ -92,7 +92,8 @@ ROWS: dict[str, Row] = {
     # The paper names CNN5 and gives it no column: the schedule is that of the ResNets.
     "cnn5": Row(CIFAR10, RESNET, 23, short=SHORT_RESNET),
     # 150 epochs of retraining as the name of the paper's figure says; its table has one number for both.
-    "vgg16": Row(CIFAR10, VGG16, 20, short={"epochs": 30, "decay": {"every": 3}}, retrain={"epochs": 150}),
+    "vgg16": Row(CIFAR10, VGG16, 20, short={"epochs": 30, "decay": {"every": 3}},
+                 retrain={"epochs": 150, "decay": {"every": 30}}),
     "densenet22": Row(CIFAR10, DENSENET22, 22, short={"epochs": 30, "decay": {"milestones": [15, 22]}}),
     "wrn16-8": Row(CIFAR10, WRN16_8, 23, short={"epochs": 20, "decay": {"every": 6}}),
     "lenet-300-100": Row(MNIST, LENET, 23),
@@ -151,7 +152,9 @@ def _short(name: str, full: Values, row: Row) -> Values:
     values = {**full, "description": f"short form of {name}", "repetitions": 1, "train": train, "prune": prune}
     if full["pipeline"] == GRADUAL:
         values["prune"] = {**prune, "methods": METHODS[ITERATIVE]}
-    return values | ({"retrain": {"epochs": full["retrain"]["epochs"] // 10}} if "retrain" in full else {})
+    if "retrain" in full:
+        values["retrain"] = {"epochs": full["retrain"]["epochs"] // 10, "decay": row.short["decay"]}
+    return values
 
 
 def _on_digits(words: str, net: Values, prune: Values, pipeline: str) -> Values:

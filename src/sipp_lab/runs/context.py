@@ -14,6 +14,7 @@ from sipp_lab.nets import build
 from sipp_lab.own_code import own_network
 from sipp_lab.parallel.processes import ALONE, Processes
 from sipp_lab.recipes import Recipe
+from sipp_lab.recipes.schema import Training
 from sipp_lab.runs.records import Stage
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.loop import TrainState
@@ -37,7 +38,11 @@ class Network:
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor]) -> Network:
         """The inverse of `tensors`."""
-        return cls(with_prefix(tensors, MODEL), with_prefix(tensors, MASK))
+        state, masks = (
+            {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            for prefix in (MODEL, MASK)
+        )
+        return cls(state, masks)
 
     def tensors(self) -> dict[str, Tensor]:
         """State and masks in one dictionary, as they are saved."""
@@ -45,17 +50,7 @@ class Network:
         return {**states, **{MASK + key: tensor for key, tensor in self.masks.items()}}
 
 
-def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with the prefix, under the rest of their names."""
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The network that training starts from, and the facts to record about it."""
-
-    network: Network
-    facts: dict[str, Any]
+Prepared = tuple[Network, dict[str, Any]]  # the network that training starts from, and what to record about it
 
 
 @dataclass(frozen=True)
@@ -73,11 +68,11 @@ class RunContext:
         """The initial network of a seed, the same for every method and level."""
         return Network.of(self._new_module(seed), {})
 
-    def module_of(self, network: Network) -> nn.Module:
-        """The network as a module on the device."""
+    def module_of(self, network: Network, hyper: Training) -> nn.Module:
+        """The network as a module on the device, in the memory layout of this training."""
         model = self._new_module(0)
         model.load_state_dict(network.state)
-        if self.feed.channels_last:
+        if hyper.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.feed.device)
 

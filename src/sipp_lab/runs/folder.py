@@ -4,12 +4,14 @@ OUT/RECIPE-HASH/
     manifest.json    the configuration, and the data, code and device of its results
     lock             held by the process that works here
     records.jsonl    one line per finished network, in the order of the plan
-    STAGE/           checkpoint.safetensors during training; final.safetensors, with the record, when done
+    STAGE/           checkpoint.pt during training; final.safetensors, with the record, when done
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -19,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -29,17 +32,14 @@ from sipp.files import TEMPORARY, make_folder, read_file, sha256_of, write_atomi
 from sipp.results import from_json, to_json
 from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, stages_of
 
-try:
-    import fcntl
-except ImportError:  # Windows: nothing prevents two runs in one folder there
-    fcntl = None  # type: ignore[assignment]
-
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
 LOCK = "lock"
 RECORDS = "records.jsonl"
 FINAL = "final.safetensors"
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT = "checkpoint.pt"
+DIGEST_BYTES = 64  # at the start of a checkpoint
+REMOVE = "remove it; the same command makes it again, and what was pruned from it"
 KEY = "values"  # of the JSON text in the metadata of a state
 CLOCK_FIELDS = ("seconds", "part_seconds")  # fields of a record that vary between identical runs
 
@@ -102,9 +102,7 @@ def open_run(root: Path, config: Values, origin: Origin, *, accept_changes: bool
 
 
 def _lock(file: IO[str], *, shared: bool) -> bool:
-    """Tries to take the lock; always succeeds on Windows, which has no such locks."""
-    if fcntl is None:
-        return True
+    """Tries to take the lock."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -122,9 +120,9 @@ def is_locked(folder: Path) -> bool:
 
 
 def _write_manifest(folder: Path, config: Values, origin: Origin, *, accept_changes: bool) -> None:
-    """Writes the manifest of a new run; refuses a run that was started with something else."""
+    """Writes the manifest of a new run; refuses one that has results of something else."""
     origins: tuple[Origin, ...] = ()
-    if (folder / MANIFEST).exists():
+    if (folder / MANIFEST).exists() and any(folder.glob("*/*")):
         origins = read_manifest(folder).origins
         last, current = to_json(origins[-1]), to_json(origin)
         changed = [f"{key} (was: {last[key]}; now: {current[key]})" for key in current if last[key] != current[key]]
@@ -167,8 +165,24 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        fix = "remove it; the same command makes it again"
-        raise DataError(f"is damaged, or was not written by sipp ({error})", where=path, fix=fix) from error
+        raise DataError(f"is damaged, or was not written by sipp ({error})", where=path, fix=REMOVE) from error
+
+
+def save_checkpoint(path: Path, values: Values) -> None:
+    """Saves tensors and plain values, however nested, behind their SHA-256."""
+    content = io.BytesIO()
+    torch.save(values, content)
+    make_folder(path.parent)
+    write_atomic(path, sha256_of(content.getbuffer()).encode() + content.getvalue())
+
+
+def load_checkpoint(path: Path) -> Values:
+    """The tensors (on the CPU) and values of `save_checkpoint`."""
+    data = read_file(path)
+    digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    if sha256_of(content).encode() != digest:
+        raise DataError("is damaged, or was not written by sipp", where=path, fix=REMOVE)
+    return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
 def is_done(folder: Path, stage_name: str) -> bool:

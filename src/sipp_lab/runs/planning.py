@@ -12,17 +12,18 @@ import torch
 from sipp.report import numbers
 from sipp.results import Sheet, Table, shown, words
 from sipp_lab.data.imageset import ImageSet
-from sipp_lab.data.splits import split_images
+from sipp_lab.data.splits import n_left, split_images
 from sipp_lab.nets import INPUT_SHAPES
 from sipp_lab.own_code import own_images
 from sipp_lab.recipes import Recipe, config_of
+from sipp_lab.recipes.schema import Training
 from sipp_lab.runs.context import RunContext
-from sipp_lab.runs.folder import is_done, run_name
+from sipp_lab.runs.folder import run_name
 from sipp_lab.runs.options import RunOptions
-from sipp_lab.runs.stages import plan
+from sipp_lab.runs.stages import left_to_train, plan
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.loop import make_train_step, new_state
-from sipp_lab.training.setup import Device, device_named, threads
+from sipp_lab.training.setup import device_named, threads
 
 N_TRAIN = {"digits": 1437, "mnist": 60_000, "cifar10": 50_000, "imagenet": 1_281_167}  # training items of a data set
 SIZES = (2, 16)  # images of a step that is timed, before a whole batch
@@ -48,9 +49,20 @@ class Plan:
     """What is left to train of several runs, and how long that may take here."""
 
     runs: tuple[PlannedRun, ...]
-    n_new: int
-    n_epochs: int
-    seconds: float
+
+    ALSO_IN_JSON = ("n_new", "n_epochs", "seconds")
+
+    @property
+    def n_new(self) -> int:
+        return sum(one.n_new for one in self.runs)
+
+    @property
+    def n_epochs(self) -> int:
+        return sum(one.n_epochs for one in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        return sum(one.seconds for one in self.runs)
 
     @property
     def sheet(self) -> Sheet:
@@ -65,45 +77,44 @@ class Plan:
         return Sheet("what is left to train", tables=(Table(columns, tuple(rows), texts=("time",)),), note=note)
 
 
-def planned_runs(recipes: Sequence[Recipe], how: RunOptions) -> Plan:
-    """What is left to train of each recipe: a few steps of each are timed."""
-    runs = tuple(planned_run(recipe, out=how.out, device=how.device) for recipe in recipes)
-    n_new, n_epochs = (sum(getattr(one, key) for one in runs) for key in ("n_new", "n_epochs"))
-    return Plan(runs, n_new, n_epochs, sum(one.seconds for one in runs))
+def planned_run(recipe: Recipe, how: RunOptions) -> PlannedRun:
+    """What is left to train of a recipe, if the data, the code and the device are those of the networks there.
 
-
-def planned_run(recipe: Recipe, *, out: Path, device: Device = "auto") -> PlannedRun:
-    """What is left to train of a recipe, if the data, the code and the device are those of the networks there."""
-    name, stages = run_name(config_of(recipe)), plan(recipe)
-    new = [stage for stage in stages if not is_done(out / name, stage.name)]
-    n_epochs = sum(recipe.hyper_of(stage.method).epochs for stage in new)
-    spent = 0.0 if not new else n_epochs * _seconds_of_an_epoch(recipe, device_named(device))
-    return PlannedRun(name, len(stages), len(stages) - len(new), len(new), n_epochs, spent)
-
-
-def _seconds_of_an_epoch(recipe: Recipe, device: torch.device) -> float:
-    """The seconds of an epoch's steps, from steps on noise: of more images the shorter they are."""
-    spec, hyper = recipe.data, recipe.train.model_copy(update={"step": "eager"})
+    A few steps are timed: of the dense network, and of a pruned one if it is trained otherwise.
+    """
+    name, spec, n_all = run_name(config_of(recipe)), recipe.data, len(plan(recipe))
     own = None if recipe.code.data is None else own_images(recipe.code.data)
+    n_train = N_TRAIN[spec.name] if own is None else own.n_train
+    n_items = n_left(n_train, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout)
     shape = INPUT_SHAPES[spec.name] if own is None else tuple(own.images.shape[1:])
-    n_items = (N_TRAIN[spec.name] if own is None else own.n_train) - spec.n_calibration - spec.n_holdout
     n_classes = (1000 if spec.name == "imagenet" else 10) if own is None else own.n_classes
     noise = ImageSet("noise", torch.rand(2, *shape), torch.zeros(2, dtype=torch.int64), 1, n_classes)
-    feed = Feed(noise, split_images(noise, n_calibration=0, n_holdout=0), device)
+    feed = Feed(noise, split_images(noise, n_calibration=0, n_holdout=0), device_named(how.device))
     context = RunContext(recipe, Path(), feed, checkpoint_seconds=0.0)
+    new = left_to_train(recipe, how.out / name)
+    hypers = [recipe.hyper_of(stage.method) for stage in new]
     with threads(recipe.n_threads), torch.random.fork_rng(devices=[]):
-        state, passed, seconds = new_state(context.module_of(context.initial_network(0)), hyper), 0.0, 0.0
-        step = make_train_step(state, feed, hyper)
-        for size in sorted({min(n, hyper.batch_size) for n in (*SIZES, hyper.batch_size)}):
-            if passed > ENOUGH_SECONDS:
-                break
-            images = torch.rand(size, *shape, device=device)
-            labels, times = torch.zeros(size, dtype=torch.int64, device=device), []
-            for _ in range(N_STEPS):
-                began = time.monotonic()
-                step(images, labels, 0.0, size)
-                state.sums.tolist()  # waits for the device
-                times.append(time.monotonic() - began)
-            passed = min(times)  # the first warms up, and other programs may have interrupted any
-            seconds = passed / size * n_items
+        of_an_image = {hyper: _seconds_of_an_image(context, hyper, shape) for hyper in set(hypers)}
+    seconds = n_items * sum(hyper.epochs * of_an_image[hyper] for hyper in hypers)
+    return PlannedRun(name, n_all, n_all - len(new), len(new), sum(hyper.epochs for hyper in hypers), seconds)
+
+
+def _seconds_of_an_image(context: RunContext, hyper: Training, shape: Sequence[int]) -> float:
+    """The seconds of training on one image, from steps on noise: of more images the shorter they are."""
+    hyper, feed, network = hyper.model_copy(update={"step": "eager"}), context.feed, context.initial_network(0)
+    state, passed, seconds = new_state(context.module_of(network, hyper), hyper), 0.0, 0.0
+    teacher = None if hyper.distill is None else context.module_of(network, hyper).eval()
+    step = make_train_step(state, feed, hyper, teacher=teacher)
+    for size in sorted({min(n, hyper.batch_size) for n in (*SIZES, hyper.batch_size)}):
+        if passed > ENOUGH_SECONDS:
+            break
+        images = torch.rand(size, *shape, device=feed.device)
+        labels, times = torch.zeros(size, dtype=torch.int64, device=feed.device), []
+        for _ in range(N_STEPS):
+            began = time.monotonic()
+            step(images, labels, 0.0, size)
+            state.sums.tolist()  # waits for the device
+            times.append(time.monotonic() - began)
+        passed = min(times)  # the first warms up, and other programs may have interrupted any
+        seconds = passed / size
     return seconds

@@ -42,7 +42,7 @@ class Stage:
         """The name of its folder."""
         if self.method is None:
             return f"seed{self.seed}.dense"
-        return f"seed{self.seed}.{self.method.replace(' ', '-')}.{self.level:02d}"
+        return f"seed{self.seed}.{self.method.replace(' ', '+')}.{self.level:02d}"
 
     @property
     def dense(self) -> Stage:

@@ -10,31 +10,54 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import sipp
-from sipp.errors import DataError
 from sipp.results import from_json, to_json
 from sipp_lab.parallel.processes import from_leader
 from sipp_lab.pipelines import PIPELINES
 from sipp_lab.recipes import Recipe
-from sipp_lab.runs.context import Network, Prepared, RunContext, with_prefix
-from sipp_lab.runs.folder import CHECKPOINT, FINAL, Values, is_done, load_state, save_state
+from sipp_lab.runs.context import Network, Prepared, RunContext
+from sipp_lab.runs.folder import (
+    CHECKPOINT,
+    FINAL,
+    Values,
+    is_done,
+    load_checkpoint,
+    load_state,
+    save_checkpoint,
+    save_state,
+)
 from sipp_lab.runs.records import NetworkRecord, Stage, stages_of
 from sipp_lab.training.feed import eval_batches, n_steps
 from sipp_lab.training.loop import EpochRow, TrainState, in_eval_mode, new_state, train
-from sipp_lab.training.step import Teacher, training_stream
-
-OPTIMIZER = "optimizer."
+from sipp_lab.training.step import training_stream
 
 
 def plan(recipe: Recipe) -> list[Stage]:
     """All networks of a recipe's run, in training order."""
     return stages_of(recipe.seeds, recipe.prune.methods, recipe.prune.n_levels)
+
+
+def left_to_train(recipe: Recipe, folder: Path) -> list[Stage]:
+    """The stages that are not done, or whose network descends from one that is not."""
+    left: list[Stage] = []
+    for stage in plan(recipe):
+        if not is_done(folder, stage.name) or PIPELINES[recipe.pipeline].parent_of(stage) in left:
+            left.append(stage)
+    return left
+
+
+def remove_orphans(recipe: Recipe, folder: Path) -> None:
+    """Removes what descends from a network that is not there, such as one that was damaged."""
+    left = left_to_train(recipe, folder)
+    for stage in left:
+        if PIPELINES[recipe.pipeline].parent_of(stage) in left:
+            for name in (FINAL, CHECKPOINT):
+                (folder / stage.name / name).unlink(missing_ok=True)
 
 
 def train_networks(context: RunContext) -> Iterator[Stage]:
@@ -49,14 +72,14 @@ def train_networks(context: RunContext) -> Iterator[Stage]:
 def train_network(context: RunContext, stage: Stage) -> None:
     """Trains a stage whose parent is done."""
     path = context.folder / stage.name / CHECKPOINT
-    checkpoint = from_leader(context.processes, lambda: load_state(path) if path.is_file() else None)
-    began = time.monotonic()
-    if checkpoint is None:
-        prepared = _prepared(context, stage)
-        state, spent = _new_state(context, stage, prepared.network), 0.0
-        state.facts = dict(prepared.facts)
+    saved = from_leader(context.processes, lambda: load_checkpoint(path) if path.is_file() else None)
+    began, spent = time.monotonic(), 0.0
+    if saved is None:
+        network, facts = _prepared(context, stage)
+        state = _new_state(context, stage, network)
+        state.facts = dict(facts)
     else:
-        state, spent = _restored(context, stage, *checkpoint)
+        state, spent = _restored(context, stage, saved), saved["seconds"]
     with training_stream(context.feed.device):
         _train(context, stage, state, path, began - spent)
         _record(context, stage, state, time.monotonic() - began + spent)
@@ -76,20 +99,20 @@ def _prepared(context: RunContext, stage: Stage) -> Prepared:
         network = from_leader(context.processes, lambda: context.initial_network(stage.seed))
     else:
         network = _finished(context, parent)
-    return Prepared(network, {}) if stage.method is None else pipeline.prepare(context, stage, network)
+    return (network, {}) if stage.method is None else pipeline.prepare(context, stage, network)
 
 
 def _new_state(context: RunContext, stage: Stage, network: Network) -> TrainState:
-    return new_state(context.module_of(network), context.recipe.hyper_of(stage.method), masks=network.masks)
+    hyper = context.recipe.hyper_of(stage.method)
+    return new_state(context.module_of(network, hyper), hyper, masks=network.masks)
 
 
-def _teacher(context: RunContext, stage: Stage) -> Teacher | None:
+def _teacher(context: RunContext, stage: Stage) -> nn.Module | None:
     """The dense network of the stage's seed as teacher, if the recipe asks for distillation."""
-    spec = context.recipe.hyper_of(stage.method).distill
-    if spec is None:
+    hyper = context.recipe.hyper_of(stage.method)
+    if hyper.distill is None:
         return None
-    model = context.module_of(_finished(context, stage.dense)).eval().requires_grad_(False)
-    return Teacher(model, spec.weight, spec.temperature)
+    return context.module_of(_finished(context, stage.dense), hyper).eval().requires_grad_(False)
 
 
 # --- what is recorded -------------------------------------------------------------------------------------------------
@@ -166,7 +189,16 @@ def _train(context: RunContext, stage: Stage, state: TrainState, checkpoint: Pat
     def save_if_due() -> None:
         nonlocal last_saved
         if time.monotonic() - last_saved >= context.checkpoint_seconds and state.epoch < hyper.epochs:
-            _save(checkpoint, state, time.monotonic() - began)
+            values = {
+                "model": state.model.state_dict(),
+                "masks": state.masks,
+                "optimizer": state.optimizer.state_dict()["state"],
+                "epoch": state.epoch,
+                "rows": to_json(state.rows),
+                "facts": state.facts,
+                "seconds": time.monotonic() - began,
+            }
+            save_checkpoint(checkpoint, values)
             last_saved = time.monotonic()
 
     def on_epoch(state: TrainState) -> None:
@@ -186,31 +218,10 @@ def _train(context: RunContext, stage: Stage, state: TrainState, checkpoint: Pat
     )
 
 
-def _save(path: Path, state: TrainState, seconds: float) -> None:
-    """Saves a checkpoint from which training resumes bit for bit; it needs no random state."""
-    tensors = Network(dict(state.model.state_dict()), state.masks).tensors()
-    for index, entries in state.optimizer.state_dict()["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{OPTIMIZER}{index}.{key}"] = value
-            elif value is not None:
-                raise DataError(f"the optimizer's {key!r} is a {type(value).__name__}: only tensors can be saved")
-    values = {"epoch": state.epoch, "rows": to_json(state.rows), "facts": state.facts, "seconds": seconds}
-    save_state(path, tensors, values)
-
-
-def _restored(
-    context: RunContext, stage: Stage, tensors: dict[str, Tensor], values: Values
-) -> tuple[TrainState, float]:
-    """The state in a checkpoint, and the seconds spent before it."""
-    state = _new_state(context, stage, Network.of_tensors(tensors))
-    entries: dict[int, dict[str, Any]] = {}
-    for key, tensor in with_prefix(tensors, OPTIMIZER).items():
-        index, _, name = key.partition(".")
-        entries.setdefault(int(index), {})[name] = tensor
-    state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": entries})
-    for parameter, kept in state.optimizer.state.items():  # fused steps want the memory layout of the parameter
-        kept.update({n: torch.empty_like(parameter).copy_(t) for n, t in kept.items() if t.shape == parameter.shape})
-    state.epoch, state.facts = values["epoch"], values["facts"]
-    state.rows = tuple(from_json(EpochRow, row, "a checkpoint's row") for row in values["rows"])
-    return state, float(values["seconds"])
+def _restored(context: RunContext, stage: Stage, saved: Values) -> TrainState:
+    """The state in a checkpoint: training resumes from it bit for bit, and needs no random state."""
+    state = _new_state(context, stage, Network(saved["model"], saved["masks"]))
+    state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": saved["optimizer"]})
+    state.epoch, state.facts = saved["epoch"], saved["facts"]
+    state.rows = tuple(from_json(EpochRow, row, "a checkpoint's row") for row in saved["rows"])
+    return state

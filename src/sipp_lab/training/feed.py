@@ -38,7 +38,6 @@ class Feed:
     splits: Splits
     device: torch.device
     n_workers: int = 0
-    channels_last: bool = False
 
 
 def n_steps(feed: Feed, hyper: Training) -> int:
@@ -103,6 +102,4 @@ def _to_device(feed: Feed, images: Tensor, labels: Tensor) -> Batch:
     images = images.to(feed.device, non_blocking=True)
     if images.dtype == torch.uint8:
         images = normalise(images)
-    if feed.channels_last:
-        images = images.contiguous(memory_format=torch.channels_last)
     return images, labels.to(feed.device, non_blocking=True)

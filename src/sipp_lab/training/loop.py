@@ -18,14 +18,13 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.results import Gradual
 from sipp_lab.data.imageset import ImageSet
 from sipp_lab.parallel.processes import ALONE, Processes, add_gradients, share_buffers, sum_over_processes
 from sipp_lab.recipes.schema import Precision, Training
 from sipp_lab.runs.records import Accuracy
 from sipp_lab.seeds import step_seed
 from sipp_lab.training.feed import NO_LABEL, Feed, eval_batches, n_steps, train_batches
-from sipp_lab.training.step import Forward, Step, Teacher, distilled_losses, learning_rate, logits_of, make_step
+from sipp_lab.training.step import Forward, Step, distilled_losses, learning_rate, logits_of, make_step
 
 TOP_K = 5
 
@@ -85,12 +84,7 @@ def set_masks(state: TrainState, masks: Mapping[str, Tensor]) -> None:
 
     Masks may only shrink: bringing a weight back is an error.
     """
-    counts = {
-        "n_weights": sum(mask.numel() for mask in masks.values()),
-        "kept": sum(int(m.sum()) for m in masks.values()),
-    }
-    held = Gradual(model=state.model, masks=dict(masks), path=(), method="", seed=0, **counts)  # as hold takes masks
-    sipp.hold(state.model, held, optimizer=state.optimizer)
+    sipp.hold(state.model, dict(masks), optimizer=state.optimizer)
     state.masks = {**state.masks, **{name: mask.detach().cpu() for name, mask in masks.items()}}
 
 
@@ -126,15 +120,16 @@ def train(
     on_epoch: OnStep = lambda state: None,
     changes: MaskChanges | None = None,
     processes: Processes = ALONE,
-    teacher: Teacher | None = None,
+    teacher: nn.Module | None = None,
 ) -> TrainState:
     """Trains to the last epoch; `on_step` is called after every step, `on_epoch` after every epoch.
 
-    With a `teacher`, the loss (also in the rows of epochs) is `distilled_losses`. Masks change (`changes`) right after
-    a step, before `on_step` and before the epoch is evaluated, so a saved state has the new masks. Several processes
-    split every batch and sum their gradients: the same step as in one process, except for rounding and for BatchNorm,
-    which sees only a process's own share (the leader's statistics are kept). torch's global generator (for dropout) is
-    seeded for every step and restored at the end.
+    With a `teacher` (in eval mode) and `hyper.distill`, the loss (also in the rows of epochs) is `distilled_losses`.
+    Masks change (`changes`) right after a step, before `on_step` and before the epoch is evaluated, so a saved state
+    has the new masks. Several processes split every batch and sum their gradients: the same step as in one process,
+    except for rounding and for BatchNorm, which sees only a process's own share (the leader's statistics are kept).
+    torch's global generator (for dropout) is seeded for every step, in each process differently, and restored at the
+    end.
     """
     step, n_all = make_train_step(state, feed, hyper, teacher=teacher, processes=processes), n_steps(feed, hyper)
     try:
@@ -143,7 +138,7 @@ def train(
                 state.model.train()
                 share = processes.rank, processes.world_size
                 for number, (images, labels) in train_batches(feed, hyper, seed=seed, epoch=state.epoch, share=share):
-                    torch.manual_seed(step_seed(seed, state.epoch, number))
+                    torch.manual_seed(step_seed(seed, state.epoch, number) + processes.rank)
                     n_items = min(hyper.batch_size, len(feed.splits.train) - number * hyper.batch_size)
                     step(images, labels, learning_rate(hyper, state.epoch + number / n_all), n_items)
                     state.step = number + 1
@@ -172,7 +167,7 @@ def train(
 
 
 def make_train_step(
-    state: TrainState, feed: Feed, hyper: Training, *, teacher: Teacher | None = None, processes: Processes = ALONE
+    state: TrainState, feed: Feed, hyper: Training, *, teacher: nn.Module | None = None, processes: Processes = ALONE
 ) -> Step:
     """A function that makes one training step, without synchronising with the device."""
 
@@ -180,10 +175,10 @@ def make_train_step(
         """One step on a batch of `n_items`, of which `images` are this process's share."""
         state.optimizer.zero_grad(set_to_none=True)
         logits = logits_of(forward, images, hyper.precision)
-        if teacher is not None:
+        if teacher is not None and hyper.distill is not None:
             with torch.no_grad():
-                teacher_logits = logits_of(teacher.model, images, hyper.precision)
-            loss = distilled_losses(logits, labels, teacher_logits, teacher).sum() / n_items
+                teacher_logits = logits_of(teacher, images, hyper.precision)
+            loss = distilled_losses(logits, labels, teacher_logits, hyper.distill).sum() / n_items
         elif processes.world_size == 1:
             loss = F.cross_entropy(logits, labels)
         else:

@@ -41,9 +41,9 @@ def load_feed(recipe: Recipe, *, data_root: Path, device: torch.device) -> Feed:
         data = load_mnist(data_root) if recipe.data.name == "mnist" else load_cifar10(data_root)
     splits = split_images(data, n_calibration=recipe.data.n_calibration, n_holdout=recipe.data.n_holdout)
     if isinstance(data, ImageSet):
-        return Feed(data.to(device), splits, device, channels_last=recipe.train.channels_last)
+        return Feed(data.to(device), splits, device)
     n_workers = min(MOST_WORKERS, os.cpu_count() or 1) if len(data.paths) >= MANY_IMAGES else 0
-    return Feed(data, splits, device, n_workers, recipe.train.channels_last)
+    return Feed(data, splits, device, n_workers)
 
 
 def code_version_of(recipe: Recipe) -> str:

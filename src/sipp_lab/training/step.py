@@ -9,13 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sipp_lab.recipes.schema import Precision, Training
+from sipp_lab.recipes.schema import Distill, Precision, Training
 from sipp_lab.training.feed import NO_LABEL
 
 Forward = Callable[[Tensor], Tensor]
@@ -25,28 +24,19 @@ Step = Callable[[Tensor, Tensor, float, int], None]  # images, labels, rate, bat
 WARM_UP_STEPS = 3  # before recording, to create optimizer state and let libraries choose kernels
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """A network in eval mode whose outputs are learnt as well as the labels."""
-
-    model: nn.Module
-    weight: float  # of its outputs, in (0, 1]; 1 ignores the labels
-    temperature: float  # divides the logits of both networks
-
-
-def distilled_losses(logits: Tensor, labels: Tensor, teacher_logits: Tensor, teacher: Teacher) -> Tensor:
+def distilled_losses(logits: Tensor, labels: Tensor, teacher_logits: Tensor, distill: Distill) -> Tensor:
     """The loss of each item: (1 - w) CE(labels) + w T^2 KL(teacher || network), with temperature T.
 
     The factor T^2 compensates for the softening, which divides gradients by T^2 (Hinton et al. 2015). Items labelled
     `NO_LABEL` have loss 0.
     """
     hard_N = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
-    t = teacher.temperature
+    t = distill.temperature
     soft_N = F.kl_div(
         F.log_softmax(logits / t, dim=1), F.log_softmax(teacher_logits / t, dim=1), reduction="none", log_target=True
     ).sum(1)
     soft_N = soft_N.masked_fill(labels == NO_LABEL, 0.0)
-    return (1 - teacher.weight) * hard_N + teacher.weight * t**2 * soft_N
+    return (1 - distill.weight) * hard_N + distill.weight * t**2 * soft_N
 
 
 def logits_of(forward: Forward, images: Tensor, precision: Precision) -> Tensor:

@@ -11,7 +11,7 @@ import sipp
 from sipp.errors import OptionError
 from sipp_lab.data.digits import load_digits
 from sipp_lab.nets import NETS, build, net_spec
-from sipp_lab.nets.cifar_resnet import SubsampleAndPad
+from sipp_lab.nets.resnet import SubsampleAndPad
 
 N_PARAMETERS = {
     "resnet20": 269_722,

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from report.synthetic import certificate, config, dense, layer, level_record, write_run
 
-from sipp.report import numbers, plots
+from sipp.report import plots
 from sipp.report.plots import Curve, Point
-from sipp.results import words
 from sipp.results.jsonio import to_json
 from sipp_lab.page import article, series
 from sipp_lab.runs.folder import Run, read_run
@@ -83,12 +82,6 @@ def test_layers_combine_seeds(tmp_path: Path) -> None:
     assert by_label[plots.DEAD]["sipp-det"][0] == 0.5 and sum(by_label[plots.SHARE]["magnitude"]) == pytest.approx(1)
 
 
-def test_times_add_up(tmp_path: Path) -> None:
-    found = series.times(small_run(tmp_path))
-    assert found["magnitude"] == pytest.approx({"prune": 20.0, "certify": 8.0, "train": 410.0, "other": 2.0})
-    assert found["dense"]["train"] == 199.0 and sum(found["dense"].values()) == pytest.approx(200.0)
-
-
 def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) -> None:
     part = layer("a", 10, 5, eps=1.0, dead=0)
     records = []
@@ -110,50 +103,20 @@ def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) ->
 
 def test_headings_state_the_numbers_of_the_run(tmp_path: Path) -> None:
     run = small_run(tmp_path)
-    spread = article.spread_words(run)
-    assert "sipp-det changes top-1 accuracy by -6.00 points (mean), magnitude by -35.00 points" in spread
-    assert "2 seeds" in spread and "overlap" not in spread
+    assert [(name, at.keep) for name, at in article.choices(run)] == [("sipp-det", 0.5)]
     assert article.certificate_finding(run).heading == (
         "At keep 50 %, outputs are certified within 10 % for every method"
     )
     assert "best of several does not" in article.certificate_finding(run).detail
     assert "4.5 dead rows" in article.layers_finding(run).heading
-    assert article.time_finding(run).heading == "Pruning and certifying took 5.2 % of 18 min 0 s"
 
 
 def test_reach_ends_at_the_first_level_that_loses_more() -> None:
     points = [Point(keep, mean, mean, mean, 1) for keep, mean in ((0.5, 0.0), (0.25, -0.02), (0.1, 0.0))]
-    assert article.sparsest_within_tolerance(Curve("magnitude", tuple(points))) == 0.5
-    assert article.sparsest_within_tolerance(Curve("magnitude", tuple(points[1:]))) is None
+    assert article.sparsest(Curve("magnitude", tuple(points))) == points[0]
+    assert article.sparsest(Curve("magnitude", tuple(points[1:]))) is None
 
 
-def test_a_single_seed_is_mentioned(tmp_path: Path) -> None:
-    assert "One seed" in article.spread_words(small_run(tmp_path, n_seeds=1))
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0.03125, "share", "3.1 %"),
-        (0.064, "share", "6.4 %"),
-        (0.0025123, "share", "0.25 %"),
-        (0.2, "share", "20 %"),
-        (1.9083, "share", "191 %"),
-        (-0.0123, "points", "-1.23 points"),
-        (0.5, "seconds", "0.5 s"),
-        (75.0, "seconds", "1 min 15 s"),
-        (7325.0, "seconds", "2 h 2 min"),
-        (12345.0, "count", "12,345"),
-        (0.0, "number", "0"),
-        (1e-16, "number", "1e-16"),
-        (float("inf"), "number", "none"),
-        (None, "share", "none"),
-    ],
-)
-def test_numbers_in_words(value: float | None, unit: numbers.Unit, text: str) -> None:
-    assert numbers.number(value, unit) == text
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.12341, "12.4 %"), (0.1, "10 %"), (0.9991, "100 %"), (1.0001, "101 %")])
-def test_certified_shares_are_rounded_up(share: float, text: str) -> None:
-    assert words.percent_up(share) == text
+def test_one_seed_has_no_band(tmp_path: Path) -> None:
+    assert "One seed" in article.spread_words(small_run(tmp_path / "a", n_seeds=1))
+    assert "means over 2 seeds" in article.spread_words(small_run(tmp_path / "b"))

@@ -24,7 +24,7 @@ from sipp_lab.nets import plain
 from sipp_lab.parallel.processes import ALONE, Processes, from_leader, join_processes
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import load_state, read_records
-from sipp_lab.runs.one_run import Progress, run
+from sipp_lab.runs.running import run
 from sipp_lab.training.feed import Feed
 from sipp_lab.training.loop import MaskChanges, TrainState, new_state, train
 
@@ -102,9 +102,17 @@ def trained(processes: Processes) -> list[torch.Tensor]:
         return {"1.weight": weight > weight.median()}, {}
 
     changes = MaskChanges(frozenset({2}), half)
-    state = train(new_state(net, hyper), feed, hyper, seed=0, processes=processes, changes=changes)
+    seeds = set[int]()
+    state = train(
+        new_state(net, hyper), feed, hyper, seed=0, processes=processes, changes=changes,
+        on_step=lambda state: seeds.add(torch.initial_seed()),
+    )  # fmt: skip
+    SEEDS[:] = seeds
     rows = [torch.tensor([row.train_loss, row.train_top1]) for row in state.rows]
     return [parameter.detach().clone() for parameter in net.parameters()] + rows + [state.masks["1.weight"]]
+
+
+SEEDS: list[int] = []  # of the steps of `trained`: of dropout
 
 
 def whole_run(processes: Processes, out: Path, *, name: str = "digits-at-init", dies_in: str = "") -> int:
@@ -126,9 +134,9 @@ def whole_run(processes: Processes, out: Path, *, name: str = "digits-at-init", 
             out.mkdir(parents=True, exist_ok=True)
             (out / "begun").touch()
     recipe = load_recipe(name, settings=SETTINGS)
-    shown: list[Progress] = []
+    shown: list[float] = []
     made = run(recipe, out=out, device="cpu", processes=processes, accept_changes=True, on_progress=shown.append).n_made
-    assert bool(shown) == (processes.is_leader and made > 0)
+    assert bool(shown) == processes.is_leader
     return made
 
 
@@ -146,12 +154,13 @@ def main(folder: Path) -> None:
     prune(nn.Linear(40, 30), torch.rand(9, 40), keep=0.5, method="sipp-hybrid")  # loads what is compiled, once for all
     found: dict[str, Any] = {}
     (alone,) = spawn(1, [trained, lambda processes: whole_run(processes, folder / "one")], folder / "a")
-    found["nan"], pair, found["made"], found["made again"] = zip(
+    found["nan"], pair, seeds, found["made"], found["made again"] = zip(
         *spawn(
             2,
             [
                 failing,
                 trained,
+                lambda processes: SEEDS,
                 *(lambda processes: whole_run(processes, folder / "two"),) * 2,
             ],
             folder / "b",
@@ -160,6 +169,7 @@ def main(folder: Path) -> None:
     found["same training"] = all(
         torch.allclose(a, b, rtol=1e-5, atol=1e-7) for one in pair for a, b in zip(one["value"], alone[0]["value"])
     )
+    found["n_seeds"] = [len({*seeds[0]["value"], *seeds[1]["value"]}), len(seeds[0]["value"])]
     (one, one_records), (two, two_records) = results(folder / "one"), results(folder / "two")
     masks = [(stage, key) for stage in one for key in one[stage] if key.startswith("mask.")]
     found["n_masks"] = len(masks)

@@ -29,6 +29,11 @@ def test_several_processes_make_the_steps_of_one(found: dict[str, Any]) -> None:
     assert found["made"] == [{"value": 3}] * 2 and found["made again"] == [{"value": 0}] * 2
 
 
+def test_dropout_is_another_one_in_each_process(found: dict[str, Any]) -> None:
+    n_all, n_of_one = found["n_seeds"]
+    assert n_all == 2 * n_of_one > 0
+
+
 def test_processes_agree_on_every_cut_of_a_gradual_run(found: dict[str, Any]) -> None:
     assert found["gradual"] == [{"value": 3}] * 2 and found["gradual keeps"] == [1.0, 0.5, 0.5]
 

@@ -1,6 +1,5 @@
 """Recipes: the paper's tables, derivation, and everything a recipe must refuse."""
 
-import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from sipp.errors import OptionError
-from sipp_lab.nets import build
 from sipp_lab.recipes import config_of, load_recipe, recipe_names
 from sipp_lab.training.step import learning_rate
 
@@ -50,18 +48,11 @@ def test_every_number_of_the_tables(column: str, pipeline: str) -> None:
             assert math.isclose(learning_rate(hyper, epoch), expected, rel_tol=1e-12), epoch
 
 
-@functools.cache
-def n_parameters(net: str) -> int:
-    return sum(p.numel() for p in build(net).parameters())
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_builds(name: str) -> None:
-    recipe = load_recipe(name)
-    hyper = recipe.train
-    assert learning_rate(hyper, hyper.epochs - 1e-9) > 0
-    assert n_parameters(recipe.net) > 1000
-    assert recipe.name == name and recipe.description
+def test_every_recipe_loads() -> None:
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert learning_rate(recipe.train, recipe.train.epochs - 1e-9) > 0
+        assert recipe.name == name and recipe.description
 
 
 def test_recipes_have_the_epochs_and_rates_of_the_authors() -> None:
@@ -139,6 +130,8 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "retrain: {distill: {weight: 0.0, temperature: 4.0}}", ("retrain.distill.weight",)),
         ("base: digits-at-init\nretrain: {epochs: 8}", ("retrain belongs to", "at-init")),
         (GOOD + "train: {augment: true}", ("mirroring digits",)),
+        (GOOD + "retrain: {augment: true}", ("mirroring digits",)),
+        (GOOD + "train: {optimizer: adam}", ("train: optimizer=adam takes no momentum: set momentum to null",)),
         (GOOD + "net: resnet2", ("resnet20",)),
         (GOOD + "net: resnet20", ("(3, 32, 32)",)),
         (GOOD + "prune: {methods: [magnitude, magnitude]}", ("twice",)),
@@ -146,9 +139,9 @@ GOOD = "base: digits-iterative\n"
         (GOOD + "seed: 2020-01-01", ("'seed' must be a whole number", "2020-01-01")),
         (GOOD + "train: !!python/object/apply:os.system [echo]", ("not valid YAML", "tag")),
         ("- 1", ("mapping",)),
-        (GOOD + "train: {decay: {milestones: [9]}}", ("train.decay.milestones has 9", "within train.epochs=8")),
-        (GOOD + "retrain: {decay: {milestones: [9]}}", ("retrain.decay.milestones has 9", "retrain.epochs=8")),
-        (GOOD + "train: {nesterov: true, momentum: 0.0}", ("train.nesterov needs a train.momentum above 0",)),
+        (GOOD + "train: {decay: {milestones: [9]}}", ("train: decay.milestones has 9", "within epochs=8")),
+        (GOOD + "retrain: {decay: {milestones: [9]}}", ("retrain: decay.milestones has 9", "within epochs=8")),
+        (GOOD + "train: {nesterov: true, momentum: 0.0}", ("train: nesterov needs a momentum above 0",)),
         ("{", ("not valid YAML",)),
         ("base: ../secrets", ("unknown recipe",)),
         ("base: [a]", ("unknown recipe",)),
@@ -172,8 +165,6 @@ def test_settings() -> None:
     for bad in ("train.epochs", "=3", "name=x", "train..epochs=3"):
         with pytest.raises(OptionError, match="--set"):
             load_recipe("digits-iterative", settings=(bad,))
-    with pytest.raises(OptionError, match=r"did you mean 'train.epochs'"):
-        load_recipe("digits-iterative", settings=("train.epoch=7",))
 
 
 def test_a_schedule_of_another_length_keeps_its_shape() -> None:
@@ -195,7 +186,13 @@ def test_a_schedule_of_another_length_keeps_its_shape() -> None:
     assert either == [(2,), (2,)]
     shortest = load_recipe("digits-iterative", settings=("train.epochs=1",)).train
     assert (shortest.decay.milestones, shortest.warmup_epochs) == ((), 1.0)
-    assert load_recipe("vgg16-cifar10-iterative").hyper_of("snip").decay.every == 30  # of epochs, not of the schedule
+    every = [
+        load_recipe("vgg16-cifar10-iterative", settings=settings).train.decay.every
+        for settings in ((), ("train.epochs=30",), ("train.epochs=30", "train.decay.every=7"), ("train.epochs=5",))
+    ]
+    assert every == [30, 3, 7, 1]
+    for name, n in (("vgg16-cifar10-iterative", 30), ("vgg16-cifar10-iterative-short", 3)):  # retrained half as long
+        assert load_recipe(name).hyper_of("snip").decay.every == n
 
 
 def test_unknown_recipes() -> None:

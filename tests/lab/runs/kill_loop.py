@@ -25,7 +25,7 @@ from sipp_lab.data.digits import load_digits
 from sipp_lab.nets import plain
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import load_state, read_records, without_times
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 
 plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
 SETTINGS = (

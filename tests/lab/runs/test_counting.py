@@ -8,7 +8,7 @@ from lab.small_runs import final, small
 from torch import nn
 
 from sipp_lab.nets import NETS, build
-from sipp_lab.runs.one_run import run
+from sipp_lab.runs.running import run
 from sipp_lab.runs.stages import multiply_adds
 from sipp_lab.sheets import records_sheet
 

@@ -42,8 +42,6 @@ def test_common_values_and_settings_reach_every_recipe() -> None:
 def test_unknown_and_wrong() -> None:
     with pytest.raises(OptionError, match="did you mean 'paper-cnn5'"):
         load_study("paper-cnn")
-    with pytest.raises(OptionError, match=r"train\.epoch"):
-        load_study("paper-cnn5", settings=("train.epoch=3",))
 
 
 def test_every_key_of_a_recipe_has_its_meaning() -> None:

@@ -7,9 +7,10 @@ from lab.hyperparameters import hyperparameters
 from lab.training.test_loop import make_feed
 from torch import nn
 
+from sipp_lab.recipes.schema import Distill
 from sipp_lab.training.feed import NO_LABEL
 from sipp_lab.training.loop import TrainState, make_train_step
-from sipp_lab.training.step import Teacher, distilled_losses
+from sipp_lab.training.step import distilled_losses
 
 WEIGHT, T = 0.3, 2.5
 
@@ -36,7 +37,7 @@ def test_the_loss_is_its_formula() -> None:
     logits = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     taught = torch.randn(6, 4, generator=generator, dtype=torch.float64) * 3
     labels = torch.tensor([0, 3, 1, NO_LABEL, 2, 2])
-    found = distilled_losses(logits, labels, taught, Teacher(nn.Identity(), WEIGHT, T)).sum()
+    found = distilled_losses(logits, labels, taught, Distill(weight=WEIGHT, temperature=T)).sum()
     expected = by_hand(logits.tolist(), labels.tolist(), taught.tolist())
     assert math.isclose(found.item(), expected, rel_tol=1e-12)
 
@@ -48,8 +49,10 @@ def test_a_step_follows_the_teacher_and_leaves_it_alone() -> None:
     before, untaught = {k: v.clone() for k, v in parent.state_dict().items()}, net.weight.detach().clone()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     sums = torch.zeros(3, dtype=torch.float64)
-    state, teacher = TrainState(net, optimizer, sums), Teacher(parent, 1.0, 1.0)  # the labels, all 0, count nothing
-    step = make_train_step(state, make_feed(), hyperparameters(1, 16, 1.0), teacher=teacher)
+    hyper = hyperparameters(
+        1, 16, 1.0, distill=Distill(weight=1.0, temperature=1.0)
+    )  # the labels, all 0, count nothing
+    step = make_train_step(TrainState(net, optimizer, sums), make_feed(), hyper, teacher=parent)
     step(images, labels, 0.0, 16)
     first = sums[0].item() / 16
     for _ in range(400):

@@ -24,15 +24,15 @@ def report(
 
     Every plot can be saved from the page as a picture or a table. What could not be checked is marked.
     """
-    from sipp_lab.page import read_intact_results, write_results
+    from sipp_lab.page import read_results, write_results
 
     check_out(out, force=force, reads={}, makes_folder=True)
     with naming_option(f"sipp report {' '.join(map(str, runs))}", "give the folder of a run, or one sipp prune wrote"):
-        results, broken = read_intact_results(runs)
+        results, broken = read_results(runs)
     if not results:
         raise CommandError(broken[0].what, where=f"sipp report {broken[0].folder}", fix=broken[0].do)
     title = runs[0].resolve().name if len(runs) == 1 else ""  # such as the folder of a study
-    write_results(out, results, force=force, broken=broken, title=title)
+    write_results(out, results, broken, force=force, title=title)
     n_bytes = out.stat().st_size
     marked = [{"name": result.name, "what": mark} for result in results for mark in result.notes]
     values = {

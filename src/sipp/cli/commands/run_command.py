@@ -51,8 +51,8 @@ def run(
         return listing("recipes", {name: row["description"] for name, row in RECIPES.items()})
     from sipp_lab.recipes import Code, load_recipe
     from sipp_lab.recipes.schema import recipe_keys
-    from sipp_lab.runs.planning import planned_runs
-    from sipp_lab.runs.several import run_each
+    from sipp_lab.runs.planning import Plan, planned_run
+    from sipp_lab.runs.running import run_each
     from sipp_lab.sheets import keys_sheet, records_sheet, work_done
 
     load_code(how.code)
@@ -62,7 +62,7 @@ def run(
         rows = recipe_keys(chosen)
         return Answer([keys_sheet(chosen.name, rows)], {"kind": "recipe", "name": chosen.name, "keys": rows})
     if dry_run:
-        planned = planned_runs([chosen], how)
+        planned = Plan((planned_run(chosen, how),))
         return Answer([planned], record_of("run plan", planned))
     finished = run_each([chosen], how)
     if finished is None:

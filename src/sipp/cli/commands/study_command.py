@@ -30,16 +30,16 @@ def study(
 
     if name is None:
         return listing("studies", {name: row.description for name, row in STUDIES.items()})
-    from sipp_lab.page import StudySummary, read_results, write_results
-    from sipp_lab.runs.planning import planned_runs
-    from sipp_lab.runs.several import run_each
+    from sipp_lab.page import read_results, write_results
+    from sipp_lab.runs.planning import Plan, planned_run
+    from sipp_lab.runs.running import run_each
     from sipp_lab.sheets import records_sheet, work_done
 
     load_code(how.code)
     chosen = load_study(name, form="full" if full else "short", settings=settings or ())
     about, notes = {"name": chosen.name, "form": chosen.form}, [chosen.note] if chosen.note else []
     if dry_run:
-        planned = planned_runs(chosen.recipes, how)
+        planned = Plan(tuple(planned_run(recipe, how) for recipe in chosen.recipes))
         return Answer([planned, *notes], record_of("study plan", planned, about))
     page = how.out / f"{chosen.name}-{chosen.form}.html"
     with naming_option(f"--out {how.out}", "give another folder"):
@@ -47,7 +47,7 @@ def study(
     done = run_each(chosen.recipes, how)
     if done is None:
         return None
-    write_results(page, read_results([one.folder for one in done]), force=True, study=StudySummary.of(chosen))
+    write_results(page, *read_results([one.folder for one in done]), force=True, study=chosen)
     tables = [part for one in done for part in (one.folder.name, records_sheet(one.records))]
     end = f"{work_done(sum(one.n_made for one in done))}; page: {page}"
     return Answer([*tables, end, *notes], {"kind": "study", **about, "page": page, "runs": done})

@@ -123,7 +123,6 @@ function line(x1, y1, x2, y2, cls) {
 function valueScale(view, shown, box, near) {
   const values = shown.flatMap((one) => one.points.flatMap((p) => p.slice(1, 4))).filter((v) => v !== null && v !== undefined);
   if (view.reference) values.push(view.reference.value);
-  if (view.span) values.push(...view.span); // of all plots that stand side by side
   let low = Math.min(...values), high = Math.max(...values);
   if (!values.length) [low, high] = [0, 1];
   const positive = values.filter((v) => v > 0), least = Math.min(...positive);
