@@ -1,8 +1,7 @@
-"""Every public function x every wrong type: it works, or the error is one of sipp's own."""
+"""Every argument of every public function x mistakes that people make: it works, or the error is one of sipp's own."""
 
 import inspect
 import itertools
-import math
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -19,44 +18,16 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.scoring import methods
 
 TYPED = (ModelError, DataError, OptionError)
-JUNK = {
+# What people pass by mistake, at any place.
+MISTAKES = {
     "text": "x",
-    "empty text": "",
-    "bytes": b"x",
-    "none": None,
-    "negative": -1,
-    "zero": 0,
-    "huge": 10**30,
-    "half": 0.5,
-    "nan": math.nan,
-    "inf": math.inf,
-    "true": True,
-    "complex": 1j,
-    "object": object(),
-    "class": dict,
-    "function": len,
-    "list": [],
-    "list of junk": ["x", None, 1j],
-    "dict": {},
-    "dict of junk": {"a": None, 3: "b"},
-    "tuple": (),
-    "number tensor": torch.tensor(0.5),
-    "empty tensor": torch.empty(0, 4),
+    "class in place of an instance": nn.Linear,
+    "array": np.ones((6, 4), dtype=np.float32),
     "integers": torch.ones(6, 4, dtype=torch.int64),
     "half tensor": torch.ones(6, 4, dtype=torch.float16),
-    "double tensor": torch.ones(6, 4, dtype=torch.float64),
     "complex tensor": torch.ones(6, 4, dtype=torch.complex64),
-    "bool tensor": torch.ones(6, 4, dtype=torch.bool),
     "sparse tensor": torch.ones(6, 4).to_sparse(),
     "meta tensor": torch.ones(6, 4, device="meta"),
-    "array": np.ones((6, 4), dtype=np.float32),
-    "array of objects": np.array([None, "x"], dtype=object),
-    "module": nn.ReLU(),
-    "batches of text": ["ab", "cd"],
-    "batches of arrays": [np.ones((6, 4), dtype=np.float32)],
-    "batches of meta tensors": [torch.ones(6, 4, device="meta")],
-    "batches of mixed parts": [(torch.ones(6, 4), "labels", 3)],
-    "batches of odd labels": [(torch.ones(6, 4), "labels")],
 }
 
 
@@ -188,12 +159,12 @@ def test_every_public_function_is_covered() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("function", "parameter"), cases())
-def test_a_wrong_type_is_an_error_of_ours(
+def test_a_mistake_is_an_error_of_ours(
     function: str, parameter: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # text may be taken for the name of a file
     failures = []
-    for name, value in JUNK.items():
+    for name, value in MISTAKES.items():
         arguments = {**RIGHT[function](), parameter: value}
         try:
             getattr(sipp, function)(**arguments)

@@ -78,6 +78,15 @@ def test_the_test_points_choose_nothing() -> None:
         sipp.compare(net(), x, keeps=[0.4], holdout=x[:50])
 
 
+def test_data_sorted_by_class_is_tested_on_every_class() -> None:
+    """The last quarter of it would be one class, of which this network is always right."""
+    model = nn.Linear(8, 4)
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 100.0]))
+    found = sipp.compare(model, [(points(), torch.arange(200) // 50)], keeps=[0.5], methods=["magnitude"])
+    assert found.n_test == 50 and found.dense_accuracy == pytest.approx(0.25, abs=0.03)
+
+
 def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
     found = sipp.compare(net(), points(), keeps=(0.9, 0.8, 0.7, 0.02), methods=("magnitude", "random"))
     text = str(found)
