@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sipp import certify, certify_accuracy
 from sipp.errors import ModelError
-from sipp.inputs.data import data_of
-from sipp.inputs.outputs import allowed_difference
-from sipp.verbs.certify import certify, certify_accuracy
+from sipp.inputs import data_of, outputs
 
 N = 100
 
@@ -51,12 +50,12 @@ def test_a_small_part_of_the_output_that_depends_on_the_batch_is_found(dtype: to
 def test_dependence_on_the_batch_must_be_smaller_than_the_claimed_epsilon() -> None:
     batch = next(data_of([mixed(N).half()]).batches())
     net = nn.Linear(4, 2).half()
-    assert allowed_difference(net, batch) == 8 * 2**-10
-    assert allowed_difference(net, batch, 0.5) == 8 * 2**-10
+    assert outputs.allowed_difference(net, batch) == 8 * 2**-10
+    assert outputs.allowed_difference(net, batch, 0.5) == 8 * 2**-10
     wide = next(data_of([mixed(N)]).batches())
-    assert allowed_difference(nn.Linear(4, 2), wide) == 1.5e-5
-    assert allowed_difference(nn.Linear(4, 2), wide, 1e-5) == 1e-5
-    assert 0 < allowed_difference(nn.Linear(4, 2), wide, 0.0) < 1e-5
+    assert outputs.allowed_difference(nn.Linear(4, 2), wide) == 1.5e-5
+    assert outputs.allowed_difference(nn.Linear(4, 2), wide, 1e-5) == 1e-5
+    assert 0 < outputs.allowed_difference(nn.Linear(4, 2), wide, 0.0) < 1e-5
     with pytest.raises(ModelError, match=r"not change by more than epsilon = 1e-05"):
         certify(ByTheBatch(1.2e-2, 1000.0), ByTheBatch(0.0), [mixed(N)], epsilon=1e-5)
 

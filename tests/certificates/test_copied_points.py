@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import sipp
+from sipp import certify_accuracy
 from sipp.errors import DataError
 from sipp.results import binomial
-from sipp.verbs.certify import certify_accuracy
 
 
 class Net(nn.Module):

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import sipp
+from sipp import certify_accuracy
 from sipp.errors import DataError
-from sipp.inputs.data import data_of
-from sipp.results.options import Method
-from sipp.results.pruned_to import NetworkLike
-from sipp.verbs.certify import certify_accuracy
+from sipp.inputs import data_of
+from sipp.results import Method, NetworkLike
 
 WORD = "was not told which inputs were used for pruning"
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")

@@ -16,7 +16,7 @@ import sipp
 from sipp.cli.inputs import Reader
 from sipp.cli.options import Reading
 from sipp.cli.sources import source_of
-from sipp.inputs.data import data_of
+from sipp.inputs import data_of
 from sipp_lab.data.transforms import normalise
 from sipp_lab.nets import build
 

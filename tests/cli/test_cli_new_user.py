@@ -8,7 +8,7 @@ import pytest
 import torch
 from commandline import refused, run, told
 
-from sipp.report.networks import read_pruned_result
+from sipp.report import read_pruned_result
 from sipp.report.one_network import next_steps
 
 NET = """

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sipp
 from sipp.errors import OptionError
 from sipp.integrations.masks import masks_to_hold
-from sipp.pruning.masking import hold
+from sipp.pruning import hold
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 
 from sipp.files import seal, write_json
-from sipp.results import hashing
-from sipp.results.bounds import NetworkBound
-from sipp.results.certificate import Certificate
-from sipp.results.evaluation import Evaluation
-from sipp.results.jsonio import to_json
-from sipp.results.pruned import Pruned, PrunedLayer
+from sipp.results import Certificate, Evaluation, NetworkBound, Pruned, PrunedLayer, hashing, to_json
 from sipp_lab.runs.records import Accuracy, NetworkRecord
 
 STAND_IN = {"weight": torch.zeros(1)}  # for the network that is told of

@@ -10,10 +10,9 @@ import pytest
 from report.synthetic import certificate
 from report.test_result_folders import pruned_folder
 
+from sipp.report import read_pruned_result
 from sipp.report.compare_networks import comparisons_of, networks_table
-from sipp.report.networks import read_pruned_result
-from sipp.results.certificate import Certificate
-from sipp.results.jsonio import to_json
+from sipp.results import Certificate, to_json
 from sipp_lab.page import read_results, render
 
 

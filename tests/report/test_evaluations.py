@@ -13,14 +13,10 @@ from report.test_first_screen import BENCH
 from report.test_result_folders import pruned_folder
 
 from sipp.files import seal
+from sipp.report import PrunedModel, read_pruned_result
 from sipp.report.compare_networks import common_evaluations, comparisons_of, networks_table
-from sipp.report.networks import PrunedModel, read_pruned_result
 from sipp.report.one_network import next_steps, tiles_of
-from sipp.results import words
-from sipp.results.certificate import AccuracyCertificate
-from sipp.results.evaluation import Evaluation, TextScores
-from sipp.results.jsonio import to_json
-from sipp.results.repair import Repair
+from sipp.results import AccuracyCertificate, Evaluation, Repair, TextScores, to_json, words
 from sipp_lab.page import read_results, render
 
 REPAIR = Repair((), 10, 5, 0, None, None, None, None, "")

@@ -12,7 +12,7 @@ from report.test_result_folders import pruned_folder
 
 from sipp.cli.commands.report_command import report
 from sipp.files import seal
-from sipp.report.networks import read_pruned_result
+from sipp.report import read_pruned_result
 from sipp.report.rendering import about_method
 from sipp_lab.page import read_results, render
 from sipp_lab.page.article import method_table

@@ -10,9 +10,8 @@ import pytest
 from report.synthetic import big_run, certificate, config, dense, facts, layer, write_run
 from report.test_result_folders import pruned_folder
 
-from sipp.report.plots import statement_cards
-from sipp.results.bounds import Coverage, Guarantee, NetworkBound
-from sipp.results.jsonio import to_json
+from sipp.report import plots
+from sipp.results import Coverage, Guarantee, NetworkBound, to_json
 from sipp_lab.page import read_results, render
 from sipp_lab.runs.folder import read_run
 
@@ -154,5 +153,5 @@ def test_a_contradicted_bound_is_called_so() -> None:
         guarantee = Guarantee(1e-16, 300, 400, "inputs", 3.0, 3.0, "zeros", 60, n_never_above, of_layers)
         bound = NetworkBound("paper", 2.0, 1e-16, guarantee, "zeros")
         known = facts([layer("a", 2, 1, eps=1.0, dead=0)], method="sipp-det", epsilon=2.0)
-        card = statement_cards(replace(known, bound=bound, guarantee=guarantee), None)[-1]
+        card = plots.statement_cards(replace(known, bound=bound, guarantee=guarantee), None)[-1]
         assert card["text"].startswith(word)

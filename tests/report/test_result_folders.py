@@ -10,7 +10,7 @@ import pytest
 from report.synthetic import STAND_IN, STAND_IN_HASH, big_run, certificate, facts, layer
 
 from sipp.errors import DataError
-from sipp.report.networks import PrunedModel, read_pruned_result
+from sipp.report import PrunedModel, read_pruned_result
 from sipp.results import Certificate, SavedNetwork
 from sipp.storage import write_pruned
 from sipp_lab.page import read_results

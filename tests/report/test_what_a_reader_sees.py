@@ -16,8 +16,7 @@ from report.browser import CHROMIUM, Visit, visit
 from report.synthetic import big_run, certificate, evaluation
 from report.test_result_folders import pruned_folder
 
-from sipp.results.pruned import OutputChange
-from sipp.results.repair import FittedLayer, Repair
+from sipp.results import FittedLayer, OutputChange, Repair
 from sipp_lab.page import read_results, render
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome on this machine")

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import sipp
-from sipp.results.options import Option, PruneOptions
+from sipp.results import Option, PruneOptions
 from sipp_lab.recipes import load_recipe
 from sipp_lab.recipes.schema import FROM_PRUNE, Pruning, recipe_keys
 

@@ -14,10 +14,7 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.results.bench import Bench, BenchRun, BenchStep, Speed
-from sipp.results.evaluation import Evaluation, TextScores
-from sipp.results.jsonio import from_json, to_json
-from sipp.results.pruned import Pruned
+from sipp.results import Bench, BenchRun, BenchStep, Evaluation, Pruned, Speed, TextScores, from_json, to_json
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:

@@ -13,7 +13,6 @@ import sipp
 from sipp.errors import DataError, OptionError
 from sipp.files import RECORD_NAME, WEIGHTS_NAME
 from sipp.results import hashing
-from sipp.storage.pruned_folder import read_pruned
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
 
@@ -36,7 +35,7 @@ def certificate(dense: nn.Module, pruned: sipp.Pruned) -> object:
 def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "deep" / "net")
     assert sorted(os.listdir(folder)) == [WEIGHTS_NAME, RECORD_NAME]
-    record = read_pruned(folder)
+    record = sipp.inspect(folder)
     assert (record.pruned.kept, record.pruned.method, record.dense_hash) == (pruned.kept, "sipp-blend", None)
     state = load_file(folder / WEIGHTS_NAME)
     assert all(torch.equal(state[name], value) for name, value in pruned.model.state_dict().items())
@@ -47,7 +46,7 @@ def test_the_folder_reads_back(pruned: sipp.Pruned, tmp_path: Path) -> None:
 def test_a_certificate_says_what_was_dense(
     dense: nn.Module, pruned: sipp.Pruned, certificate: object, tmp_path: Path
 ) -> None:
-    record = read_pruned(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
+    record = sipp.inspect(sipp.save_folder(pruned, str(tmp_path / "net"), certificate=certificate))  # type: ignore[arg-type]
     assert record.dense_hash == hashing.of_model(dense) and record.certificate == certificate
     other = sipp.prune(dense, None, keep=0.2, method="magnitude")
     with pytest.raises(OptionError, match="another network"):
@@ -60,7 +59,7 @@ def test_a_folder_of_sipp_is_replaced_and_other_weights_stay(
 ) -> None:
     folder = sipp.save_folder(pruned, tmp_path / "net")
     sipp.save_folder(sipp.prune(dense, None, keep=0.25, method="magnitude"), folder)
-    assert read_pruned(folder).pruned.method == "magnitude"
+    assert sipp.inspect(folder).pruned.method == "magnitude"
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("three years")
@@ -88,7 +87,7 @@ def test_a_network_changed_after_it_was_saved_is_refused(pruned: sipp.Pruned, tm
     state, record = read_tensors(path)
     path.write_bytes(tensors_to_bytes({name: 2 * value for name, value in state.items()}, record))
     with pytest.raises(DataError, match="not those that its record speaks of"):
-        read_pruned(path.parent)
+        sipp.inspect(path.parent)
     path.write_bytes(tensors_to_bytes(state))
     with pytest.raises(DataError, match="it holds no record"):
-        read_pruned(path.parent)
+        sipp.inspect(path.parent)

@@ -12,13 +12,13 @@ from oracles import binomial as oracle
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from sipp import certify, certify_accuracy
 from sipp.certificates.evidence import measure_outputs
 from sipp.certificates.measures import measure_of, point_ratios
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.results import hashing
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import from_json, to_json
-from sipp.verbs.certify import certify, certify_accuracy
 
 
 def relative_errors(dense, pruned, holdout):

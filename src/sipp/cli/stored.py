@@ -36,8 +36,10 @@ class StoredNetwork:
         facts = self.record.pruned
         if facts is None:
             return None
-        kept = {layer.name: self.model.get_parameter(layer.name).detach() != 0 for layer in facts.layers}
-        masks = self.record.masks if isinstance(self.record, SavedFile) else kept
+        if isinstance(self.record, SavedFile):
+            masks = self.record.masks
+        else:
+            masks = {layer.name: self.model.get_parameter(layer.name).detach() != 0 for layer in facts.layers}
         return replace(facts, model=self.model, masks=masks)
 
 

@@ -119,7 +119,7 @@ def _guarantee(model: PrunedModel) -> tuple[str, str]:
         return known[0].claim_in_brief, ". ".join(claim.claim for claim in known)
     if isinstance(model.record.certificate, Certificate):
         return "none", f"Certificate: {model.record.certificate.verdict}"
-    if model.pruned.bound.holds:
+    if any(one.is_useful for one in model.pruned.statements if one.label == "network"):
         return "in theory", "The theory's bound holds, for the share of inputs given below"
     return "none", "sipp certify makes one from inputs that are new to both networks"
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
         hashing as hashing,  # SHA-256 of networks
         numerics as numerics,  # dtypes, devices, exact products
         other_names as other_names,  # what other libraries call options and methods
-        words as words,  # numbers, names and tables as text
+        words as words,  # numbers and names as text
     )
     from sipp.results.assumption import (
         Assumption as Assumption,

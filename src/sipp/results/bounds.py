@@ -165,16 +165,6 @@ class NetworkBound:
         return not self.reason
 
     @property
-    def finite(self) -> float | None:
-        """Epsilon, if it is finite."""
-        return self.epsilon if self.epsilon is not None and math.isfinite(self.epsilon) else None
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is met and gives a finite number: the only case in which it promises something."""
-        return self.met and self.finite is not None
-
-    @property
     def sentence(self) -> str:
         if self.epsilon is None:
             return f"no bound: {self.reason}"

@@ -17,7 +17,7 @@ from sipp.results import check, hashing
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON, from_json, to_json
 from sipp.results.pruned import Pruned
-from sipp.results.sheet import Sheet, shown
+from sipp.results.sheet import Sheet, Table, shown
 
 SEE_BELOW = "see the certificate below."
 
@@ -72,7 +72,8 @@ class SavedNetwork:
             raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
         pruned = from_json(Pruned, values, where) if "method" in values else None
         record: Kind = replace(from_json(cls, values, where), pruned=pruned)
-        return replace(record, rest={key: value for key, value in values.items() if key not in record.values})
+        known = record.values
+        return replace(record, rest={key: value for key, value in values.items() if key not in known})
 
     @property
     def values(self) -> dict[str, Any]:
@@ -88,9 +89,8 @@ class SavedNetwork:
 
     @property
     def sheet(self) -> Sheet:
-        facts = [("model", self.model), *self.facts]
-        if self.certificate is not None:
-            facts.append(("certificate", self.certificate.sentence))
-        if self.pruned is None:
-            return Sheet(self.model, tuple(facts))
-        return Sheet(self.pruned.headline, tuple(facts), (self.pruned.layers_table(is_short=True),))
+        claims = [] if self.certificate is None else [("certificate", self.certificate.sentence)]
+        title, tables = self.model, tuple[Table, ...]()
+        if self.pruned is not None:
+            title, tables = self.pruned.headline, (self.pruned.layers_table(is_short=True),)
+        return Sheet(title, (("model", self.model), *self.facts, *claims), tables)

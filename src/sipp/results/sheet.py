@@ -11,9 +11,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from html import escape
+from io import StringIO
 from typing import Any, TypeVar
 
+from rich import box
+from rich.console import Console
 from rich.markup import escape as without_markup
+from rich.table import Table as RichTable
 
 from sipp.results import words
 
@@ -113,16 +117,17 @@ def without_empty(table: Table) -> Table:
 
 
 def table_text(table: Table) -> str:
-    """The table as text."""
-    drawn = words.plain_table(
-        *(column.replace(" ", "\n") for column in table.columns),
-        texts=tuple(column.replace(" ", "\n") for column in table.texts),
-        folds=bool(table.texts),
-        tight=True,
-    )
+    """The table as plain text, also in a notebook, where rich would show it at once; numbers are never cut."""
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i, name in enumerate(table.columns):
+        is_text = i == 0 or name in table.texts
+        heading, folds = name.replace(" ", "\n"), is_text and bool(table.texts)
+        drawn.add_column(heading, justify="left" if is_text else "right", no_wrap=not folds, overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(without_markup, table.written(row)))
-    return words.text_of(drawn)
+    buffer = StringIO()
+    Console(file=buffer, width=words.WIDTH, force_terminal=False, force_jupyter=False).print(drawn)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 
 
 def _wrapped(text: str, indent: str = "") -> str:

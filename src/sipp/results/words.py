@@ -1,4 +1,4 @@
-"""Formats numbers, names and tables as plain text."""
+"""Formats numbers and names as plain text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from io import StringIO
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 WIDTH = 118
 CONFIDENCE_DIGITS = 4  # rounded down
@@ -73,26 +68,6 @@ def listed(names: Sequence[str], separator: str = ", ", what: str = "more") -> s
     """The first few names, and how many more there are."""
     more = f" and {len(names) - N_LISTED} {what}" if len(names) > N_LISTED else ""
     return separator.join(f"{name:.200}" for name in names[:N_LISTED]) + more
-
-
-def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = True, tight: bool = False) -> Table:
-    """A table whose first column (and those of `texts`) is text; the others are numbers, which are never cut.
-
-    With `folds`, long text wraps to the next line; `tight` reduces the space between columns.
-    """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=tight)
-    for i, column in enumerate(columns):
-        is_text = i == 0 or column in texts
-        wraps = folds and is_text
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
-    return table
-
-
-def text_of(table: Table) -> str:
-    """The table as plain text, also in a notebook, where rich would display it immediately."""
-    buffer = StringIO()
-    Console(file=buffer, width=WIDTH, force_terminal=False, force_jupyter=False).print(table)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 
 
 def number(value: float | None) -> str:
