@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from bench_runtime import LastState, mini_lm, mlp
+from bench_runtime import LastState, mini_lm, mlp, small_cnn
 from common import alternate, write_figures
 from torch import Tensor, nn
 
@@ -66,6 +66,7 @@ CASES: list[Case] = [
     ("attention", "MiniLM, 8 x 128 tokens", lambda: network(mini_lm, 0.1), lambda: torch.randint(0, 30522, (8, 128))),
     ("norms", "MiniLM, 8 x 128 tokens", lambda: network(mini_lm, 0.1), lambda: torch.randint(0, 30522, (8, 128))),
     ("maxima", "CNN5, 64 images", lambda: network(lambda: build("cnn5"), 0.1), lambda: images(64)),
+    ("maxima", "small CNN, one image", lambda: network(small_cnn, 0.1), lambda: images(1)),
     ("means", "DenseNet22, 64 images", lambda: network(lambda: build("densenet22"), 0.1), lambda: images(64)),
     ("cat", "DenseNet22, 64 images", lambda: network(lambda: build("densenet22"), 0.1), lambda: images(64)),
     ("pad", "ResNet20, 64 images", lambda: network(lambda: build("resnet20"), 0.1), lambda: images(64)),

@@ -152,6 +152,20 @@ def test_pooling(n, channels, size, kernel, stride, padding, is_max, kind, seed)
     assert agrees(values[OUT], wanted, oracle.pooling(x.abs().numpy(), kernel, stride, padding, False) * (not is_max))
 
 
+@pytest.mark.parametrize("is_max", [True, False])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (3, 1), (1, 2)])
+@pytest.mark.parametrize("width", [4, 8, 12, 16, 32])
+def test_pooling_of_one_image_in_vectors_of_a_row(width, kernel, stride, is_max):
+    arena, shape = Arena(), (3, 5, stride * (width - 1) + kernel)
+    buffer = arena.take(arena.image(1, *shape, (1, 1)))
+    x = draw("both signs", 1, *shape, seed=width)
+    buffer.inner.copy_(x)
+    values = {X: buffer.inner}
+    made(Op("pool", MAX if is_max else AVERAGE, (Slot(X), [kernel] * 2, [stride] * 2), {}, OUT), values, arena)
+    wanted = oracle.pooling(x.numpy(), kernel, stride, 0, is_max)
+    assert wanted.shape[-1] == width and agrees(values[OUT], wanted, 1.0)
+
+
 def test_pooling_of_images_of_two_gigabytes():
     """Only the first and the last line are read, so that hardly any of the memory is touched."""
     n_lines = 2**26 + 1

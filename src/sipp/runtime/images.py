@@ -1,10 +1,12 @@
 """Images that are pooled, concatenated or padded with zeros, from buffer to buffer.
 
-Max and average pooling are loops over output positions and the inputs that each one reads.
+Max and average pooling are loops over output positions and the inputs that each one reads. A vector is the points of a
+position, or for a single image a few neighbours of a row.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,13 +126,15 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
     channels, out_high, out_wide, _ = out.data_CHWN.shape
     _, x_high, x_wide, n = source.data_CHWN.shape
     pixel = vector.FLOAT_BYTES * n
-    (row_taps, n_rows), (column_taps, n_columns) = rows, columns
+    together, step = _columns_together(columns[0]) if n == 1 else (1, 1)
+    (row_taps, n_rows), (column_taps, n_columns) = rows, (columns[0][::together], columns[1][::together])
     lines = [(np.array(taps, np.int64) + source.border[0]) * x_wide for taps in row_taps]
     across = [np.array(taps, np.int64) + source.border[1] for taps in column_taps]
     taps = [pixel * np.add.outer(line, pixels).ravel() for line in lines for pixels in across]
     n_taps = np.array([len(each) for each in taps], np.int64)
     out_lines = (np.arange(len(lines), dtype=np.int64) + out.border[0]) * out_wide
-    places = pixel * np.add.outer(out_lines, np.arange(len(across), dtype=np.int64) + out.border[1]).ravel()
+    out_columns = np.arange(len(across), dtype=np.int64) * together + out.border[1]
+    places = pixel * np.add.outer(out_lines, out_columns).ravel()
     factors = (1.0 / np.multiply.outer(n_rows, n_columns)).astype(np.float32).ravel().view(np.int32)
     table = np.stack((places, n_taps.cumsum() - n_taps, n_taps.cumsum(), factors), 1)
     arguments: dict[str, Argument] = {
@@ -144,12 +148,21 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
         "n_channels": channels,
         "n_points": n,
     }
-    lanes = 16 if n % 16 == 0 and processor.WIDE else 8 if n % 8 == 0 else 1
-    key = ("pooling", is_max, lanes)
-    return PreparedKernel(key, arguments, channels, lambda b, args: _emit(Vectors(b, lanes), args, is_max))
+    lanes = 16 if n % 16 == 0 and processor.WIDE else 8 if n % 8 == 0 else together
+    key = ("pooling", is_max, lanes, step)
+    return PreparedKernel(key, arguments, channels, lambda b, args: _emit(Vectors(b, lanes), args, is_max, step))
 
 
-def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool) -> None:
+def _columns_together(taps: list[range]) -> tuple[int, int]:
+    """How many columns of one image fit into a vector, and how far apart they read; one if they are not alike."""
+    steps = {later.start - first.start for first, later in pairwise(taps)}
+    if len({(len(line), line.step) for line in taps}) > 1 or steps not in ({1}, {2}):
+        return 1, 1
+    lanes = next((n for n in (processor.LANES, 8, 4) if len(taps) % n == 0), 1)
+    return lanes, steps.pop() if lanes > 1 else 1
+
+
+def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool, step: int) -> None:
     b = v.b
     with vector.each(b, *args.share(args.number("n_channels"))) as channel:
         x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
@@ -160,14 +173,17 @@ def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool) -> None:
             to, start, stop, bits = numbers
             to, factor = b.add(out, to), v.splat(b.bitcast(b.trunc(bits, vector.I32), vector.F32))
             with vector.each(b, 0, args.number("n_points"), v.lanes) as point:
-                value = _over_taps(v, args, is_max, vector.address_of(b, x, point), start, stop)
+                value = _over_taps(v, args, is_max, step, vector.address_of(b, x, point), start, stop)
                 v.store(value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
 
 
-def _over_taps(v: Vectors, args: machine_code.Arguments, is_max: bool, x: Any, start: Any, stop: Any) -> Any:
+def _over_taps(v: Vectors, args: machine_code.Arguments, is_max: bool, step: int, x: Any, start: Any, stop: Any) -> Any:
     b, taps, (cell,) = v.b, args.number("taps"), v.variables(1, float("-inf") if is_max else 0.0)
     with vector.each(b, start, stop) as tap:
-        value, have = v.load(b.add(x, vector.item(b, taps, tap, vector.I64))), b.load(cell)
+        place = b.add(x, vector.item(b, taps, tap, vector.I64))
+        value, have = v.load(place), b.load(cell)
+        if step == 2:  # every second number of two vectors
+            value = vector.pick(b, value, v.load(place, v.n_bytes), list(range(0, 2 * v.lanes, 2)))
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
             b.store(b.select(is_new, value, have), cell)
