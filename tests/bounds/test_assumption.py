@@ -187,6 +187,13 @@ def test_a_layer_that_some_points_do_not_reach() -> None:
         check_assumption(Sometimes(), x[:3], x)
 
 
+def test_the_constant_is_measured_only_on_points_that_are_new() -> None:
+    model, x = linear([[1.0, 2.0]]), randn(60, 2, dtype=torch.float32)
+    measured = check_assumption(model, x, x).measured
+    assert measured.n == 0 and measured.c_constant is None
+    assert check_assumption(model, x, torch.cat([x, 1 + x[:30]])).measured.n == 30
+
+
 # --- Refusals and words ----------------------------------------------------------------------------------------------
 
 

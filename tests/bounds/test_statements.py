@@ -156,6 +156,12 @@ def test_an_assumption_that_the_data_refutes_is_contradicted_never_met() -> None
     assert replace(found, n_weights=1000, n_never_above=1, n=45).contradicted
 
 
+def test_far_more_weights_than_expected_refute_an_assumption_that_expects_some() -> None:
+    found = sipp.prune(mlp(), points(40), keep=0.5, method="sipp-det").guarantee
+    # 1000 exp(-30/3) = 0.045 are expected, 100 were found: by Markov's inequality their probability is below 0.0005
+    assert replace(found, n_weights=1000, n_never_above=100, n=30, k_constant=3.0).contradicted
+
+
 def test_one_point_repeated_is_one_point() -> None:
     x = points(1).expand(500, 5)
     pruned = sipp.prune(mlp(), x, keep=0.5, method="sipp-det", delta=0.1, c_constant=1e6)
@@ -354,6 +360,15 @@ def test_until_draws_are_not_claimed_to_meet_t6() -> None:
     assert sum(layer.strategies["rand"] for layer in until.layers) > 0
     assert not until.guarantee.met and "fixed" in until.guarantee.reason
     assert fixed.guarantee.met and fixed.bound.met
+
+
+def test_the_bound_of_a_network_with_sampled_rows_needs_more_inputs() -> None:
+    """T4's factor for T12 leaves no share of delta to sampling."""
+    model, x = mlp(between=nn.ReLU), points(40)
+    sampled, sorted_rows = (
+        sipp.prune(model, x, keep=0.5, method=method, draws="fixed") for method in ("sipp-rand", "sipp-det")
+    )
+    assert sampled.bound.guarantee.n_needed > sorted_rows.bound.guarantee.n_needed
 
 
 def test_sound_mode_names_the_operation_it_cannot_bound() -> None:

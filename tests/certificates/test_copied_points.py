@@ -93,9 +93,13 @@ def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
     assert walk.certificate.n_duplicates == 6  # type: ignore[union-attr]
 
 
-def test_a_comparison_counts_different_points() -> None:
+def small() -> nn.Module:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_a_comparison_counts_different_points() -> None:
+    net = small()
     data = torch.randn(60, 4)
     few = torch.randn(12, 4)
     options: dict[str, Any] = {"keeps": (0.6,), "methods": ("magnitude", "lamp")}
@@ -106,9 +110,16 @@ def test_a_comparison_counts_different_points() -> None:
     assert [r.name for r in once.level_with(best)] == [r.name for r in often.level_with(often.best(0.6))]
 
 
+def test_copies_tell_no_two_methods_apart() -> None:
+    net, data, few = small(), torch.randn(60, 4), torch.randn(12, 4)
+    options: dict[str, Any] = {"keeps": (0.6,), "methods": ("magnitude", "lamp", "random"), "progress": False}
+    for holdout in (few, few.repeat(20, 1)):
+        found = sipp.compare(net, data, holdout=holdout, **options)
+        assert [row.name for row in found.level_with(found.best(0.6))] == ["random"]
+
+
 def test_held_back_points_that_are_copies_of_others_test_nothing() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    net = small()
     x = torch.randn(30, 4)
     options: dict[str, Any] = {"keeps": (0.6,), "methods": ("magnitude",)}
     with pytest.raises(DataError, match="copies of others"):

@@ -182,3 +182,11 @@ def test_a_batch_holds_as_many_points_as_in_python(points: torch.Tensor) -> None
     source = source_of("file", {"inputs": points}, "inputs")
     drawn = Reader(nn.Flatten(), "net", Reading()).draw(source, None)
     assert [len(batch) for batch in drawn.batches] == [batch.n_points for batch in data_of(points).batches()]
+
+
+def test_points_are_drawn_by_the_seed() -> None:
+    source = source_of("file", {"inputs": torch.arange(100.0)[:, None]}, "inputs")
+    first, again, other = (
+        Reader(nn.Flatten(), "net", Reading(), seed).draw(source, 10).batches[0] for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)

@@ -127,6 +127,27 @@ def test_keys_and_values_that_attention_hides_are_no_patches(batch_first: bool, 
     assert all(torch.allclose(kept[name], cut[name], rtol=1e-4, atol=1e-6) for name in cut)
 
 
+def test_padding_is_left_out_also_where_attention_hides_other_positions() -> None:
+    """Its own mask hides the first position; the batch names the last one as padding."""
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            is_hidden = (torch.arange(x.shape[1]) == 0).expand(x.shape[:2])
+            return self.m(x, x, x, key_padding_mask=is_hidden, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    model, x = Attends(), randn(6, 5, WIDTH)
+    real = (torch.arange(5) < 4).expand(6, 5).long()
+    other = x.clone()
+    other[:, -1] = torch.eye(WIDTH)[0]  # one value alone has a ratio of 1
+    scores = [sipp.sensitivity(model, [{"x": one, "attention_mask": real}])["m.in_proj_weight"] for one in (x, other)]
+    assert torch.equal(*scores)
+
+
 # --- Points ----------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +244,24 @@ def sentences(n: int, to: int, seed: int) -> dict[str, Tensor]:
         ids[i, :length] = torch.randint(1, 50, (length,), generator=generator)
         mask[i, :length] = 1
     return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (n,), generator=generator)}
+
+
+def test_padding_does_not_change_the_error_that_is_measured() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.linear = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 3)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.linear(self.embedding(input_ids))
+
+    torch.manual_seed(0)
+    model, errors = Tokens(), []
+    for to in (32, 128):
+        batch = sentences(20, to, 0)
+        del batch["labels"]
+        errors.append(sipp.prune(model, [batch], keep=0.5, method="magnitude").moved.error)
+    assert errors[0] == pytest.approx(errors[1]) and errors[0] > 0
 
 
 @pytest.mark.filterwarnings("ignore")  # rows die at so small a size

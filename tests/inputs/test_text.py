@@ -52,6 +52,12 @@ def test_one_sequence_a_document_and_a_number_of_them_are_drawn_with_the_seed(fo
     assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 5
 
 
+def test_which_sequence_of_a_document_is_drawn_with_the_seed(tmp_path: Path) -> None:
+    (tmp_path / "n.txt").write_text("".join(map(chr, range(33, 123))))
+    drawn = [words(sipp.text(tmp_path, letters, length=3, one_a_document=True, seed=seed)) for seed in (0, 0, 1, 2)]
+    assert drawn[0] == drawn[1] and len({found[0] for found in drawn}) > 1
+
+
 @pytest.mark.parametrize(("content", "says"), [("{", "not JSON"), ('{"words": 1}', "no 'text'"), ("", "no text")])
 def test_lines_that_are_none_are_refused(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(content)

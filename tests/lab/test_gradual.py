@@ -40,6 +40,14 @@ def test_every_level_follows_the_schedule_from_the_dense_network(tmp_path: Path)
     assert "prune gradually" in page
 
 
+def test_weights_that_sampling_changed_are_those_that_are_trained(tmp_path: Path) -> None:
+    """T8 changes the values of what it keeps."""
+    done = run(gradual(STILL, "prune.methods=[sipp-rand]", "prune.levels=1"), out=tmp_path, device="cpu")
+    dense, sampled = final(done.folder, "seed0.dense"), final(done.folder, "seed0.sipp-rand.01")
+    masks = {key.removeprefix("mask."): mask for key, mask in sampled.items() if key.startswith("mask.")}
+    assert any(not torch.equal(sampled[f"model.{name}"], dense[f"model.{name}"] * mask) for name, mask in masks.items())
+
+
 def test_killed_between_its_cuts_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("prune.methods=[sipp-hybrid]", "prune.levels=1", "train.epochs=6", "train.decay.milestones=[4]")
     recipe = gradual(*settings)  # a method that changes values as well

@@ -118,6 +118,12 @@ def test_at_init_scores_on_batch_statistics(tmp_path: Path) -> None:
     assert "n=1 batches" in record["pruned"]["guarantee"]["sentence"]
 
 
+def test_every_level_is_drawn_with_a_seed_of_its_own(tmp_path: Path) -> None:
+    recipe = small("digits-at-init", "prune.methods=[sipp-rand]", "train.epochs=1")
+    _, first, second = run(recipe, out=tmp_path, device="cpu").records
+    assert first["pruned"]["seed"] != second["pruned"]["seed"]
+
+
 def test_a_second_run_trains_nothing_but_what_is_missing(tmp_path: Path) -> None:
     recipe = small("digits-iterative", "prune.methods=[magnitude]")
     first = run(recipe, out=tmp_path, device="cpu")

@@ -82,6 +82,12 @@ def test_beyond_the_floor_the_largest_are_kept() -> None:
     assert mask.int().tolist() == [[0, 1], [0, 1], [0, 0]]
 
 
+def test_where_a_budget_is_too_small_for_rows_and_floor_rows_come_first() -> None:
+    scores = [torch.arange(2.0, 10.0)[None], torch.tensor([[1.0, 0.5]]).expand(4, 2)]
+    masks = best_within(scores, scores, 5, floor=0.99)  # 2 and 2, and 4 rows of the second
+    assert [int(mask.sum()) for mask in masks] == [1, 4] and masks[1].any(1).all()
+
+
 # --- The same share for every row -------------------------------------------------------------------------------------
 
 

@@ -86,6 +86,15 @@ def test_files_and_pages_say_that_weights_changed(tmp_path: Path) -> None:
     assert SAID[0] in (tmp_path / "page.html").read_text()
 
 
+def test_a_folder_names_all_inputs_seen_only_while_weights_are_as_pruned(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruned = sipp.prune(net, X, keep=0.5)
+    before = sipp.inspect(sipp.save_folder(pruned, tmp_path / "before"))
+    step(pruned)  # on inputs that nobody named
+    after = sipp.inspect(sipp.save_folder(pruned, tmp_path / "after"))
+    assert before.pruned.seen.is_all and not after.pruned.seen.is_all
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_points_that_choose_values_do_not_judge_them() -> None:
     net = nn.Sequential(nn.Linear(8, 4, bias=False))

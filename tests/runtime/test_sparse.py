@@ -50,6 +50,14 @@ def test_known_networks(never_dense, name):
     assert is_close(sipp.sparse(net, x)(x), net(x))
 
 
+def test_a_dilated_pool_that_begins_in_the_padding(never_dense: None) -> None:
+    torch.manual_seed(0)
+    pool = nn.MaxPool2d(3, 1, padding=1, dilation=2)
+    net, x = thin(nn.Sequential(nn.Conv2d(8, 16, 3), pool, nn.Conv2d(16, 8, 3)), 0.5), torch.randn(8, 8, 12, 12)
+    fast = sipp.sparse(net, x)
+    assert "max of windows" in kernels(fast) and is_close(fast(x), net(x))
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -402,6 +410,19 @@ def test_results_are_the_callers_own(request, race, mode):
 
 def _copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def twice(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = layer(x).cumsum(1)
+    return y, y.flatten()
+
+
+def test_results_share_no_memory_with_each_other(never_dense: None) -> None:
+    x = torch.rand(4, 16)
+    whole, part = sipp.sparse(Net(twice, nn.Linear(16, 16)), x)(x)
+    before = part.clone()
+    whole.zero_()
+    assert torch.equal(part, before)
 
 
 def test_nine_shapes_in_turn_compile_eight_times(never_dense, n_compiled):

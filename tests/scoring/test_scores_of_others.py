@@ -52,6 +52,13 @@ class Cross(nn.Module):
         return self.mix(x, y, y)[0]
 
 
+class SelfAndCross(Cross):
+    """One attention for a sequence itself, then for another: its rows meet one input, then different ones."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.mix(x, x, x)[0] + self.mix(x, y, y)[0]
+
+
 # --- Scores of weights alone ------------------------------------------------------------------------------------------
 
 WEIGHTS = st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3e-20, -2e18, 7.0]), min_size=6, max_size=6)
@@ -133,8 +140,15 @@ def of_attention() -> tuple[nn.Module, list[Any], Rows]:
     return Cross(), [((x, y), None)], [("mix.in_proj_weight", *one) for one in met]
 
 
+def of_two_attentions() -> tuple[nn.Module, list[Any], Rows]:
+    """The rows of one weight meet the same inputs in one call, and different ones in another."""
+    x, y = drawn(6, 3, 4), drawn(6, 5, 4, seed=1)
+    met = [(slice(4), torch.cat([x, x], 1)), (slice(4, 12), torch.cat([x, y], 1))]
+    return SelfAndCross(), [((x, y), None)], [("mix.in_proj_weight", rows, z.reshape(-1, 4)) for rows, z in met]
+
+
 @pytest.mark.parametrize("chunk_bytes", [32 << 20, 700])
-@pytest.mark.parametrize("case", [of_linear, of_conv, of_lstm, of_attention])
+@pytest.mark.parametrize("case", [of_linear, of_conv, of_lstm, of_attention, of_two_attentions])
 def test_wanda_and_obs(case: Callable[[], Any], chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_scores, "CHUNK_BYTES", {"cpu": chunk_bytes})
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -184,6 +185,40 @@ def test_dense_outputs_are_computed_again_only_where_they_do_not_fit(monkeypatch
         paths.append((found.path, len(calls)))
     (path, n_without), (same, n_with) = paths
     assert path == same and n_with < n_without
+
+
+class Tokens(nn.Module):
+    """A linear layer of every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.linear = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.linear(self.embedding(input_ids))
+
+
+class Repadded:
+    """Different sequences, padded to another length in every pass."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        ids = torch.randint(0, 9, (n, 6), generator=torch.Generator().manual_seed(seed))
+        self.rows, self.n_passes = ids.unique(dim=0), 0
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        self.n_passes += 1
+        for row in self.rows.split(1):
+            padding = torch.zeros(1, self.n_passes, dtype=torch.int64)
+            mask = torch.cat([torch.ones_like(row), padding], 1)
+            yield {"input_ids": torch.cat([row, padding], 1), "attention_mask": mask}
+
+
+def test_a_holdout_may_be_padded_to_another_length_in_every_pass() -> None:
+    holdout, levels = Repadded(80, 2), (1.0, 0.9, 0.5)
+    best = prune_to(Tokens(), list(Repadded(12, 1)), holdout, epsilon=0.9, method="magnitude", levels=levels)
+    assert holdout.n_passes > 1
+    assert best.certificate is not None and len(best.path) == 3
 
 
 def test_an_iterator_as_holdout_is_refused() -> None:

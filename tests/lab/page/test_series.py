@@ -1,5 +1,7 @@
 """The numbers behind the plots, against values computed by hand."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,13 @@ def test_layers_combine_seeds(tmp_path: Path) -> None:
     assert by_label[plots.KEPT]["sipp-det"][0] == pytest.approx(0.35) and len(by_label[plots.KEPT]["sipp-det"]) == 2
     assert by_label[plots.EPSILON]["sipp-det"][0] == 5.0 and "magnitude" not in by_label[plots.EPSILON]
     assert by_label[plots.DEAD]["sipp-det"][0] == 0.5 and sum(by_label[plots.SHARE]["magnitude"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("eps", [None, math.inf])
+def test_an_epsilon_that_one_seed_lacks_is_not_that_of_the_others(eps: float | None, tmp_path: Path) -> None:
+    (first, *others), other_seed = series.layers_at(small_run(tmp_path), "sipp-det", 2)
+    view = plots.layer_views({"sipp-det": [[replace(first, eps=eps), *others], other_seed]})[plots.EPSILON]
+    assert view["series"][0]["values"] == [None, 10.0]
 
 
 def test_an_infinite_epsilon_of_one_seed_takes_the_point_away(tmp_path: Path) -> None:

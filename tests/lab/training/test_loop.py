@@ -96,6 +96,16 @@ def test_continues_to_the_same_bits_after_any_epoch() -> None:
     assert not equal(bits(other), bits(whole))
 
 
+def test_every_step_has_a_seed_of_its_own() -> None:
+    seeds = list[int]()
+
+    def note(state: TrainState) -> None:
+        seeds.append(torch.initial_seed())
+
+    train(new_state(make_net(), HYPER), make_feed(), HYPER, seed=7, on_step=note)
+    assert len(set(seeds)) == len(seeds) == 2 * 4
+
+
 @pytest.mark.parametrize(
     "options",
     [
