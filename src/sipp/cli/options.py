@@ -24,7 +24,7 @@ from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
 from sipp.files import FILE_SUFFIX
-from sipp.results import SHARE, Option, PruneOptions
+from sipp.results import Option, PruneOptions
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -75,7 +75,7 @@ WORDS = OF_PRUNING | {
     "settings": _data("Change one value: train.epochs=10.", names=("--set",), metavar="KEY=VALUE"),
     "epsilon": _goal("Instead of --keep: prune as far as this relative error can be certified."),
     "max_accuracy_drop": _goal("Instead of --keep: prune as far as this accuracy drop can be certified."),
-    "share": _guarantee(f"Share of inputs that may be further off than the certificate says. Default: {SHARE}."),
+    "share": _guarantee("Share of inputs that may be beyond epsilon."),
     "part": _guarantee(
         "Which part of the output to compare, if there are several: an index or a name (logits).", parse=_index_or_name
     ),
@@ -85,11 +85,11 @@ WORDS = OF_PRUNING | {
     "device": _machine("Where to compute."),
     "batchnorm": _machine(
         "Statistics of BatchNorm while scoring: its own (running), or those of each batch. Default: batch for an "
-        "untrained network, which has none of its own."
+        "untrained network, which has no statistics yet."
     ),
     "on_disk": _machine(
-        "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. wanda "
-        "takes the place of sipp-blend."
+        "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. The "
+        "default method is wanda."
     ),
     "values": out(
         f"Values in name{FILE_SUFFIX}: fp32 or lossless (exact), or rounded to fp16, bf16 or int8. The certificate is "

@@ -17,8 +17,8 @@ from sipp.results.repair import Repair
 from sipp.results.sheet import Sheet, Table, shown, without_empty
 
 CHANGED = (
-    "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
-    "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
+    "its weights or buffers changed after pruning, by training or by hand, so earlier bounds no longer apply; "
+    "call sipp.assess(dense, pruned.model, data) and sipp.certify again"
 )
 REGROWN = (
     "{} is no longer zero where it was pruned (training without sipp.hold, or an edit), so the counts here are not "
@@ -224,7 +224,7 @@ class Pruned:
 def _sheet_of(pruned: Pruned, *, in_full: bool, in_shell: bool, certified: str) -> Sheet:
     facts = [
         ("warning", moved_warning(pruned)),
-        ("what it costs", certified or pruned.cost),
+        ("error", certified or pruned.cost),
         ("warning", _dead_words(pruned)),
         ("weights", _beside_budget(pruned)),
         ("chosen", _choice_words(pruned)),
@@ -235,8 +235,8 @@ def _sheet_of(pruned: Pruned, *, in_full: bool, in_shell: bool, certified: str) 
     is_short = not (in_full or in_shell) and len(pruned.layers) > 2 * END_LAYERS
     table = _layers_table(pruned, in_full=in_full, is_short=is_short)
     hidden = f" and the {len(pruned.layers) - 2 * END_LAYERS} layers left out here" if is_short else ""
-    note = "--json prints every bound and statement" if in_shell else ""
-    note = note or ("" if in_full else f"print(pruned.details) shows every statement in full{hidden}")
+    note = "--json prints every bound" if in_shell else ""
+    note = note or ("" if in_full else f"print(pruned.details) shows every bound in full{hidden}")
     return Sheet(pruned.headline, tuple((label, text) for label, text in facts if text), (table,), note)
 
 
@@ -252,13 +252,13 @@ def _cost_of(pruned: Pruned) -> str:
     if bounds and min(bounds)[0] < 1:
         epsilon, share, confidence = min(bounds)
         return (
-            f"the output moves by at most {words.percent_up(epsilon)} of its norm for all but "
+            f"the output changes by at most {words.percent_up(epsilon)} of its norm for all but "
             f"{words.percent_up(share)} of new inputs, {words.how_sure(confidence)}."
         )
     if pruned.moved is None or moved_warning(pruned):
         return "not measured on new inputs yet."
-    moved = f"{words.percent_up(pruned.moved.error)} of its norm on {_inputs_of(pruned.moved)}"
-    return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
+    moved = f"{words.percent_up(pruned.moved.error)} of the output's norm on {_inputs_of(pruned.moved)}"
+    return f"{moved}. No guarantee for new inputs yet."
 
 
 def moved_warning(pruned: Pruned) -> str:
@@ -269,8 +269,7 @@ def moved_warning(pruned: Pruned) -> str:
     inputs = _inputs_of(moved)
     if not math.isfinite(moved.error):
         return f"an output is not finite, or the dense output is 0, on {inputs}: check the outputs of the dense model"
-    moved_by = f"the output moved by {words.percent_up(moved.error)} of its norm on {inputs}"
-    return f"{moved_by}: measure what that costs before you use it"
+    return f"output error {words.percent_up(moved.error)} on {inputs}: measure the accuracy before you use it"
 
 
 def _inputs_of(moved: OutputChange) -> str:
@@ -280,7 +279,7 @@ def _inputs_of(moved: OutputChange) -> str:
 def _dead_words(pruned: Pruned) -> str:
     names = [layer.name for layer in pruned.layers if layer.dead_rows]
     where = words.listed(names, what="more layers")
-    return f"{pruned.dead_rows:,} rows lost all their weights, in {where}" if names else ""
+    return f"{pruned.dead_rows:,} neurons or filters lost all their weights, in {where}" if names else ""
 
 
 def _beside_budget(pruned: Pruned) -> str:
@@ -363,7 +362,7 @@ def next_step(pruned: Pruned, *, in_shell: bool = False, is_certified: bool = Fa
     if pruned.repair is not None:
         repair = "more data for the repair"
     costly = f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
-    return f"{measure} on new inputs; if it costs too much, {costly}"
+    return f"{measure} on new inputs; if too much is lost, {costly}"
 
 
 def _layers_table(pruned: Pruned, *, in_full: bool, is_short: bool) -> Table:
