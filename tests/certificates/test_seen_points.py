@@ -14,7 +14,7 @@ from sipp.results.options import Method
 from sipp.results.pruned_to import NetworkLike
 from sipp.verbs.certify import certify_accuracy
 
-WORD = "was not told which inputs were used for pruning"
+WORD = "the inputs used for pruning are unknown"
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 
 
