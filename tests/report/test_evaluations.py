@@ -51,7 +51,7 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
     assert "Accuracy 87.50% after pruning, 90.00% before" in page
     assert "Measured on 300 points of a.npz. sipp certify --accuracy bounds the loss on new inputs." in page
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
-    assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output moves by"] == "20 %"
+    assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output error"] == "20 %"
     assert "accuracy is 87.5 % (before: 90 %)" in page
     (card,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["network0-evaluations"]["views"]
     assert (
