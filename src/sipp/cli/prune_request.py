@@ -32,7 +32,7 @@ class Request:
     holdout: Annotated[
         str | None,
         Option(
-            "Inputs for a certificate, which must be new to the network; the name of a data set means its test part.",
+            "Inputs for a certificate, which must be new to the network. The name of a data set means its test part.",
             "Guarantee",
         ),
     ] = None
@@ -43,7 +43,7 @@ class Request:
     out: Annotated[
         Path | None, out(f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}; or one small file, name{FILE_SUFFIX}.")
     ] = None
-    dry_run: Annotated[bool, out("Print the layers and the error; write nothing.")] = False
+    dry_run: Annotated[bool, out("Print the layers and the error. Write nothing.")] = False
     values: Precision = "fp32"
     force: bool = False
     device: Device = "auto"

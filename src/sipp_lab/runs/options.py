@@ -35,7 +35,7 @@ class RunOptions:
     ] = "process"
     at_once: Annotated[
         int | None,
-        _machine("Ray: how many networks at once; default: as many as the CPUs or GPUs allow.", least=1),
+        _machine("Ray: how many networks at once. Default: as many as the CPUs or GPUs allow.", least=1),
     ] = None
     ray_address: Annotated[
         str | None,

@@ -30,7 +30,7 @@ def certify(
     measure: Annotated[
         Measure,
         Option(
-            "What epsilon limits: the output; for a language model also kl (nats per token) or next-token.",
+            "What epsilon limits: the output. For a language model also kl (nats per token) or next-token.",
             "Guarantee",
         ),
     ] = "output",

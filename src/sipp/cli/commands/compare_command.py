@@ -18,7 +18,7 @@ def compare(
     data: str,
     weights: Path | None = None,
     holdout: Annotated[
-        str | None, Option("Inputs to test on; default: the last quarter of the data.", "Model and data")
+        str | None, Option("Inputs to test on. Default: the last quarter of the data.", "Model and data")
     ] = None,
     reading: Reading,
     code: list[Path] | None = None,

@@ -22,7 +22,7 @@ def eval(  # the name of the command
     reading: Reading,
     points: Annotated[
         int | None,
-        Option("How many inputs; default: all, up to 5,000 images from a folder.", "Model and data", least=1),
+        Option("How many inputs. Default: all, up to 5,000 images from a folder.", "Model and data", least=1),
     ] = None,
     part: int | str | None = None,
     out: Annotated[Path | None, to_record] = None,
