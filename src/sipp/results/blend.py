@@ -64,7 +64,7 @@ class BlendChoice:
         if least >= self.taken.error:
             return ""
         if least > self.LOST:
-            return f"; above {self.LOST:g} nothing of the output is left, and the simplest score was taken"
+            return f"; above {self.LOST:g} nothing of the output is left, so the simplest score was taken"
         noise = self.MAGNITUDE_NOISE if self.taken.name == "magnitude" else self.NOISE
         return f"; another had {least:.3g}, and a lead of less than {words.percent(noise)} counts as chance"
 

@@ -248,8 +248,8 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     if not cert.calibration_checked:
         text += " Not checked: the inputs used for pruning are unknown."
     if cert.n_duplicates:
-        text += f" {cert.n_duplicates:,} of the inputs are copies of others. Each input counts once; an input "
-        text += "that goes wrong counts with all its copies."
+        text += f" {cert.n_duplicates:,} of the inputs are copies of others. Copies add no evidence, so each input"
+        text += " counts once; only an input that goes wrong counts with all its copies."
     return text
 
 

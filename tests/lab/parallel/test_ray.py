@@ -141,7 +141,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
 
 def test_where_ray_is_missing_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(OptionError, match=r"pip install 'sipp\[ray\]'"):
+    with pytest.raises(OptionError, match=r"pip install '\.\[ray\]'"):
         run(ITERATIVE, out=tmp_path / "runs", device="cpu", ray=RayOptions())
     assert not (tmp_path / "runs").exists()
 
