@@ -12,7 +12,7 @@ import sipp
 try:
     from accelerate import Accelerator
 except ImportError as missing:
-    raise SystemExit(f"skipped: {missing}; pip install 'sipp[train]'") from missing
+    raise SystemExit(f"skipped: {missing}; pip install '.[train]'") from missing
 
 torch.manual_seed(0)
 x = torch.randn(256, 16)

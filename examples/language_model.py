@@ -15,7 +15,7 @@ try:
 
     from sipp.integrations.hugging_face import HoldMasks
 except ImportError as missing:
-    raise SystemExit(f"skipped: {missing}; pip install 'sipp[hf]'") from missing
+    raise SystemExit(f"skipped: {missing}; pip install '.[hf]'") from missing
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
 

@@ -12,7 +12,7 @@ try:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError as missing:
-    raise SystemExit(f"skipped: {missing}; pip install 'sipp[hf]' peft") from missing
+    raise SystemExit(f"skipped: {missing}; pip install '.[hf]' peft") from missing
 
 TARGETS = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
 

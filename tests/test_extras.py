@@ -68,7 +68,7 @@ def test_a_missing_package_is_named_with_its_extra(
         monkeypatch.delitem(sys.modules, name, raising=False)  # these import at their head
     with pytest.raises(OptionError) as caught:
         exec(call, {})
-    assert str(caught.value) == f"{says}; run pip install 'sipp[{extra}]'"
+    assert str(caught.value) == f"{says}; run pip install '.[{extra}]' in a clone of sipp"
     assert not list(tmp_path.iterdir())  # said before any work
 
 
@@ -159,6 +159,6 @@ def test_the_command_line_says_it_in_three_lines(
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert run_and_report(app, ["demo"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: the demo needs jinja2", "where: sipp demo", "do:    run pip install 'sipp[report]'"
+        "error: the demo needs jinja2", "where: sipp demo", "do:    run pip install '.[report]' in a clone of sipp"
     ]  # fmt: skip
     assert not list(tmp_path.iterdir())

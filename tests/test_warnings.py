@@ -48,7 +48,7 @@ def test_prune_to_with_repair_warns_once_of_dead_rows(monkeypatch: pytest.Monkey
     with pytest.warns(UserWarning, match="something else") as told:
         sipp.prune_to(net(), x[:50], x[50:], epsilon=3.0, share=0.5, method="magnitude", repair=True, progress=False)
     texts = [str(one.message) for one in told if issubclass(one.category, DeadRowsWarning)]
-    of_rows = [text for text in texts if text.startswith("these rows")]  # and one of whole layers, if one died
+    of_rows = [text for text in texts if text.startswith("these neurons")]  # and one of whole layers, if one died
     assert len(of_rows) == 1 and len(texts) <= 2  # all of the network that is given back
 
 
@@ -73,9 +73,9 @@ def test_no_code_filters_warnings_by_their_words() -> None:
 
 def test_a_warning_of_dead_rows_advises_what_helps() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-    with pytest.warns(DeadRowsWarning, match="fewer than the 20 rows: keep more"):
+    with pytest.warns(DeadRowsWarning, match="fewer than the 20 neurons or filters: keep more"):
         sipp.prune(net, None, budget=3, method="magnitude", floor=0.1)
     with torch.no_grad():
         net[0].weight[3] *= 1e-6
-    with pytest.warns(DeadRowsWarning, match=r"floor=0\.01 keeps at least one weight"):
+    with pytest.warns(DeadRowsWarning, match=r"keep more, or use the default method"):
         sipp.prune(net, None, keep=0.8, method="magnitude")

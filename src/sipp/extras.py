@@ -38,4 +38,4 @@ def needed_for(purpose: str) -> Iterator[None]:
         if package not in EXTRAS:
             raise
         name, extra = EXTRAS[package]
-        raise OptionError(f"{purpose} needs {name}", fix=f"run pip install 'sipp[{extra}]'") from error
+        raise OptionError(f"{purpose} needs {name}", fix=f"run pip install '.[{extra}]' in a clone of sipp") from error

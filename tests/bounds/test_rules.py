@@ -36,7 +36,7 @@ class Probe:
         pruned = Shifted(self.base + self.direction, copy.deepcopy(self.changed or self.body))
         x = torch.zeros(2, *self.shape, dtype=torch.float64)
         bound = sound_bound(dense, pruned, x)
-        if "moves further than what the operations show" in bound.reason:
+        if "changes more than its operations allow" in bound.reason:
             return math.inf, 0.0  # the bound is below the true error
         assert bound.reason == ""
         return float(true_errors(dense, pruned, x)[0].max()), float(bound.absolute_B.max())

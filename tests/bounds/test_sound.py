@@ -114,7 +114,7 @@ def test_the_same_check_catches_what_a_layer_adds_left_out(monkeypatch: pytest.M
     net = random_net("residual", 0)
     assert is_covered(*net)
     monkeypatch.setattr(sound._Walk, "_in_pruned", lambda walk, tensor: tensor)
-    assert "moves further than what the operations show" in sound_bound(*net).reason
+    assert "changes more than its operations allow" in sound_bound(*net).reason
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------

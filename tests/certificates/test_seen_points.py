@@ -13,7 +13,7 @@ from sipp.errors import DataError
 from sipp.inputs import data_of
 from sipp.results import Method, NetworkLike
 
-WORD = "was not told which inputs were used for pruning"
+WORD = "the inputs used for pruning are unknown"
 pytestmark = pytest.mark.filterwarnings("ignore::sipp.errors.DeadRowsWarning")
 
 

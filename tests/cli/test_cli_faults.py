@@ -106,7 +106,7 @@ def test_fault(row: str, change: Make, words: str, code: int, tmp_path: Path) ->
 def test_what_is_only_warned_of_or_said(tmp_path: Path) -> None:
     assert "warning: --points 500: there are only 200" in run(*command(tmp_path, ["--points", 500])).stderr
     dead = run(*command(tmp_path, ["--keep", 0.05, "--method", "magnitude", "--out", tmp_path / "dead"]))  # fault 16
-    assert dead.returncode == 0 and "rows lost all" in dead.stderr and "0.weight" in dead.stderr
+    assert dead.returncode == 0 and "filters lost all" in dead.stderr and "0.weight" in dead.stderr
     few = told(
         *command(tmp_path, [*file("--data", "few.npz", numbers((0, 0), 1.0, n=3))(tmp_path), "--out", tmp_path / "f"])
     )

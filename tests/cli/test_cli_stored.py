@@ -84,7 +84,7 @@ def test_a_folder_becomes_the_small_file_with_the_command_that_prune_names(folde
     ("change", "where", "what"),
     [
         (["-o", "x.onnx", *NET], "FILE", "needs inputs to run on"),
-        (["-o", "x.onnx", "--data", "data.npy"], "FILE", "does not say how that is built"),
+        (["-o", "x.onnx", "--data", "data.npy"], "FILE", "cannot be built from this file alone"),
         (["-o", "absent/x.onnx", *NET], "--out", "is not a folder"),
         (["-o", "x", *NET, "--data", "data.npy"], "--data", "does nothing for x"),
         (["-o", "x.safetensors", *NET, "--shard", "5GB"], "--shard", "does nothing"),

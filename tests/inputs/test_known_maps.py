@@ -201,7 +201,7 @@ def test_a_taught_layer_is_checked_too(taught: Callable[..., None], caplog: pyte
         assert not caplog.records
         taught(uses=its_rows_apart)
         assert torch.equal(sipp.sensitivity(model, x)["0.weight"], scores["0.weight"])
-        assert "0 (Doubled): sipp cannot compute its output" in caplog.text  # what is not checked is recorded
+        assert "0 (Doubled): its output cannot be computed" in caplog.text  # what is not checked is recorded
 
 
 # --- Uses outside of modules -----------------------------------------------------------------------------------------

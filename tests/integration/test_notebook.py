@@ -49,9 +49,7 @@ def outputs(book: Any) -> dict[str, list[Any]]:
 def test_printed_text_is_one_piece(run: Any) -> None:
     (shown,) = outputs(run)["print(pruned)  # the same as text"]  # a table torn out would be an output of its own
     assert shown.output_type == "stream"
-    assert re.search(
-        r"prunable weights kept.*what it costs:.*\n weight +rows.*\n 2\.weight .*\nprint\(", shown.text, re.S
-    )
+    assert re.search(r"prunable weights kept.*error:.*\n weight +rows.*\n 2\.weight .*\nprint\(", shown.text, re.S)
 
 
 def test_every_record_is_a_view_and_every_plot_a_picture(run: Any) -> None:

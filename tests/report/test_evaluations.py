@@ -47,7 +47,7 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
     assert "Accuracy 87.50% after pruning, 90.00% before" in page
     assert "Measured on 300 points of a.npz. sipp certify --accuracy bounds the loss on new inputs." in page
     tiles = dict(re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)<span", page))
-    assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output moves by"] == "20 %"
+    assert tiles["accuracy"] == "90 % \u2192 87.5 %" and tiles["output error"] == "20 %"
     assert "accuracy is 87.5 % (before: 90 %)" in page
     (card,) = json.loads(page.split('id="data">')[1].split("</script>")[0])["plots"]["network0-evaluations"]["views"]
     assert (
@@ -60,7 +60,7 @@ def test_a_network_has_its_accuracy_on_its_page(tmp_path: Path) -> None:
 
 def test_without_labels_the_error_is_said_and_no_accuracy(tmp_path: Path) -> None:
     page = shown(network(tmp_path / "net", evaluation(None, None)))
-    assert "The output moved by 20 % of its norm on average" in page
+    assert "The output error is 20 % on average" in page
     assert "sipp eval measures it on data with labels" in page and "Measure its accuracy on new data" in page
     infinite = Evaluation(300, None, None, 0.75, math.inf, 0.1, math.inf, n_not_finite=7)
     page = shown(network(tmp_path / "nan", record_of(infinite)))

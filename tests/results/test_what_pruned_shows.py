@@ -82,7 +82,7 @@ def test_a_resnet20_fits_a_screen_and_says_first_what_a_person_asks(monkeypatch:
     pruned = sipp.prune(net, torch.rand(16, 3, 8, 8), keep=0.3, method="sipp-det", repair=True)
     lines = str(pruned).splitlines()
     assert len(lines) <= 25 and len(pruned.details.splitlines()) > 25
-    order = [lines.index(lines_of(str(pruned), label)[0]) for label in ("what it costs", "repair", "theory", "next")]
+    order = [lines.index(lines_of(str(pruned), label)[0]) for label in ("error", "repair", "theory", "next")]
     table = next(i for i, line in enumerate(lines) if line.strip().startswith("weight"))
     assert f"{pruned.kept:,} of {pruned.n_weights:,}" in lines[0] and order == sorted(order) and order[-1] < table
     shown = [layer.name for layer in pruned.layers if f" {layer.name} " in str(pruned)]

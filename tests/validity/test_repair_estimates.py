@@ -38,7 +38,7 @@ def ratios(n: int, steps: int, n_seeds: int = N_SEEDS, *, by_those_that_chose: b
         if told is not None:
             found.append(told / error(dense, fixed.model, fresh))
         else:
-            assert "the error on new inputs is unknown" in fixed.repair.sentence and "before repair" not in str(fixed)
+            assert "estimate the error on new ones" in fixed.repair.sentence and "before repair" not in str(fixed)
             assert fixed.moved is not None and not fixed.moved.is_held_back
     return found
 

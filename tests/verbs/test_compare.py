@@ -100,7 +100,7 @@ def test_the_table_marks_the_best_and_the_sentence_names_it() -> None:
     assert found.sentence.startswith(
         f"Use {found.best(usable[-1]).name} at keep {usable[-1]:g}: on 50 held-back inputs"
     )
-    assert found.sentence.endswith("certify it on other inputs.") and "accuracy" not in found.sentence
+    assert found.sentence.endswith("certify it on others.") and "accuracy" not in found.sentence
 
 
 def test_methods_that_points_cannot_tell_apart_are_named() -> None:

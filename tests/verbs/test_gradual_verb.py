@@ -86,7 +86,7 @@ def test_weights_outside_the_choice_stay_dense_and_an_error_of_the_loop_leaves_a
 
 def test_what_is_refused() -> None:
     net, _, points, step = made()
-    with pytest.raises(OptionError, match="read again at every cut"):
+    with pytest.raises(OptionError, match="read again at every pruning"):
         sipp.gradual(net, step, iter([points]), keep=0.5, steps=10)
     with pytest.raises(OptionError, match=r"train_step\(0\)"):
         sipp.gradual(net, lambda: None, points, keep=0.5, steps=10)  # type: ignore[arg-type, misc]

@@ -160,7 +160,7 @@ def error_bounds(dense: nn.Module, pruned: nn.Module, batch: Batch) -> tuple[Ten
     size_B = norm_B(output, batch.n_points) / ROUND_UP**2  # rounded down
     moved_B = norm_B(_output(second, batch, torch.float64).to(output) - output, batch.n_points)
     if bool((moved_B > error_B * ROUND_UP + MEASURED * size_B).any()):
-        raise NoBound("the output moves further than what the operations show")
+        raise NoBound("the output changes more than its operations allow")
     return error_B, size_B
 
 

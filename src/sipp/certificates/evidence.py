@@ -1,4 +1,12 @@
-"""Runs two networks on a holdout in one pass and measures every point: what a certificate rests on."""
+"""Runs two networks on a holdout in one pass and measures every point: what a certificate rests on.
+
+n counts different points, and a violation counts with every copy (T14), because the data cannot tell why there are
+copies. If the sample was copied, 20 points drawn 2,000 times are 20 points; if frequent inputs came up repeatedly, a
+failing input that makes up 90 % of all must not be one violation among many rarities. The true sample is M of the N
+given points, with k_M violations. It has every different point, so M >= n, and k_M <= k, the violations with all
+copies. BinCDF falls in its number of points and grows in its count, so the true sample would have certified, too.
+Near copies are not recognised.
+"""
 
 from __future__ import annotations
 
@@ -175,5 +183,5 @@ def refuse_shared(holdout: list[str], known: Collection[str]) -> None:
         raise DataError(
             f"{sum(shared)} of {len(shared)} holdout inputs are also calibration inputs, the first at "
             f"index {shared.index(True)}; a certificate needs inputs that the pruning has not seen",
-            fix="take them out of the holdout",
+            fix="remove them from the holdout",
         )

@@ -23,8 +23,8 @@ NOT_CERTIFIED = 3
 INTERRUPTED = 130  # 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 a bug (--debug shows the traceback); 2 wrong input; 3 not certified or not verified, "
-    "nothing written; 130 stopped by Ctrl-C, 143 by SIGTERM."
+    "Exit codes: 0 done; 1 a bug (--debug shows the traceback); 2 wrong input; 3 not certified, nothing written; "
+    "130 stopped by Ctrl-C, 143 by SIGTERM."
 )
 DEBUG = "--debug"
 MOST_CHARACTERS = 700  # per line: a thousand parameter names would help nobody

@@ -24,7 +24,7 @@ from sipp.cli.errors import as_command_error
 from sipp.cli.output import Answer, print_answer
 from sipp.errors import SippError
 from sipp.files import FILE_SUFFIX
-from sipp.results import SHARE, Option, PruneOptions
+from sipp.results import Option, PruneOptions
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -55,8 +55,8 @@ OF_PRUNING = {
 }
 WORDS = OF_PRUNING | {
     "model": _data("A built-in network (resnet20, ...), your own as my.py:function, or hf:DIR."),
-    "weights": _data(".safetensors, .pt or a folder from `sipp prune`; default: freshly initialised."),
-    "dense": _data("Weights of the dense network: .safetensors or .pt; default: those of hf:DIR."),
+    "weights": _data(".safetensors, .pt or a folder from `sipp prune`. Default: freshly initialised."),
+    "dense": _data("Weights of the dense network: .safetensors or .pt. Default: those of hf:DIR."),
     "pruned": _data("Weights of the pruned network, or its folder from `sipp prune`."),
     "data": _data(f"Calibration inputs: {KINDS}."),
     "points": _data(
@@ -66,30 +66,30 @@ WORDS = OF_PRUNING | {
     ),
     "normalise": _data("How to normalise images: imagenet (the default), cifar10, none, or MEAN/STD per channel."),
     "size": _data(
-        "Side of images from a folder, in pixels; default: what a built-in network takes, else 224 as for ImageNet.",
+        "Side of images from a folder, in pixels. Default: what a built-in network takes, else 224 as for ImageNet.",
         least=1,
         most=MOST_SIDE,
     ),
-    "length": _data("Tokens per sequence, for a language model; default: 2048, or the model's limit.", least=2),
+    "length": _data("Tokens per sequence, for a language model. Default: 2048, or the model's limit.", least=2),
     "code": _data("Your own .py file that calls sipp.register_method; may be repeated."),
     "settings": _data("Change one value: train.epochs=10.", names=("--set",), metavar="KEY=VALUE"),
     "epsilon": _goal("Instead of --keep: prune as far as this relative error can be certified."),
     "max_accuracy_drop": _goal("Instead of --keep: prune as far as this accuracy drop can be certified."),
-    "share": _guarantee(f"Share of inputs that may be further off than the certificate says. Default: {SHARE}."),
+    "share": _guarantee("Share of inputs that may be beyond epsilon."),
     "part": _guarantee(
         "Which part of the output to compare, if there are several: an index or a name (logits).", parse=_index_or_name
     ),
-    "force": out("Replace what exists there; files that the command reads are never replaced."),
-    "dry_run": out("Say what would be trained, and for how many hours; train nothing."),
+    "force": out("Replace what exists there, never files that the command reads."),
+    "dry_run": out("Show the training that is left and its hours. Train nothing."),
     "as_json": out("Print one JSON document to stdout, and everything else to stderr.", names=("--json",)),
     "device": _machine("Where to compute."),
     "batchnorm": _machine(
         "Statistics of BatchNorm while scoring: its own (running), or those of each batch. Default: batch for an "
-        "untrained network, which has none of its own."
+        "untrained network, which has no statistics yet."
     ),
     "on_disk": _machine(
-        "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. wanda "
-        "takes the place of sipp-blend."
+        "For hf:DIR larger than memory: prune it block by block, from files to files; run it again to resume. The "
+        "default method is wanda."
     ),
     "values": out(
         f"Values in name{FILE_SUFFIX}: fp32 or lossless (exact), or rounded to fp16, bf16 or int8. The certificate is "
@@ -115,7 +115,7 @@ class Stored:
     file: Annotated[Path, typer.Argument(help="A file from sipp.save, or a folder from `sipp prune`.")]
     model: Annotated[
         str | None,
-        _data("The network, as for `sipp prune`; default: the built-in one or hf:DIR that the folder names."),
+        _data("The network, as for `sipp prune`. Default: the built-in one or hf:DIR that the folder names."),
     ] = None
     data: Annotated[str | None, _data(f"Inputs to run it on: {KINDS}.")] = None
     reading: Reading

@@ -11,7 +11,7 @@ from sipp.cli.options import Device, Reading, out
 from sipp.cli.output import check_out
 from sipp.errors import OptionError
 from sipp.files import FILE_SUFFIX, RECORD_NAME, WEIGHTS_NAME
-from sipp.results import NormStats, Option, Precision, PruneOptions
+from sipp.results import SHARE, NormStats, Option, Precision, PruneOptions
 
 EXACT = ("fp32", "lossless")  # values that are not rounded
 
@@ -32,16 +32,18 @@ class Request:
     holdout: Annotated[
         str | None,
         Option(
-            "Inputs for a certificate, which must be new to the network; the name of a data set means its test part.",
+            "Inputs for a certificate, which must be new to the network. The name of a data set means its test part.",
             "Guarantee",
         ),
     ] = None
-    share: float | None = None
+    share: Annotated[
+        float | None, Option(f"Share of inputs that may be beyond epsilon. Default: {SHARE}.", "Guarantee")
+    ] = None
     part: int | str | None = None
     out: Annotated[
         Path | None, out(f"New folder for {WEIGHTS_NAME} and {RECORD_NAME}; or one small file, name{FILE_SUFFIX}.")
     ] = None
-    dry_run: Annotated[bool, out("Print what would be done and what it costs; write nothing.")] = False
+    dry_run: Annotated[bool, out("Print the layers and the error. Write nothing.")] = False
     values: Precision = "fp32"
     force: bool = False
     device: Device = "auto"

@@ -60,9 +60,9 @@ def stored_network(asked: Stored) -> StoredNetwork:
         certificate = None
     if asked.model is None and recorded not in NETS and not recorded.startswith(PREFIX):
         raise CommandError(
-            f"it holds a {recorded:.60}, and does not say how that is built",
+            f"the network {recorded:.60} cannot be built from this file alone",
             where=f"FILE {asked.file}",
-            fix="say it: --model my.py:function, or the name of a built-in network",
+            fix="pass --model, such as --model my.py:net",
         )
     name = asked.model or recorded
     return StoredNetwork(name, load_model(name, asked.file, option="FILE"), record, certificate)

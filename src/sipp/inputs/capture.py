@@ -232,7 +232,7 @@ class _Reading:
             self.run.products.add(self.layer.module_name)
             return _products(self.layer, *uses[0], self.run.batch.n_points)
         if uses:
-            _log.warning("%s: sipp cannot compute its output, so it is not checked", self.layer.label)
+            _log.warning("%s: its output cannot be computed here and is not checked", self.layer.label)
         return None
 
     def compare(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -243,8 +243,8 @@ class _Reading:
         if why:
             raise ModelError(
                 f"{self.layer.label}: sipp cannot reproduce this layer's output as a {self.layer.known_as} (its class, "
-                "a patched forward or a hook changes what goes in or comes out), so its scores would be wrong; leave "
-                f"it as it is with exclude={self.layer.module_name!r}, or register an adapter "
+                "a patched forward or a hook changes its inputs or output), and its scores would be wrong; leave it as "
+                f"it is with exclude={self.layer.module_name!r}, or register an adapter "
                 f"(sipp.inputs.layers.register). On {self.run.batch.where}: {why}"
             )
 

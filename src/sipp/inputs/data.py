@@ -487,5 +487,5 @@ def _refuse_non_finite(batch: Batch) -> None:
         raise DataError(
             f"{int(bad.sum())} of {tensor.numel()} values are NaN or infinite, first in input {first}",
             where=f"{batch.where}, {name}",
-            fix="clean or drop that batch, it would decide every maximum",
+            fix="remove the NaN or infinite values",
         )

@@ -158,8 +158,7 @@ def map_for(
     padding = "" if batch.real_BT is None else ", and padding is not left out"
     for name in found.unassigned:
         _log.warning(
-            "%s: sipp cannot tell which values in %s belong to which input, so statements about single inputs are "
-            "unknown for it%s",
+            "%s: it is unknown which values in %s belong to which input: no bounds for single inputs there%s",
             batch.where,
             name,
             padding,

@@ -109,7 +109,7 @@ def polish(
     trained = _trained(repaired, masks)
     flags = [(parameter, parameter.requires_grad) for parameter in repaired.parameters()]
     if not outputs.dense_outputs(dense, split.fit[:1])(0):
-        raise DataError("the model's output holds no real numbers that a polish could bring nearer", fix="use steps=0")
+        raise DataError("the model has no floating-point output to train on", fix="use steps=0")
     for parameter, _ in flags:
         parameter.requires_grad_(any(parameter is one for one in trained))
     hold(repaired, masks)  # before the optimizer is made: masked weights have no gradient, so Adam never moves them

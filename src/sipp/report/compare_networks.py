@@ -16,7 +16,7 @@ from sipp.results import Certificate, Evaluation
 
 SAME_KEEP = 1e-3  # relative: the budgets of two methods may differ by a few weights
 NOTE = (
-    "Output moved: distance from the dense network's output, divided by its norm, on a few calibration inputs, some "
+    "Output error: distance from the dense network's output, divided by its norm, on a few calibration inputs, some "
     "of which may have been used for pruning. Certified: on holdout inputs; each certificate holds on its own, but "
     "the best of several does not."
 )
@@ -97,7 +97,7 @@ def comparisons_of(models: Models, measured: Mapping[int, Evaluation]) -> list[C
     moved, certified = _curves(models, lambda m: m.moved), _curves(models, lambda m: m.certified_error)
     found = [
         Curves("accuracy", "Accuracy", "accuracy, measured", accuracy, dense),
-        Curves("moved", "Output moved", "output moved on calibration inputs", moved),
+        Curves("moved", "Output error", "output error on calibration inputs", moved),
         Curves("certified", "Certified", "certified error of the output", certified),
     ]
     return [one for one in found if one.curves]
@@ -118,7 +118,7 @@ def _finding(comparisons: Sequence[Curves]) -> Finding:
     """The best method at the smallest keep that several methods reached, by accuracy or by output change."""
     phrases = {
         "accuracy": (max, min, "is most accurate", "Accuracy {}; {} has {}."),
-        "moved": (min, max, "moves the output least", "By {} of its norm; {} by {}."),
+        "moved": (min, max, "has the smallest output error", "{}; {} has {}."),
     }
     for one in comparisons:
         if one.key in phrases and (shared := _smallest_common_keep(one.curves)) is not None:
@@ -153,7 +153,7 @@ def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> PageTa
         if measured:
             cells |= _accuracy_cells(measured.get(id(model)))
         cells["dead rows"] = PageCell(f"{model.pruned.dead_rows:,}")
-        cells["output moved"] = PageCell("unknown" if moved is None else number(moved, "share"))
+        cells["output error"] = PageCell("unknown" if moved is None else number(moved, "share"))
         cells["certified within"] = _certified_cell(model)
         if has_drops:
             cells["certified drop"] = PageCell("none" if claim is None else claim.limit_words)

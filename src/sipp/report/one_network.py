@@ -66,7 +66,7 @@ def lead(model: PrunedModel) -> Finding:
     elif scores is not None and scores.dense_perplexity is not None:
         heading += f", and the perplexity is {scores.perplexity:.2f} (before: {scores.dense_perplexity:.2f})"
     elif (moved := change_of_output(model)) is not None:
-        heading += f", and the output moves by {number(moved[0], 'share')}"
+        heading += f", and the output error is {number(moved[0], 'share')}"
     dead = facts.dead_rows
     rows = "no row lost all its weights" if not dead else f"{words.counted(dead, 'row')} lost all weights"
     how = "Given weights" if facts.method == "given" else f"Pruned with {facts.method}"
@@ -104,10 +104,10 @@ def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
         place = f"{words.counted(run.n_inputs, 'input')} per call on {words.counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.faster.headline.endswith(("faster", "slower")) else ": with"
         speed = ("speed", run.faster.headline, f"{run.faster.words}{than} sipp.sparse, {place}")
-    moved = ("output moves by", UNKNOWN, "sipp eval measures it")
+    moved = ("output error", UNKNOWN, "sipp eval measures it")
     if change is not None:
         text = f"of its norm, {change[1]}; this was measured, the guarantee is a limit for new inputs"
-        moved = ("output moves by", number(change[0], "share"), text)
+        moved = ("output error", number(change[0], "share"), text)
     return [accuracy, size, speed, ("guarantee", *_guarantee(model)), moved]
 
 

@@ -135,7 +135,7 @@ class Measured:
         if self.epsilon is None:
             return f"{text}. There is no bound for the network: {self.network_reason}."
         share, most = words.percent_up(self.network_share), words.number_up(self.epsilon, 4)
-        return f"{text}; for all but {share}, the output moves by at most {most} times its norm, {two}."
+        return f"{text}; for all but {share}, the output changes by at most {most} times its norm, {two}."
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,7 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     """Caveats of a claim: the source of inputs, and copies among them."""
     text = " This applies to inputs from the same source as the holdout, which must be new to both networks."
     if not cert.calibration_checked:
-        text += " sipp could not check this: it was not told which inputs were used for pruning."
+        text += " Not checked: the inputs used for pruning are unknown."
     if cert.n_duplicates:
         text += f" {cert.n_duplicates:,} of the inputs are copies of others. Copies add no evidence, so each input"
         text += " counts once; only an input that goes wrong counts with all its copies."

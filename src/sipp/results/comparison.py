@@ -73,8 +73,8 @@ class Comparison:
         if not usable:
             best = self.best(self.keeps[0])
             return (
-                f"None of these is usable as it is: at keep {best.keep:g} even the best, {best.name}, moves the output "
-                f"by {words.percent_up(best.error)} of its norm on {inputs}. Try a larger keep"
+                f"None of these is usable as it is: at keep {best.keep:g} even the best, {best.name}, has an "
+                f"output error of {words.percent_up(best.error)} on {inputs}. Try a larger keep"
                 f"{'' if any(row.is_repaired for row in self.rows) else ', repair'} or training."
             )
         chosen = usable[-1]
@@ -83,14 +83,14 @@ class Comparison:
             text += f" On these inputs, {', '.join(row.name for row in level)} cannot be told apart from it."
         if smaller := [keep for keep in self.keeps if keep < chosen.keep]:
             text += (
-                f" At keep {smaller[0]:g} even the best moved it by {words.percent_up(self.best(smaller[0]).error)}"
+                f" At keep {smaller[0]:g} even the best has {words.percent_up(self.best(smaller[0]).error)}"
                 f"{'' if any(row.is_repaired for row in self.rows) else '; repair=True usually lowers it'}."
             )
-        return text + " It was chosen on these inputs, so certify it on other inputs."
+        return text + " It was chosen on these inputs: certify it on others."
 
     def _found(self, row: Compared) -> str:
         """What was measured of a row, in words."""
-        measured = [f"the output moved by {words.percent_up(row.error)} of its norm"]
+        measured = [f"the output error is {words.percent_up(row.error)}"]
         if row.same is not None:
             measured.append(f"the largest output stayed the same for {_down(row.same)}")
         if row.accuracy is not None and self.dense_accuracy is not None:
@@ -102,7 +102,7 @@ class Comparison:
         inputs = "held-back inputs" if self.is_held_back else "holdout inputs"
         title = f"{self.n_weights:,} prunable weights; pruned with {self.n_calibration:,} inputs, "
         title += f"tested on {self.n_test:,} {inputs}"
-        words = "error: how far the output moved, relative to its norm; same: inputs with the same largest output"
+        words = "error: change of the output, relative to its norm; same: inputs with the same largest output"
         if self.dense_accuracy is not None:
             title += f"; the dense network is right on {self.dense_accuracy:.1%}"
             words += "; right: inputs classified correctly"

@@ -41,7 +41,7 @@ class Evaluation:
         elif self.n_not_finite:
             title = f"an output is not finite on {words.counted(self.n_not_finite, 'input')}"
         else:
-            title = f"the output moved by {words.percent_up(self.error_mean)} of its norm on average"
+            title = f"the output error is {words.percent_up(self.error_mean)} on average"
         return Sheet(title, tuple(_facts(self)))
 
 
@@ -62,7 +62,7 @@ def _facts(measured: Evaluation) -> list[tuple[str, str]]:
     else:
         errors = (("mean", measured.error_mean), ("median", measured.error_median), ("largest", measured.error_max))
         words = ", ".join(f"{error:.4g} {name}" for name, error in errors)
-        facts.append(("epsilon", f"{words} (how far the output moved, relative to its norm)"))
+        facts.append(("epsilon", f"{words} (change of the output, relative to its norm)"))
     return facts
 
 

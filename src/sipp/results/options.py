@@ -163,5 +163,5 @@ class PruneOptions:
         check.fields_of(self)
         if not self.statements and self.bound != "paper":
             raise OptionError(
-                "bound='sound' is for statements, but statements=False asks for none", fix="leave out one or the other"
+                "bound='sound' needs bounds, but statements=False turns them off", fix="leave out one or the other"
             )

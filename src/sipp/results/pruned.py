@@ -17,8 +17,8 @@ from sipp.results.repair import Repair
 from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown, without_empty
 
 CHANGED = (
-    "its weights or buffers changed after pruning, by training or by hand, so earlier statements no longer apply; "
-    "sipp.assess(dense, pruned.model, data) and sipp.certify say what holds for them"
+    "its weights or buffers changed after pruning, by training or by hand, so earlier bounds no longer apply; "
+    "call sipp.assess(dense, pruned.model, data) and sipp.certify again"
 )
 REGROWN = (
     "{} is no longer zero where it was pruned (training without sipp.hold, or an edit), so the counts here are not "
@@ -209,15 +209,14 @@ class Pruned:
 
     @property
     def warning(self) -> str:
-        """A warning if the output moved by more than half of its norm; empty if it did not, or if that is not known."""
+        """A warning if the output changed by more than half of its norm; empty if it did not, or if that is not known."""
         moved = self.moved
         if moved is None or moved.error <= words.LARGE_ERROR:  # NaN is warned of
             return ""
         if not math.isfinite(moved.error):
             check = "check the outputs of the dense model"
             return f"an output is not finite, or the dense output is 0, on {moved.inputs}: {check}"
-        moved_by = f"the output moved by {words.percent_up(moved.error)} of its norm on {moved.inputs}"
-        return f"{moved_by}: measure what that costs before you use it"
+        return f"output error {words.percent_up(moved.error)} on {moved.inputs}: measure the accuracy before you use it"
 
     @property
     def cost(self) -> str:
@@ -233,13 +232,13 @@ class Pruned:
         if bounds and min(bounds)[0] < 1:
             epsilon, share, confidence = min(bounds)
             return (
-                f"the output moves by at most {words.percent_up(epsilon)} of its norm for all but "
+                f"the output changes by at most {words.percent_up(epsilon)} of its norm for all but "
                 f"{words.percent_up(share)} of new inputs, {words.how_sure(confidence)}."
             )
         if self.moved is None or self.warning:
             return "not measured on new inputs yet."
-        moved = f"{words.percent_up(self.moved.error)} of its norm on {self.moved.inputs}"
-        return f"the output moved by {moved}. Nothing is guaranteed for new inputs yet."
+        moved = f"{words.percent_up(self.moved.error)} of the output's norm on {self.moved.inputs}"
+        return f"{moved}. No guarantee for new inputs yet."
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -264,7 +263,7 @@ class Pruned:
         """
         facts = [
             ("warning", self.warning),
-            ("what it costs", certified or self.cost),
+            ("error", certified or self.cost),
             ("warning", _dead_words(self)),
             ("weights", _beside_budget(self)),
             ("chosen", _choice_words(self)),
@@ -299,13 +298,13 @@ class Pruned:
     def sheet(self) -> Sheet:
         n_hidden, now = len(self.layers) - 2 * END_LAYERS, self.up_to_date
         hidden = f" and the {n_hidden} layers left out here" if n_hidden > 0 else ""
-        note = f"print(pruned.details) shows every statement in full{hidden}"
+        note = f"print(pruned.details) shows every bound in full{hidden}"
         facts = [*now.facts(), ("next", _next_step(now))]
         return Sheet(now.headline, tuple(facts), (now.layers_table(is_short=True),), note)
 
     @property
     def details(self) -> str:
-        """The full text: every layer, and every statement, even a useless one."""
+        """The full text: every layer, and every bound, even a useless one."""
         now = self.up_to_date
         facts = [*now.facts(in_full=True), ("next", _next_step(now))]
         return str(Sheet(now.headline, tuple(facts), (now.layers_table(in_full=True),)))
@@ -317,7 +316,7 @@ class Pruned:
 def _dead_words(pruned: Pruned) -> str:
     names = [layer.name for layer in pruned.layers if layer.dead_rows]
     where = words.listed(names, what="more layers")
-    return f"{pruned.dead_rows:,} rows lost all their weights, in {where}" if names else ""
+    return f"{pruned.dead_rows:,} neurons or filters lost all their weights, in {where}" if names else ""
 
 
 def _beside_budget(pruned: Pruned) -> str:
@@ -370,4 +369,4 @@ def _next_step(pruned: Pruned) -> str:
         )
     repair = "repair=True" if pruned.repair is None else "more data for the repair"
     costly = f"try {repair}, another method (sipp.compare tells you which), a larger keep, or training"
-    return f"sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; if it costs too much, {costly}"
+    return f"sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; if too much is lost, {costly}"

@@ -19,8 +19,8 @@ PATH_WORDS = (
     "bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
 )
 CHANGED_SINCE = (
-    "its weights or buffers changed after it was certified, by training or by hand, so nothing is certified of them; "
-    "sipp.certify with new inputs says what holds"
+    "its weights or buffers changed after it was certified, by training or by hand, so the certificate no longer "
+    "applies; call sipp.certify with new inputs"
 )
 
 

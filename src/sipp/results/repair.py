@@ -88,7 +88,7 @@ class Repair:
                 "masks before)"
             )
         if self.polish is not None:
-            text += f", then polished for {self.polish.taken} steps"
+            text += f", then trained for {self.polish.taken} steps"
             if self.polish.mixes:
                 text += " (the second round, on mixtures of two inputs each, came closer)"
         if self.output_before is not None:
@@ -98,5 +98,5 @@ class Repair:
                 f"{words.number(self.output_after)} after"
             )
         elif self.n_test == 0:
-            text += "; too few distinct inputs to test it on, so the error on new inputs is unknown"
+            text += "; too few distinct inputs to estimate the error on new ones"
         return f"{text}; undone: {self.undone}" if self.undone else text

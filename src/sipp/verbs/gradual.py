@@ -151,4 +151,6 @@ def _check_loop(train_step: object, data: AnyData | None, steps: int, progress: 
         )
     check.whole("steps", steps, least=1, most=MOST_STEPS)
     if data is not None and not data_of(data).can_be_read_again:
-        raise OptionError("the data is read again at every cut", fix="give a list, a loader or a tensor", option="data")
+        raise OptionError(
+            "the data is read again at every pruning", fix="give a list, a loader or a tensor", option="data"
+        )

@@ -41,6 +41,8 @@ from sipp.results import (
 )
 from sipp.scoring import ScoringTask, checked_method, task_of
 
+WAY_OUT = "keep more, or use the default method, which leaves weights in each (in Python also: floor=0.1)"
+
 
 @other_names.explain_unknown_options
 @torch.inference_mode(False)
@@ -195,12 +197,12 @@ def _refuse_contradictions(
     """Raises for options that contradict each other or the data. What each may be alone, `PruneOptions` checks."""
     if not options.statements and has_holdout:
         raise OptionError(
-            "a holdout is for statements, but statements=False asks for none", fix="leave out one or the other"
+            "a holdout needs bounds, but statements=False turns them off", fix="leave out one or the other"
         )
     if options.repair and data is None:
         raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
     if has_holdout and data is None:
-        raise OptionError("a holdout is for statements about inputs, but there is no data", fix="give both, or neither")
+        raise OptionError("a holdout needs data, but there is none", fix="give both, or neither")
     reads_again = bool(repairs) or options.bound == "sound"
     if not reads_again or data is None or data.can_be_read_again:
         return
@@ -263,7 +265,11 @@ def pruned_of(
 def warn_of_dead_rows(pruned: Pruned) -> None:
     """Warns once about all layers that lost every weight, and once about all such rows."""
     n_rows = sum(layer.n_rows for layer in pruned.layers)
-    too_few = f"{pruned.kept:,} weights are fewer than the {n_rows:,} rows: keep more" if pruned.kept < n_rows else ""
+    too_few = (
+        f"{pruned.kept:,} weights are fewer than the {n_rows:,} neurons or filters: keep more"
+        if pruned.kept < n_rows
+        else ""
+    )
     gone = [layer.name for layer in pruned.layers if layer.kept == 0]
     rows = [
         f"{layer.name} ({layer.dead_rows} of {layer.n_rows})"
@@ -272,7 +278,7 @@ def warn_of_dead_rows(pruned: Pruned) -> None:
     ]
     if gone:
         what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
-        warn_caller(f"{what}: {words.listed(gone)}; {too_few or 'floor=0.1 prevents this'}", DeadRowsWarning)
+        warn_caller(f"{what}: {words.listed(gone)}; {too_few or WAY_OUT}", DeadRowsWarning)
     if rows:
-        way_out = too_few or "floor=0.01 keeps at least one weight in each"
-        warn_caller(f"these rows lost all their weights: {words.listed(rows)}; {way_out}", DeadRowsWarning)
+        listed = words.listed(rows)
+        warn_caller(f"these neurons or filters lost all their weights: {listed}; {too_few or WAY_OUT}", DeadRowsWarning)

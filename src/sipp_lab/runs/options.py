@@ -35,7 +35,7 @@ class RunOptions:
     ] = "process"
     at_once: Annotated[
         int | None,
-        _machine("Ray: how many networks at once; default: one for each GPU, or for each n_threads CPUs.", least=1),
+        _machine("Ray: how many networks at once. Default: one for each GPU, or for each n_threads CPUs.", least=1),
     ] = None
     ray_address: Annotated[
         str | None,

@@ -144,7 +144,7 @@ def test_an_error_in_one_stage_ends_the_run_and_keeps_its_kind(tmp_path: Path) -
 
 def test_where_ray_is_missing_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(OptionError, match=r"pip install 'sipp\[ray\]'"):
+    with pytest.raises(OptionError, match=r"pip install '\.\[ray\]'"):
         run(ITERATIVE, out=tmp_path / "runs", device="cpu", ray=RAY)
     assert not (tmp_path / "runs").exists()
 

@@ -21,7 +21,7 @@ def bench(
     out: Annotated[Path | None, to_record] = None,
     force: bool = False,
     batch_size: Annotated[
-        int, Option("Inputs per call; a single input is timed too.", "Machine", least=1, most=MOST_INPUTS)
+        int, Option("Inputs per call. A single input is timed too.", "Machine", least=1, most=MOST_INPUTS)
     ] = N_INPUTS,
 ) -> Answer:
     """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.

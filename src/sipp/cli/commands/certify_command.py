@@ -24,13 +24,13 @@ def certify(
     holdout: Annotated[str, Option(f"Inputs that are new to both networks: {KINDS}.", "Model and data")],
     reading: Reading,
     epsilon: Annotated[
-        float | None, Option("Relative error to certify; default: the smallest that can be certified.", "Guarantee")
+        float | None, Option("Relative error to certify. Default: the smallest that can be certified.", "Guarantee")
     ] = None,
     accuracy: Annotated[bool, Option("Certify the drop in accuracy instead.", "Guarantee")] = False,
     measure: Annotated[
         Measure,
         Option(
-            "What epsilon limits: the output; for a language model also kl (nats per token) or next-token.",
+            "What epsilon limits: the output. For a language model also kl (nats per token) or next-token.",
             "Guarantee",
         ),
     ] = "output",
@@ -43,7 +43,7 @@ def certify(
     force: bool = False,
     device: Device = "auto",
 ) -> Answer:
-    """Certify on a holdout what pruning costs.
+    """Certify the error of a pruned network on new inputs.
 
     For example: sipp certify --model resnet20 --dense net.pt --pruned pruned --holdout cifar10
     """

@@ -18,7 +18,7 @@ def compare(
     data: str,
     weights: Path | None = None,
     holdout: Annotated[
-        str | None, Option("Inputs to test on; default: a quarter of the data.", "Model and data")
+        str | None, Option("Inputs to test on. Default: a quarter of the data.", "Model and data")
     ] = None,
     reading: Reading,
     code: list[Path] | None = None,
@@ -38,7 +38,7 @@ def compare(
     ] = False,
     device: Device = "auto",
 ) -> Answer:
-    """Compare methods on your network: how far each moves the output, and which one to use.
+    """Compare methods on your network: the output error of each, and which one to use.
 
     For example: sipp compare --model digits-cnn --data digits --keeps 0.5,0.2
     """

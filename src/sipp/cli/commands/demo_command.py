@@ -13,7 +13,7 @@ def demo(
     out: Annotated[Path, to_write("Folder for the page.")] = Path("demo"),
     force: bool = False,
 ) -> Answer:
-    """Train a small network on built-in digits, prune it with several methods, and show what that costs."""
+    """Train a small network on built-in digits, prune it with several methods, and show the accuracy lost."""
     from sipp_lab.demo import run_demo
 
     done = run_demo(out, force=force)

@@ -22,14 +22,14 @@ def eval(  # the name of the command
     reading: Reading,
     points: Annotated[
         int | None,
-        Option("How many inputs; default: all, up to 5,000 images from a folder.", "Model and data", least=1),
+        Option("How many inputs. Default: all, up to 5,000 images from a folder.", "Model and data", least=1),
     ] = None,
     part: int | str | None = None,
     out: Annotated[Path | None, to_record] = None,
     force: bool = False,
     device: Device = "auto",
 ) -> Answer:
-    """Compare a pruned network with the dense one: accuracy (or perplexity), and how far outputs move.
+    """Compare a pruned network with the dense one: accuracy (or perplexity) and output error.
 
     For example: sipp eval --model my.py:net --dense my.pt --pruned sparse --data new.npz --out sparse/eval.json
     """
@@ -57,5 +57,5 @@ def eval(  # the name of the command
     record = record_of(type(measured).__name__, measured, {"asked": asked})
     network = f"{model}, dense {dense or 'weights of that folder'}, pruned {pruned}"
     lines = [words.labelled_line("network", network), *lines, str(measured)]
-    lines.append(words.labelled_line("", "measured on these inputs only; sipp certify makes a claim about new ones"))
+    lines.append(words.labelled_line("", "measured on these inputs only; for new ones, use sipp certify"))
     return Answer([*lines, *write_record(out, record)], record)

@@ -35,7 +35,7 @@ def export(
         bool, to_write("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.")
     ] = False,
 ) -> Answer:
-    """Export a pruned network for other programs, or as one small file; the result is compared.
+    """Export a pruned network for other programs, or as one small file, and verify it.
 
     For example: sipp export sparse --model my.py:net --out small.safetensors
     """

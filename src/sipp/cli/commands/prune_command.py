@@ -41,7 +41,7 @@ def prune(request: Request) -> Answer:
         )
         return Answer(done.lines, done.values, error)
     if request.dry_run:
-        used = "" if request.holdout is None else "; but the holdout was used, so take other inputs for your next claim"
+        used = "" if request.holdout is None else "; but the holdout was used: certify on other inputs next time"
         return Answer([*done.lines, words.labelled_line("dry run", f"nothing was written{used}")], done.values)
     with naming_option(f"--out {request.out}", ANOTHER):
         return _written(request, done)
@@ -156,7 +156,7 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
     lines = [] if pruned is None else [str(_sheet_of(pruned, certified))]
     lines += [] if walk is None else [str(walk)]
     if walk is not None and not request.options.repair:
-        hint = "--repair fits the kept weights to the dense outputs: fewer are enough then"
+        hint = "with --repair, which chooses the weights and fits them to the dense outputs, fewer are enough"
         lines.append(words.labelled_line("further", hint))
     return lines
 
@@ -169,9 +169,9 @@ def _sheet_of(pruned: Any, certified: str) -> Sheet:
         measure = "sipp eval" if certified else "sipp eval and --holdout"
         repair = "--repair" if pruned.repair is None else "more data for the repair"
         costly = f"try {repair}, another method (sipp compare tells you which), a larger --keep, or training"
-        step = f"{measure} on new inputs; if it costs too much, {costly}"
+        step = f"{measure} on new inputs; if too much is lost, {costly}"
     facts = [*pruned.facts(certified=certified), ("next", step)]
-    return Sheet(pruned.headline, tuple(facts), (pruned.layers_table(),), "--json prints every bound and statement")
+    return Sheet(pruned.headline, tuple(facts), (pruned.layers_table(),), "--json prints every bound")
 
 
 def _written(request: Request, done: Done) -> Answer:

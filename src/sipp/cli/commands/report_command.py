@@ -22,7 +22,7 @@ def report(
 ) -> Answer:
     """Write a page about runs or pruned networks that works offline.
 
-    Every plot can be saved from the page as a picture or a table. What could not be checked is marked.
+    Every plot can be saved from the page as a picture or a table. Unverified results are marked.
     """
     from sipp_lab.page import read_results, write_results
 

@@ -30,9 +30,9 @@ def run(
             "Model and data",
         ),
     ] = None,
-    show: Annotated[bool, out("Explain every key of the recipe; run nothing.")] = False,
+    show: Annotated[bool, out("Explain every key of the recipe. Run nothing.")] = False,
     dry_run: bool = False,
-    status: Annotated[bool, out("List the runs in --out and how far each has got; run nothing.")] = False,
+    status: Annotated[bool, out("List the runs in --out and how far each has got. Run nothing.")] = False,
     *,
     how: RunOptions,
 ) -> Answer | None:

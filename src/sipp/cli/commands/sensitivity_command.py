@@ -19,9 +19,7 @@ def sensitivity(
     out: Annotated[Path, to_write("A .safetensors file: a tensor of scores for each weight.")],
     force: bool = False,
     weights: Path | None = None,
-    holdout: Annotated[
-        str | None, Option("New inputs on which to look at the theory's inequality, too.", "Guarantee")
-    ] = None,
+    holdout: Annotated[str | None, Option("New inputs that measure the theory's constant.", "Guarantee")] = None,
     reading: Reading,
     points: int | None = None,
     include: list[str] | None = None,

@@ -37,7 +37,7 @@ def shrink(
         raise CommandError(
             f"{out.name} ends in none of {', '.join(KINDS)}",
             where=f"--out {out}",
-            fix="the ending chooses the format",
+            fix="use NAME.pt or NAME.onnx",
         )
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)

@@ -184,7 +184,7 @@ def _known_layers(modules: Mapping[str, nn.Module], chosen: set[str]) -> list[Pr
             raise ModelError(
                 "this layer type cannot be scored",
                 where=_where(name, module),
-                fix=_or_exclude("teach it with sipp.inputs.layers.register", name),
+                fix=_or_exclude("register an adapter with sipp.inputs.layers.register", name),
                 option="exclude",
             )
     return layers
@@ -398,7 +398,9 @@ def _matching(option: str, selector: Selector, layers: Mapping[str, nn.Module]) 
                 if pattern in some or (is_glob and any(fnmatchcase(one, pattern) for one in some))
             }
         if not matched:
-            some_names = ", ".join(list(layers)[:8]) + (", ..." if len(layers) > 8 else "")
+            some_names = ", ".join(name or "the model itself" for name in list(layers)[:8]) + (
+                ", ..." if len(layers) > 8 else ""
+            )
             raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {some_names}", option=option)
         found |= matched
     return found
