@@ -3,9 +3,9 @@
 score_j = s_j^p |w_j|^(1-p) over the whole network, where s is the maximum or the mean over patches: p = 0 is magnitude,
 p = 1 is sipp-det. One more candidate is |w_j| times the norm of its input, compared within rows (Wanda), which suits
 language models. No score is best everywhere, so the network is cut by each candidate and measured on calibration points
-held back from scoring (a quarter, at random places). Of those within 5 % of the smallest error (10 % for p = 0, which used no
-points), the smallest p wins, and Wanda's mask comes last; where all errors are 0.9 or more, magnitude is taken. A
-network that was pruned before, step by step, is not offered Wanda's mask. The choice does not use a certificate's
+held back from scoring (a quarter, at random places). Of those within 5 % of the smallest error (10 % for p = 0, which
+used no points), the smallest p wins, and Wanda's mask comes last; where all errors are 0.9 or more, magnitude is taken.
+A network that was pruned before, step by step, is not offered Wanda's mask. The choice does not use a certificate's
 holdout.
 
 For a network that was never trained (its norms use batch statistics), the output says nothing about what training will

@@ -209,7 +209,7 @@ class Pruned:
 
     @property
     def warning(self) -> str:
-        """A warning if the output changed by more than half of its norm; empty if it did not, or if that is not known."""
+        """A warning if the output changed by more than half of its norm; empty if not, or if that is unknown."""
         moved = self.moved
         if moved is None or moved.error <= words.LARGE_ERROR:  # NaN is warned of
             return ""
