@@ -237,7 +237,9 @@ class Recipe(_Section):
             )
         is_augmented = self.train.augment or (self.retrain is not None and self.retrain.augment)
         if self.data.name in ("digits", "mnist") and is_augmented:
-            raise ValueError("shifting and mirroring digits changes what they show; set augment: false")
+            raise ValueError(
+                "shifting and mirroring digits changes what they show; set augment: false in train and retrain"
+            )
         return self
 
     @model_validator(mode="after")
