@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import scored_and_held_back
 from torch import nn
 
 import sipp
@@ -99,14 +100,15 @@ def test_a_folder_names_all_inputs_seen_only_while_weights_are_as_pruned(tmp_pat
 def test_points_that_choose_values_do_not_judge_them() -> None:
     net = nn.Sequential(nn.Linear(8, 4, bias=False))
     sound = sipp.prune(net, X, keep=0.5, method="magnitude", bound="sound", repair=True)
-    on_first = sipp.prune(net, X[:150], keep=0.5, method="magnitude", repair=True)
-    assert torch.equal(sound.model[0].weight, on_first.model[0].weight)  # the last quarter has no part in it
+    on_scored = sipp.prune(net, scored_and_held_back(X)[0], keep=0.5, method="magnitude", repair=True)
+    assert torch.equal(sound.model[0].weight, on_scored.model[0].weight)  # what is held back has no part in it
     assert sound.bound.coverage is not None and sound.bound.coverage.n == 50
     for method in ("sipp-blend", "magnitude"):
         judged = sipp.prune(net, X, keep=0.5, method=method, bound="sound", holdout=X[150:], repair=True)
         assert judged.bound.coverage is None or judged.bound.coverage.n == 0
         assert not judged.bound.met
-    chosen = sipp.prune(net, X, keep=0.5, bound="sound", holdout=X[150:])  # the quarter that chose the blend
+    (held_back,) = scored_and_held_back(X)[1]  # it chose the blend
+    chosen = sipp.prune(net, X, keep=0.5, bound="sound", holdout=held_back)
     assert not chosen.bound.met
 
 
