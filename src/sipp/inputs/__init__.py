@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         meeting_sums as meeting_sums,
     )
     from sipp.inputs.data import (
-        HELD_BACK_ONE_IN as HELD_BACK_ONE_IN,
         AnyData as AnyData,
         Batch as Batch,
         Data as Data,
