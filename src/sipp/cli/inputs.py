@@ -18,8 +18,7 @@ from sipp.cli.options import DEFAULT_ROOT, KINDS, Reading
 from sipp.cli.sources import INPUTS, LABELS, Source, array_file, source_of
 from sipp.cli.texts import N_SEQUENCES, is_language_model, is_text, sentences, sequences
 from sipp.errors import DataError
-from sipp.inputs import HELD_BACK_ONE_IN
-from sipp.results import Method, numerics, words
+from sipp.results import HELD_BACK_ONE_IN, Method, numerics, words
 from sipp_lab.data.cifar10 import load_cifar10
 from sipp_lab.data.digits import load_digits
 from sipp_lab.nets import NETS

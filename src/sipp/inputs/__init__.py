@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         turn_off_caches as turn_off_caches,
     )
     from sipp.inputs.data import (
-        HELD_BACK_ONE_IN as HELD_BACK_ONE_IN,
         AnyData as AnyData,
         Batch as Batch,
         Data as Data,

@@ -19,10 +19,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sipp.errors import DataError, warn_caller
-from sipp.results import check, hashing, numerics
+from sipp.results import HELD_BACK_ONE_IN, check, hashing, numerics
 
 MOST_UNCOUNTED = 1_000_000  # points: data of unknown length counts as endless after so many
-HELD_BACK_ONE_IN = 4  # of the calibration points: for a blend, for `compare`, for a bound with points of its own (T18)
 STAYS, HELD_BACK, COPY = range(3)  # the roles of points
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 

@@ -13,11 +13,22 @@ from torch import nn
 
 from sipp.certificates import NetworkComparison, Output, compare_networks
 from sipp.errors import DataError, OptionError, warn_caller
-from sipp.inputs import HELD_BACK_ONE_IN, AnyData, Data, data_of, labels
+from sipp.inputs import AnyData, Data, data_of, labels
 from sipp.progress import progress_bar
 from sipp.pruning import Cut, Ranking, cut, is_like_a_language_model, rank
 from sipp.repairing import split_data
-from sipp.results import Compared, Comparison, Loss, Method, PruneOptions, Selector, check, numerics, other_names
+from sipp.results import (
+    HELD_BACK_ONE_IN,
+    Compared,
+    Comparison,
+    Loss,
+    Method,
+    PruneOptions,
+    Selector,
+    check,
+    numerics,
+    other_names,
+)
 from sipp.scoring import ScoringTask, method_of, task_of
 from sipp.verbs.prune import repaired_cut
 
