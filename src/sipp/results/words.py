@@ -11,9 +11,11 @@ from io import StringIO
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 WIDTH = 118
+UNLIMITED = 10_000  # columns of a table that is measured
 CONFIDENCE_DIGITS = 4  # rounded down
 SENTENCE_DIGITS = 3  # of measured numbers, rounded up, so that a sentence never claims more than the record
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
@@ -89,9 +91,16 @@ def plain_table(*columns: str, texts: tuple[str, ...] = (), folds: bool = True, 
 
 
 def text_of(table: Table) -> str:
-    """The table as plain text, also in a notebook, where rich would display it immediately."""
+    """The table as plain text, also in a notebook, where rich would display it immediately.
+
+    A table that does not fold is as wide as it needs to be: rich would cut off the ends of its numbers.
+    """
     buffer = StringIO()
-    Console(file=buffer, width=WIDTH, force_terminal=False, force_jupyter=False).print(table)
+    console = Console(file=buffer, width=WIDTH, force_terminal=False, force_jupyter=False)
+    if all(column.no_wrap for column in table.columns):
+        wide = console.options.update(max_width=UNLIMITED)
+        console.width = max(WIDTH, Measurement.get(console, wide, table).maximum)
+    console.print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 
 
