@@ -21,6 +21,7 @@ CHANGED = "it was changed after it was written"  # in errors of those who check
 ROOM = "free space or allow writing and run it again, or give another place"
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network,
+JOURNAL_NAME = "progress.json"  # what `prune_on_disk` calls its list of finished blocks
 RECORD_KEY = "sipp record"  # which has the record in its header too
 FILE_SUFFIX = ".safetensors"  # of a network that is one file
 JSON_LINES = (".jsonl", ".json", ".ndjson")

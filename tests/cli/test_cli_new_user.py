@@ -59,7 +59,7 @@ def test_the_commands_that_the_page_suggests_run_when_pasted(here: Path) -> None
             if command.startswith("sipp ") and "..." not in command and command not in tried:
                 tried.append(command)
                 told(*shlex.split(command.replace(" NEW", " new.npz"))[1:])
-    assert {command.split()[1] for command in tried} == {"eval", "certify", "bench", "export"}
+    assert {command.split()[1] for command in tried} == {"eval", "certify", "prune", "bench", "export"}
     told("report", "deeper/sparse", "--out", "page.html")
     page = Path("page.html").read_text()
     assert "not measured" not in page and "the accuracy is" in page

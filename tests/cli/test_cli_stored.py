@@ -144,7 +144,7 @@ def test_what_lies_beside_a_network_is_on_its_page_until_the_network_changes(fol
     made = told("report", net, "--out", page)
     assert made["of"] == ["net"] and made["marked"] == []
     text = page.read_text()
-    assert "Size and speed" in text and "4 inputs per call" in text and "Certificate (c.json)" in text
+    assert "Size and speed" in text and "4 inputs per call" in text and "Certificate of the output (c.json)" in text
     prune(folder, "--out", net, "--force", "--seed", 5, "--points", 100)  # another network now
     said = run("report", net, "--out", page, "--force").stdout
     for name in ("bench.json", "eval.json", "c.json"):

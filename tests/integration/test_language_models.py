@@ -1,5 +1,6 @@
 """Causal language models as they are: pruned, used, stored, written as a folder, read by transformers."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,16 @@ def test_onnx_takes_any_batch_and_length_and_gives_the_models_own_names(tmp_path
     ids = sequences(3, 13)
     found = torch.from_numpy(session.run(["logits"], {"input_ids": ids.numpy()})[0])
     assert torch.allclose(found, logits(model, ids), atol=1e-5)
+
+
+def test_a_tied_head_is_named_once_without_advice_that_does_nothing() -> None:
+    for tied, said in ((True, "lm_head, the head, is tied to the embedding, and stays dense"), (False, "include=")):
+        model = language_model("Llama", tie_word_embeddings=tied)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            pruned = sipp.prune(model, None, keep=0.5, method="magnitude")
+            heads = [str(one.message) for one in told if "the head" in str(one.message)]
+            assert len(heads) == 1 and said in heads[0] and ("include" in heads[0]) is not tied
+            told.clear()
+            sipp.assess(model, pruned, [{"input_ids": sequences()}])
+            assert not [one for one in told if "the head" in str(one.message)]

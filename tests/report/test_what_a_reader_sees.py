@@ -130,7 +130,7 @@ def test_a_theory_that_is_not_met_is_folded_away(seen: dict[tuple[str, int], Vis
 
 
 def test_a_certificate_of_the_whole_output_is_marked(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
-    assert seen["nets", WIDTHS[-1]].seen["worthless"] == ["Useless certificate (holdout)"]  # that of 125 %
+    assert seen["nets", WIDTHS[-1]].seen["worthless"] == ["Useless certificate of the output"]  # that of 125 %
     assert "125 %: useless" in pages["nets"] and "certificate is useless: it allows an error of 125 %" in pages["nets"]
     assert '"useless":1.0' in pages["nets"] and seen["one", WIDTHS[-1]].seen["worthless"] == []
 

@@ -7,6 +7,7 @@ import re
 import warnings
 from dataclasses import is_dataclass
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,22 @@ import torch
 from torch import nn
 
 import sipp
-from sipp.results import Bench, BenchRun, BenchStep, Evaluation, Pruned, Speed, TextScores, from_json, to_json
+from sipp.results import (
+    Bench,
+    BenchRun,
+    BenchStep,
+    Evaluation,
+    Pruned,
+    SavedFile,
+    Speed,
+    StoredTensor,
+    Table,
+    TextScores,
+    from_json,
+    to_json,
+    words,
+)
+from sipp.results.sheet import table_text
 
 
 def points(seed: int, n: int = 120) -> torch.Tensor:
@@ -153,3 +169,24 @@ def test_printed_text_is_whole_where_rich_sees_a_notebook(
     before = {name: str(one) for name, one in records.items()}
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert {name: str(one) for name, one in records.items()} == before
+
+
+def test_long_names_leave_numbers_whole(tmp_path: Path) -> None:
+    """A Hugging Face network has names of fifty letters, and numbers of eight digits."""
+    tensors = tuple(
+        StoredTensor(
+            names=(f"model.decoder.layers.{i}.self_attn.output_projection.weight",), shape=(4096, 3073),
+            dtype="float32", kept=6_292_736, positions="bitmask", values="exact", mask="stored",
+            lengths=(12_585_472, 25_170_944, 0, 0), largest_change=0.1, norm_change=0.1,
+        )
+        for i in range(3)
+    )  # fmt: skip
+    shown = SavedFile(
+        path=tmp_path / "net", model="Net", n_bytes=10**8, pruned_hash="0" * 64, precision="int8", tensors=tensors
+    )
+    text = str(shown)
+    assert "12,587,008" in text and "37,756,416" in text and "positions" in text and "values" in text
+    assert max(map(len, text.splitlines())) <= words.WIDTH and "entropy of their positions" not in text.splitlines()[0]
+    names, numbers = [f"{i}{'name' * 20}" for i in range(2)], ("12,585,472", "1,234,567,890") * 2
+    table = Table(("weight", *"abcd"), tuple((name, *numbers) for name in names))
+    assert all(number in table_text(table) for number in (*names, *numbers))

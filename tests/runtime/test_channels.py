@@ -390,3 +390,14 @@ def test_heads_go_in_numbers_that_the_configuration_accepts(tmp_path) -> None:
     torch.testing.assert_close(loaded(x).logits, small.model(x).logits)
     with pytest.warns(UserWarning, match="from_pretrained would not load it"):
         sipp.shrink(model, data, weights=0.93, uniform=True, exclude="*down_proj", multiple_of=5, progress=False)
+
+
+def test_an_excluded_layer_keeps_its_inputs_and_its_outputs() -> None:
+    torch.manual_seed(0)
+    sizes = (6, 20, 21, 22, 3)
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    net, data = nn.Sequential(*layers[:-1]).eval(), torch.randn(300, 6)
+    small = sipp.shrink(net, data, multiply_adds=0.8, exclude="2", progress=False)
+    shapes = {layer.name: layer.after for layer in small.layers}
+    assert shapes["2.weight"] == (21, 20) and shapes["4.weight"][0] < 22
+    assert small.chosen is not None and "2.weight: 2.weight is excluded" in small.chosen.stays

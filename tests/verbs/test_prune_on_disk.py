@@ -18,6 +18,7 @@ from sipp.inputs.data import data_of
 from sipp.repairing import repair_network, split_data
 from sipp.results import numerics
 from sipp.verbs import prune_on_disk as on_disk
+from sipp_lab.page import read_results
 
 N_BLOCKS, WIDTH = 4, 8
 
@@ -94,6 +95,10 @@ def test_a_row_by_row_method_has_the_bits_of_the_whole_way(source: Path, tmp_pat
     assert (done.kept, done.n_weights, done.n_blocks) == (whole.kept, 4 * 2 * WIDTH * 12, N_BLOCKS)
     assert (tmp_path / "out" / "config.json").read_text() == "{}" and not (tmp_path / "out" / "work").exists()
     assert "50.0%" in str(done)
+    with pytest.raises(DataError, match=r"plain Hugging Face folder.*from_pretrained, or give it to sipp eval"):
+        sipp.inspect(done.folder)
+    with pytest.raises(DataError, match=r"plain Hugging Face folder"):
+        read_results([done.folder])
 
 
 def test_a_repair_has_the_bits_of_the_whole_way(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

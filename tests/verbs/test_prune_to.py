@@ -231,3 +231,10 @@ def test_nan_in_a_pruned_output_counts_as_a_violation() -> None:
     holdout[:20] = float("nan")  # 10 % of the points cannot be certified at share = 5 %
     best = prune_to(net(), points(50, 1), holdout, epsilon=10.0, levels=(0.9, 0.5), method="magnitude")
     assert best.pruned is None and best.path[0].count >= 20
+
+
+def test_a_holdout_larger_than_the_calibration_data_is_no_reason_to_warn() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prune_to(net(), points(100, 1), points(400, 2), epsilon=0.5, method="magnitude")
+    assert not [one for one in told if "were asked for" in str(one.message)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         budget_for as budget_for,
         cut as cut,
         cut_of as cut_of,
-        is_like_a_language_model as is_like_a_language_model,
+        is_large_linear_network as is_large_linear_network,
         measured_change as measured_change,
         rank as rank,
     )

@@ -187,7 +187,7 @@ def _plan(task: ScoringTask, options: PruneOptions, *, statements: bool) -> _Pla
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
         )
     is_search = info.is_blend and options.repair and task.norm_stats != "batch" and data is not None
-    is_first_mask = is_search and is_like_a_language_model(task.weights, task.parameters())
+    is_first_mask = is_search and is_large_linear_network(task.weights, task.parameters())
     why_not = ""
     if info.uses_sensitivities and not is_first_mask:
         pass
@@ -200,7 +200,7 @@ def _plan(task: ScoringTask, options: PruneOptions, *, statements: bool) -> _Pla
     return _Plan(info, is_first_mask, why_not)
 
 
-def is_like_a_language_model(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
+def is_large_linear_network(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:
     """Whether a network is large and all its weights are matrices: trying whole networks is too expensive then."""
     is_large = sum(weight.n_weights for weight in weights) > numerics.MOST_WEIGHTS_OF_SMALL
     return is_large and all(parameters[weight.name].ndim == 2 for weight in weights)

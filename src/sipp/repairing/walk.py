@@ -44,7 +44,7 @@ from sipp.progress import Advance, fit_cost, nothing, progress_bar
 from sipp.pruning import (
     best_within,
     even_layers,
-    is_like_a_language_model,
+    is_large_linear_network,
 )
 from sipp.repairing.data_split import DataSplit, in_large_batches
 from sipp.repairing.fit import PEERS, FitTask, fit_layer, fit_task, leave_unfitted
@@ -114,7 +114,7 @@ def repair_network(
             ours, theirs, masks, split.n_fit_batches, traced=traced, known=known, corrects=method not in PEERS
         )
         weights = list(walk.weights.values())
-        is_large_linear = is_like_a_language_model(weights, masks)
+        is_large_linear = is_large_linear_network(weights, masks)
         task = fit_task(method, pattern, is_large_linear=is_large_linear, keeps_rows=keeps_rows)
         has_budget = method == "joint" and pattern is None
         first = starting_masks(dense, weights, masks, keeps_rows=keeps_rows) if has_budget else masks

@@ -16,13 +16,16 @@ from sipp.results import (
     AnyCertificate,
     Certificate,
     Evaluation,
+    PruneOptions,
     TextScores,
+    to_json,
     words,
 )
 
 # Keys of the report with sections of their own, and those without a meaning for readers
 SECTIONS = {"layers", "bound", "guarantee", "measured", "repair", "choice", "certificate", "seen"}
 UNKNOWN = "not measured"
+N_STEPS = 3  # that are suggested, beside the small file
 MUCH_LOST = 0.01  # of the accuracy
 MUCH_MOVED = 0.1  # of the output's norm; above either, suggest repair or more weights
 ARROW = " \N{RIGHTWARDS ARROW} "
@@ -87,6 +90,8 @@ def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
     """Accuracy, size, speed, guarantee, output change: name, value, words; the unknown says how to measure it."""
     bench, scores, change = model.bench, model.text_scores, change_of_output(model)
     accuracy = ("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
+    if _is_language_model(model):
+        accuracy = ("perplexity", UNKNOWN, "sipp eval measures it on a text")
     if model.accuracies is not None:
         before, after = (number(share, "share") for share in model.accuracies[:2])
         accuracy = ("accuracy", f"{before}{ARROW}{after}", f"before and after, on {model.accuracies[2]}")
@@ -144,29 +149,57 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     steps: list[tuple[str, str, str]] = []  # why, in the shell, in Python
     if model.accuracies is None and model.text_scores is None:
         command = f"sipp eval {both} --data {new} --out {folder}/eval.json"
-        python = "sipp.certify_accuracy(model, pruned, labelled_holdout)"
-        steps.append(("Measure its accuracy on new data with labels:", command, python))
+        why, python = (
+            "Measure its accuracy on new data with labels:",
+            "sipp.certify_accuracy(model, pruned, labelled_holdout)",
+        )
+        if _is_language_model(model):
+            why, python = "Measure its perplexity on new text:", "sipp.perplexity(pruned, tokens, dense=model)"
+        steps.append((why, command, python))
     if not _with_claims(model):
         command = f"sipp certify {both} --holdout {new} --out {folder}/certificate.json"
         steps.append(("Get a guarantee:", command, "sipp.certify(model, pruned, holdout)"))
     lost = 0.0 if model.accuracies is None else model.accuracies[0] - model.accuracies[1]
-    moved, is_measured = change_of_output(model), model.evaluation is not None or model.text_scores is not None
+    moved, measured = change_of_output(model), (model.evaluation, model.text_scores, model.accuracies)
+    is_measured = any(one is not None for one in measured)
     is_bad = lost > MUCH_LOST or (not is_measured and moved is not None and moved[0] > MUCH_MOVED)
     if is_bad and model.pruned.repair is None:
         python = "sipp.prune(model, data, keep=..., repair=True)"
-        steps.append(("Bring back most of what was lost, without training:", "sipp prune ... --repair", python))
+        steps.append(("Bring back most of what was lost, without training:", _with_repair(known, folder), python))
     elif is_bad:
         python = "sipp.hold(model, pruned, optimizer=optimizer)"
         steps.append(("Too much lost? Keep more weights, or retrain with the zeros held at zero:", python, python))
     if model.bench is None:
         command = f"sipp bench {stored} --data {new} --out {folder}/bench.json"
         steps.append(("See how small and fast it is:", command, "sipp.bench(pruned, example)"))
-    if len(steps) < 2:
-        command = f"sipp export {stored} --out small.safetensors"
-        steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
+    steps = steps[:N_STEPS]
+    command = f"sipp export {stored} --out small.safetensors"
+    steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
+    if len(steps) < N_STEPS:
         fast = "fast = sipp.sparse(pruned, example)"
         steps.append(("Run it faster on a CPU, in Python:", _python_line(model.record.model), fast))
-    return [(why, command if in_shell else python) for why, command, python in steps[:3]]
+    return [(why, command if in_shell else python) for why, command, python in steps]
+
+
+def _is_language_model(model: PrunedModel) -> bool:
+    """Whether text is its input, as far as the record knows."""
+    data = model.record.rest.get("data") or {}
+    return data.get("kind") == "text" or model.record.model.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _with_repair(asked: dict[str, Any], folder: str) -> str:
+    """The command that pruned it, with a repair, into another folder."""
+    names = ("model", "weights", "data", "holdout", "points", "epsilon", "max_accuracy_drop", "share", "part")
+    given = {name: asked.get(name) for name in names}
+    usual = to_json(PruneOptions())
+    options = {name: value for name, value in (asked.get("options") or {}).items() if value != usual.get(name)}
+    line = "sipp prune"
+    for name, value in (given | (asked.get("reading") or {}) | options).items():
+        for one in value if isinstance(value, list) else [value]:
+            line += (
+                "" if one is None or isinstance(one, bool) else f" --{name.replace('_', '-')} {shlex.quote(str(one))}"
+            )
+    return f"{line} --repair --out {folder}-repaired"
 
 
 def _python_line(model: str) -> str:
@@ -207,6 +240,9 @@ def _layers_section(model: PrunedModel, ident: str) -> Section:
     dead = [layer.dead_rows for layer in layers if layer.dead_rows]
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
     heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
+    shares = {number(layer.kept / max(1, layer.n_weights), "share") for layer in layers}
+    if len(shares) == 1:
+        heading = f"Every layer keeps {shares.pop()} of its weights"
     rows, where = words.counted(sum(dead), "row"), words.counted(len(dead), "layer")
     lost = f"{rows} in {where} lost all weights and output only a bias."
     return Section("Layers", Finding(heading, lost if dead else "No row lost all its weights."), [[plot]])
@@ -215,7 +251,9 @@ def _layers_section(model: PrunedModel, ident: str) -> Section:
 def _statements_section(model: PrunedModel, ident: str) -> Section:
     own, later = model.record.certificate, model.measured.items()
     cards_of_later = [
-        plots.certificate_card(one, name) for name, one in later if isinstance(one, Certificate | AccuracyCertificate)
+        plots.certificate_card(one, "" if model.folder is None else f" ({name})")
+        for name, one in later
+        if isinstance(one, Certificate | AccuracyCertificate)
     ]
     shown = plots.statement_cards(model.pruned, own)
     first = [] if own is None and cards_of_later else shown[:1]  # otherwise it says that there is none

@@ -19,6 +19,7 @@ from sipp.results import AnyCertificate, Certificate, Entry, Pruned, PrunedLayer
 
 View = dict[str, Any]
 KEPT, EPSILON, DEAD, SHARE = "kept share of the layer", "epsilon of the layer", "dead rows", "share of the whole budget"
+CERTIFIED = {"output": "output", "kl": "next token's distribution", "next-token": "next token"}  # by measure
 LAYER_UNITS: dict[str, Unit] = {KEPT: "share", EPSILON: "number", DEAD: "count", SHARE: "share"}
 
 
@@ -116,9 +117,9 @@ def statement_cards(
     """Cards for the certificate and the theory's bounds; those that say nothing are folded."""
     if certificate is None:
         text = why_no_certificate or "None: there was no holdout."
-        made: list[dict[str, Any]] = [{"title": "Certificate (holdout)", "text": text, "rows": []}]
+        made: list[dict[str, Any]] = [{"title": "Certificate", "text": text, "rows": []}]
     else:
-        made = [certificate_card(certificate, "holdout")]
+        made = [certificate_card(certificate)]
     for one in pruned.statements:
         folded = "" if one.is_useful else "says nothing here"
         made.append(
@@ -127,11 +128,12 @@ def statement_cards(
     return made
 
 
-def certificate_card(certificate: AnyCertificate, source: str) -> dict[str, Any]:
-    """A card for a certificate, marked if it is useless."""
+def certificate_card(certificate: AnyCertificate, source: str = "") -> dict[str, Any]:
+    """A card for a certificate, named by what it is about, and marked if it is useless."""
     claim, *rows = map(list, certificate.sheet.facts)
     useless = isinstance(certificate, Certificate) and certificate.is_useless
-    title = f"{'Useless certificate' if useless else 'Certificate'} ({source})"
+    about = CERTIFIED[certificate.measure] if isinstance(certificate, Certificate) else "accuracy"
+    title = f"{'Useless certificate' if useless else 'Certificate'} of the {about}{source}"
     return {"title": title, "text": claim[1], "rows": rows, "useless": useless}
 
 

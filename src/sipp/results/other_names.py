@@ -27,8 +27,8 @@ METHODS = {
 ELSEWHERE = {  # options of torch.nn.utils.prune, Torch-Pruning, NNI and the like
     **dict.fromkeys(
         ("structured", "structure"),
-        "single weights are pruned; sipp.shrink removes channels whose weights are all gone, pattern='2:4' keeps 2 of "
-        "every 4",
+        "single weights are pruned; sipp.shrink(model, data, multiply_adds=0.5) removes whole channels, and "
+        "pattern='2:4' keeps 2 of every 4",
     ),
     **dict.fromkeys(
         ("ignored_layers", "ignore", "excluded_layers", "skip"),

@@ -174,9 +174,10 @@ def _table(contents: SavedFile) -> Table:
     def is_whole(tensor: StoredTensor) -> bool:
         return (tensor.mask, tensor.positions, tensor.values, len(tensor.names)) == (None, "all", "exact", 1)
 
-    for tensor in (tensor for tensor in contents.tensors if not is_whole(tensor)):
+    alone = [tensor for tensor in contents.tensors if not is_whole(tensor)]
+    for name, tensor in zip(words.short_names([" = ".join(tensor.names) for tensor in alone]), alone):
         values = tensor.dtype if tensor.values == "exact" else tensor.values
-        add(" = ".join(tensor.names), [tensor], tensor.positions, values)
+        add(name, [tensor], tensor.positions, values)
     if whole := [tensor for tensor in contents.tensors if is_whole(tensor)]:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     add("all tensors", contents.tensors, "", contents.precision)
@@ -191,7 +192,4 @@ def _table(contents: SavedFile) -> Table:
 
 def _headline(contents: SavedFile) -> str:
     size = words.size(contents.n_bytes, contents.dense_bytes)
-    return (
-        f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}; "
-        f"the kept values and the entropy of their positions come to {contents.bound_bytes:,.0f}"
-    )
+    return f"{contents.path}: {contents.model}, {contents.n_bytes:,} bytes (dense: {contents.dense_bytes:,}), {size}"

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rich import box
 from rich.console import Console
 from rich.markup import escape as without_markup
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from sipp.results import words
@@ -25,6 +26,7 @@ BAR = "#3b82c4"  # readable on white and on black
 LINE = "1px solid rgba(128,128,128,.35)"
 BAR_WIDTHS = (7, 3)  # em; the second where more than two columns have bars
 TEXT_WIDTH = 60  # em
+UNLIMITED = 10_000  # columns of a table that is measured
 SHORT = 40  # characters of a text in a repr
 PERCENT = "{:.2%}".format
 
@@ -126,7 +128,11 @@ def table_text(table: Table) -> str:
     for row in table.rows:
         drawn.add_row(*map(without_markup, table.written(row)))
     buffer = StringIO()
-    Console(file=buffer, width=words.WIDTH, force_terminal=False, force_jupyter=False).print(drawn)
+    console = Console(file=buffer, width=words.WIDTH, force_terminal=False, force_jupyter=False)
+    if all(column.no_wrap for column in drawn.columns):  # as wide as it needs to be: rich would cut off the ends
+        wide = console.options.update(max_width=UNLIMITED)
+        console.width = max(words.WIDTH, Measurement.get(console, wide, drawn).maximum)
+    console.print(drawn)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 
 

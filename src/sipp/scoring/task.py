@@ -117,15 +117,19 @@ def task_of(
     loss: Loss | None = None,
     kernel: Kernel = "auto",
     chunk_bytes: ChunkBytes = "auto",
+    warns: bool = True,
 ) -> ScoringTask:
-    """A model without its wrappers, with the weights that are chosen by `include` and `exclude`."""
+    """A model without its wrappers, with the weights that are chosen by `include` and `exclude`.
+
+    With `warns`, there is a warning if the head of a language model is left out.
+    """
     check.choice("norm_stats", norm_stats, get_args(NormStats))
     if loss is not None and not callable(loss):
         raise OptionError(f"loss={loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy")
     if not (isinstance(chunk_bytes, str) and chunk_bytes == "auto"):
         check.whole("chunk_bytes", chunk_bytes, least=1)
     model = unwrap(model)
-    layers = find_prunable_layers(model, include=include, exclude=exclude)
+    layers = find_prunable_layers(model, include=include, exclude=exclude, warns=warns)
     return ScoringTask(model, layers, _data_for(model, data), seed, norm_stats, loss, kernel, chunk_bytes)
 
 

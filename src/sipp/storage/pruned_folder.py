@@ -15,6 +15,7 @@ from typing import Any
 from sipp.errors import DataError
 from sipp.files import (
     CHANGED,
+    JOURNAL_NAME,
     RECORD_KEY,
     RECORD_NAME,
     WEIGHTS_NAME,
@@ -43,6 +44,12 @@ def read_pruned(folder: Path) -> SavedNetwork:
     It is checked by its checksum, and by the hash of the network beside it.
     """
     copy, path = folder / RECORD_NAME, folder / WEIGHTS_NAME
+    if (folder / JOURNAL_NAME).exists() and not copy.exists():
+        raise DataError(
+            "is a plain Hugging Face folder, as `sipp prune --on-disk` writes it, without a record",
+            where=folder,
+            fix="load it with from_pretrained, or give it to sipp eval or sipp certify as --pruned",
+        )
     if not path.exists() and not copy.exists():
         raise DataError(
             f"holds no pruned network ({RECORD_NAME})", where=folder, fix="give a folder of sipp prune or save_folder"

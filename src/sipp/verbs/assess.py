@@ -52,7 +52,7 @@ def assess(
     else:
         given = unwrap(network_of(pruned))
         check_same_architecture(dense, given)
-    task = task_of(dense, data, exclude=exclude)
+    task = task_of(dense, data, exclude=exclude, warns=False)
     # sipp-det: its scores are the sensitivities
     ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True)
     unknown = SeenInputs(frozenset(), is_all=False)  # what chose the caller's own weights

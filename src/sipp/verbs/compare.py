@@ -15,7 +15,7 @@ from sipp.certificates import NetworkComparison, Output, compare_networks
 from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs import AnyData, Data, data_of, labels
 from sipp.progress import progress_bar
-from sipp.pruning import Cut, Ranking, cut, is_like_a_language_model, rank
+from sipp.pruning import Cut, Ranking, cut, is_large_linear_network, rank
 from sipp.repairing import split_data
 from sipp.results import (
     HELD_BACK_ONE_IN,
@@ -119,7 +119,7 @@ def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
     if not repair:
         return [ranking]
     # a blend tries no candidates where it only begins the repair of a language model
-    begins_with_other_mask = method_of(method).is_blend and is_like_a_language_model(task.weights, task.parameters())
+    begins_with_other_mask = method_of(method).is_blend and is_large_linear_network(task.weights, task.parameters())
     return [ranking, rank(task, repaired) if begins_with_other_mask else replace(ranking, options=repaired)]
 
 

@@ -266,7 +266,7 @@ def _first_level(levels: _Levels, calibration: Data, n_holdout: int, grid: tuple
     Only the size of the holdout is used, so a bad start costs sparsity, never validity. No more calibration points are
     counted than the holdout has, because more would prove more than the holdout can.
     """
-    data = replace(calibration, n_points=n_holdout)
+    data = replace(calibration, n_points=min(n_holdout, len(calibration.hashes())))
     low, high = 0, len(grid)  # level `low` passes, or is the first, which is not tried; level `high` does not pass
     with progress_bar("where to begin", len(grid).bit_length(), shown=progress) as advance:
         while high - low > 1:

@@ -64,8 +64,8 @@ def shrink(
     has there; `repair=False` leaves that out. `steps` of Adam then bring the outputs closer to the dense ones.
     `uniform=True` takes the same share of every layer, which a Hugging Face model needs, because its configuration has
     one width for all layers; it is set to the new one, and as many heads stay as it accepts. `multiple_of=8` leaves
-    multiples of eight channels, and layers named in `exclude` (as in `prune`) keep all their inputs. One input in ten
-    is held back, to stop Adam and to measure the error. All inputs are held in memory.
+    multiples of eight channels, and layers named in `exclude` (as in `prune`) keep all their inputs and outputs.
+    One input in ten is held back, to stop Adam and to measure the error. All inputs are held in memory.
 
     Example:
         >>> import sipp, torch

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sipp.errors import DataError
-from sipp.files import RECORD_NAME, check_file, make_folder, write_atomic
+from sipp.files import JOURNAL_NAME, RECORD_NAME, check_file, make_folder, write_atomic
 from sipp.report import (
     Article,
     PrunedModel,
@@ -73,7 +73,7 @@ def read_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
 def _is_result(folder: Path) -> bool:
     """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
     try:
-        return (folder / MANIFEST).exists() or (folder / RECORD_NAME).exists()
+        return (folder / MANIFEST).exists() or any((folder / name).exists() for name in (RECORD_NAME, JOURNAL_NAME))
     except OSError:
         return True
 

@@ -140,16 +140,17 @@ def _or_exclude(fix: str, name: str) -> str:
 
 
 def find_prunable_layers(
-    model: nn.Module, *, include: Selector | None = None, exclude: Selector | None = None
+    model: nn.Module, *, include: Selector | None = None, exclude: Selector | None = None, warns: bool = True
 ) -> tuple[PrunableLayer, ...]:
     """The modules of `model` that hold prunable weights, in the order of the model's definition.
 
     A parameter used by several modules is one Weight (under its first chosen name) with a layer for each use, also
     in modules that were not chosen: all uses are scored. Norms, embeddings, weights tied to an embedding, and
-    parameters outside known layers are left alone, and so is the head of a language model unless `include` names it.
+    parameters outside known layers are left alone, and so is the head of a language model unless `include` names it,
+    with a warning if `warns`.
     """
     modules = {name: module for name, module in model.named_modules() if _is_layer(module)}
-    chosen = _chosen(model, modules, include, exclude)
+    chosen = _chosen(model, modules, include, exclude, warns)
     layers = _known_layers(modules, chosen)
     weights = _chosen_weights(model, layers, chosen)
     if not weights:
@@ -192,7 +193,7 @@ def _known_layers(modules: Mapping[str, nn.Module], chosen: set[str]) -> list[Pr
 
 def _chosen_weights(model: nn.Module, layers: Sequence[PrunableLayer], chosen: set[str]) -> dict[int, Weight]:
     """The weights to prune, checked, by the id of their parameter; names in other modules are aliases."""
-    embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    embedded = _embedded(model)
     found: dict[int, Weight] = {}
     checked: dict[str, nn.Parameter] = {}
     for layer in (layer for layer in layers if layer.module_name in chosen):
@@ -232,6 +233,11 @@ def _lora_matrices(model: nn.Module) -> set[int]:
     """The ids of the modules that hold LoRA's low-rank matrices, which are not pruned."""
     parts = (part for _, layer in lora_layers(model) for part in (layer.lora_A, layer.lora_B))
     return {id(module) for part in parts for module in part.modules()}
+
+
+def _embedded(model: nn.Module) -> set[int]:
+    """The ids of the weights of embeddings."""
+    return {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
 
 
 def _heads(model: nn.Module) -> set[int]:
@@ -361,7 +367,11 @@ def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def _chosen(
-    model: nn.Module, layers: Mapping[str, nn.Module], include: Selector | None, exclude: Selector | None
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    include: Selector | None,
+    exclude: Selector | None,
+    warns: bool,
 ) -> set[str]:
     """The names of the layers that are chosen, after checking that every pattern matches something.
 
@@ -371,8 +381,16 @@ def _chosen(
     wanted = set(layers) if include is None else _matching("include", include, layers)
     wanted -= set() if exclude is None else _matching("exclude", exclude, layers)
     heads, lora = _heads(model) if include is None else set[int](), _lora_matrices(model)
-    for name in (name for name, module in layers.items() if name in wanted and id(module) in heads):
-        warn_caller(f"{name}, the head, stays as it is; include=['*'] prunes it too")
+    embedded = _embedded(model)
+    for name, module in layers.items():
+        if warns and name in wanted and id(module) in heads:
+            is_tied = id(module._parameters.get("weight")) in embedded
+            stays = (
+                "is tied to the embedding, and stays dense"
+                if is_tied
+                else "stays as it is; include=['*'] prunes it too"
+            )
+            warn_caller(f"{name}, the head, {stays}")
     return {name for name in wanted if id(layers[name]) not in heads | lora}
 
 

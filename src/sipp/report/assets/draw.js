@@ -253,10 +253,12 @@ function drawBars(plot, view, state, width) {
       drawColumn(svg, view, one, { left: from, right, top, bottom, hasValues, all: shown }, step);
     });
   }
-  svg.append(text(left, height - 4, view.y.label, "start", "axis"));
+  const heading = shown.map((one) => one.name).join(", "); // the columns are headed by their names already
+  if (single || view.y.label !== heading) svg.append(text(left, height - 4, view.y.label, "start", "axis"));
   const box = { left: 0, right: width, top: 0, bottom: height };
   const note = shown.length < asked ? `${shown.length} of ${asked} are drawn: hide some above or below to see the others.` : "";
-  return { svg, stops, by: "y", box, legend: single ? [] : view.series.map((one) => one.name), note };
+  const isStyled = view.series.some((one) => PAGE.parts[one.name] || PAGE.styles[one.name]); // else all look alike
+  return { svg, stops, by: "y", box, legend: single || !isStyled ? [] : view.series.map((one) => one.name), note };
 }
 
 const DRAW = { lines: drawLines, bars: drawBars };

@@ -82,7 +82,7 @@ class Structure:
 
 
 def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structure:
-    """The sites of a network; the weights `excluded` keep all their inputs."""
+    """The sites of a network; the weights `excluded` keep all their inputs and outputs."""
     class_of, products = channels.classes, channels.products
     readers, makers = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     for product in products:
@@ -100,6 +100,8 @@ def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structur
             why = f"{reader}, which reads them, is used more than once"
         elif reader in excluded:
             why = f"{reader}, which reads them, is excluded"
+        elif not makers[name].isdisjoint(excluded):
+            why = f"{min(makers[name].intersection(excluded))} is excluded"
         if why:
             refused |= dict.fromkeys(sorted(makers[name]), why)
         else:

@@ -10,12 +10,12 @@ from pathlib import Path
 from torch import Tensor
 
 from sipp.errors import OptionError
-from sipp.files import make_folder, read_json, write_atomic, write_json
+from sipp.files import JOURNAL_NAME, make_folder, read_json, write_atomic, write_json
 from sipp.results import BlockWeight, from_json, to_json
 from sipp.storage.block_by_block.sharded_weights import companion_files, write_shard
 from sipp.storage.tensors import read_tensors, tensors_to_bytes
 
-JOURNAL, WORK = "progress.json", "work"
+WORK = "work"
 CONFIGS = ("config.json", "generation_config.json")  # copied together with tokenizer files
 
 
@@ -41,7 +41,7 @@ class BlockFolder:
         If no block is finished, everything starts over, whatever the task was: nothing of it would be used again.
         """
         make_folder(self.folder)
-        path = self.folder / JOURNAL
+        path = self.folder / JOURNAL_NAME
         if not path.is_file() and any(other.name != WORK for other in self.folder.iterdir()):
             raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
         journal = self.journal() if path.is_file() else Journal(self.task)
@@ -65,12 +65,12 @@ class BlockFolder:
         before = self.journal()
         file_of = before.file_of | dict.fromkeys(tensors, file)
         after = replace(before, finished=i + 1, weights=(*before.weights, *done), file_of=file_of)
-        write_json(self.folder / JOURNAL, to_json(after))
+        write_json(self.folder / JOURNAL_NAME, to_json(after))
         shutil.rmtree(self.states_folder / str(i), ignore_errors=True)
 
     def journal(self) -> Journal:
         """The journal so far."""
-        path = self.folder / JOURNAL
+        path = self.folder / JOURNAL_NAME
         found: Journal = from_json(Journal, read_json(path), path)
         return found
 

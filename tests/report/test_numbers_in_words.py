@@ -19,7 +19,7 @@ from sipp.report import numbers
         (7325.0, "seconds", "2 h 2 min"),
         (12345.0, "count", "12,345"),
         (0.0, "number", "0"),
-        (1e-16, "number", "1.00e-16"),
+        (1e-16, "number", "1e-16"),
         (float("inf"), "number", "none"),
         (None, "share", "none"),
     ],
