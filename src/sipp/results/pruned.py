@@ -317,7 +317,7 @@ class Pruned:
 def _dead_words(pruned: Pruned) -> str:
     names = [layer.name for layer in pruned.layers if layer.dead_rows]
     where = words.listed(names, what="more layers")
-    return f"{pruned.dead_rows:,} rows lost all their weights, in {where}" if names else ""
+    return f"{words.counted(pruned.dead_rows, 'row')} lost all weights, in {where}" if names else ""
 
 
 def _beside_budget(pruned: Pruned) -> str:
