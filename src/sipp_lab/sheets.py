@@ -43,7 +43,7 @@ def _accuracy(record: Record | None) -> str:
 
 def work_done(n_trained: int) -> str:
     """How many networks were trained by this command."""
-    return f"{n_trained} networks trained now" if n_trained else "nothing left to do"
+    return f"{words.counted(n_trained, 'network')} trained now" if n_trained else "nothing left to do"
 
 
 def runs_sheet(runs: Sequence[RunStatus]) -> Sheet:

@@ -63,3 +63,25 @@ def test_the_commands_that_the_page_suggests_run_when_pasted(here: Path) -> None
     told("report", "deeper/sparse", "--out", "page.html")
     page = Path("page.html").read_text()
     assert "not measured" not in page and "the accuracy is" in page
+
+
+def test_what_people_type_first_is_answered_with_what_to_type(here: Path) -> None:
+    net = ["--model", "own_net.py:net", "--weights", "net.pt", "--data", "data.npz", "--keep", 0.5]
+    assert "write --model own_net.py:net" in refused(
+        run("prune", "own_net.py:net", "--keep", 0.5), "sipp prune", "--model"
+    )
+    assert "write --pruned sparse" in refused(run("eval", "sparse", "--data", "new.npz"), "sipp eval", "Missing")
+    assert "give a name without .pt" in refused(run("prune", *net, "--out", "d.pt"), "--out d.pt", "names a file")
+    said = " ".join(run("prune", *net, "--method", "magnitude", "--out", "sparse").stdout.split())
+    command = "sipp eval --model own_net.py:net --pruned sparse --dense net.pt --data NEW"
+    assert command in said and "sipp report sparse" in said
+    told(*shlex.split(command.replace("NEW", "new.npz"))[1:])
+    shrunk = ["sparse", "--model", "own_net.py:net", "--data", "data.npz"]
+    run("shrink", *shrunk, "--out", "a.pt")
+    said = refused(
+        run(*shlex.split(command.replace("NEW", "new.npz").replace("sparse", "a.pt"))[1:]), "--pruned", "read"
+    )
+    assert "sipp.certify_accuracy(dense, torch.load(FILE" in said
+    told("prune", *net[:-1], 0.99, "--method", "magnitude", "--out", "denser")
+    said = run("shrink", "denser", *shrunk[1:], "--out", "b.pt").stdout
+    assert "no dead channels; --multiply-adds 0.5 removes others" in said

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from sipp.errors import DataError
 from sipp.inputs.data import AnyData, data_of
 
 X = torch.arange(40.0).view(20, 2)
@@ -75,3 +76,13 @@ def test_the_copies_of_a_point_are_on_one_side() -> None:
 def test_in_memory_only_as_many_as_are_taken() -> None:
     kept = data_of(iter([X[:12], X[12:]]), n_points=14).in_memory()
     assert torch.equal(points(kept), X[:14]) and torch.equal(points(kept), X[:14])
+
+
+def test_a_pair_of_inputs_and_labels_is_a_data_set_and_two_inputs_are_not() -> None:
+    inputs, labels = torch.rand(20, 3), torch.arange(20)
+    batches = list(data_of((inputs, labels)).batches(8))
+    assert [batch.n_points for batch in batches] == [8, 8, 4]
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), labels)
+    for pair in ((inputs, inputs), (labels, labels), (inputs, labels[:5]), (inputs, labels, labels)):
+        with pytest.raises(DataError, match="wrap it in a list"):
+            list(data_of(pair).batches())

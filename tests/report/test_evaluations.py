@@ -194,3 +194,11 @@ def test_a_certified_drop_of_accuracy_has_its_column(several: list[Path]) -> Non
         "magnitude-r": f"{limit:g} points",
         "lamp": "none",
     }
+
+
+def test_a_language_model_is_measured_by_its_perplexity(tmp_path: Path) -> None:
+    folder = pruned_folder(tmp_path / "net", model="hf:stories", rest={"asked": {}, "data": {"kind": "text"}})
+    (result,), _ = read_results([folder])
+    assert isinstance(result, PrunedModel)
+    assert tiles_of(result)[0][0] == "perplexity" and "perplexity" in next_steps(result)[0][0]
+    assert "with labels" not in shown(folder)

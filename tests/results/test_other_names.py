@@ -92,3 +92,15 @@ def test_every_verb_takes_what_prune_and_prune_to_gave(tmp_path: Path) -> None:
     with torch.no_grad():
         best.model.get_parameter("0.weight").mul_(1.01)
     assert sipp.save(best, tmp_path / "net.safetensors").certificate is None  # it was about other weights
+
+
+def test_options_of_torch_pruning_are_answered_with_those_of_shrink() -> None:
+    for options, said in (
+        ({"pruning_ratio": 0.5}, "give multiply_adds= or weights="),
+        ({"round_to": 8}, "write multiple_of="),
+        ({"ignored_layers": []}, "write exclude="),
+    ):
+        with pytest.raises(UnknownOption, match=said):
+            sipp.shrink(net(), points(1), **options)  # type: ignore[arg-type]
+    with pytest.raises(UnknownOption, match=r"sipp.shrink\(model, data, multiply_adds=0.5\) removes whole channels"):
+        sipp.prune(net(), points(1), keep=0.5, structured=True)  # type: ignore[call-arg]

@@ -27,6 +27,7 @@ EXIT_CODES = (
     "130 stopped by Ctrl-C, 143 by SIGTERM."
 )
 DEBUG = "--debug"
+POSITIONAL = {"eval": "--pruned", "certify": "--pruned", "prune": "--model"}  # what a bare word after a command means
 MOST_CHARACTERS = 700  # per line: a thousand parameter names would help nobody
 NO_BUGS = (  # of the disk, or impossible file names
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
@@ -92,7 +93,7 @@ def run_and_report(app: Callable[..., Any], words: list[str]) -> int:
                 return WRONG_INPUT
             if debug:
                 traceback.print_exception(error, file=sys.stderr)
-            reported = _reported(error, command, debug)
+            reported = _reported(error, command, kept, debug)
             typer.echo(three_lines(reported.what, reported.where, reported.fix), err=True)
             return reported.code
     if code == INTERRUPTED:
@@ -105,7 +106,7 @@ def three_lines(what: str, where: str, fix: str) -> str:
     return f"error: {_one_line(what)}\nwhere: {_one_line(where)}\ndo:    {_one_line(fix)}"
 
 
-def _reported(error: Exception, command: str, debug: bool) -> CommandError:
+def _reported(error: Exception, command: str, kept: list[str], debug: bool) -> CommandError:
     """What is said about an error."""
     if isinstance(error, CommandError):
         return error
@@ -116,6 +117,8 @@ def _reported(error: Exception, command: str, debug: bool) -> CommandError:
         place = getattr(known, "command_path", command)
         unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
         fix = "give --keep, the share of weights to keep" if unknown in other_names.SHARES else f"see {place} --help"
+        if kept[1:] and not kept[1].startswith("-") and (option := POSITIONAL.get(kept[0])) is not None:
+            fix = f"write {option} {kept[1]}"
         return CommandError(error.format_message(), where=place, fix=fix)  # type: ignore[attr-defined]
     if isinstance(error, MemoryError):
         return CommandError("out of memory", where=command, fix="give fewer --points")

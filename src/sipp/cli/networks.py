@@ -151,7 +151,8 @@ def _read(path: Path) -> Any:
             reason = "it is not a whole file of tensors, or holds more than tensors"
             if "Unsupported global" in str(error):
                 fix = "if it is a whole model, write its weights: torch.save(model.state_dict(), ...); sipp runs no "
-                fix += "code from files"
+                fix += "code from files. Of a network from sipp.shrink: sipp.certify_accuracy(dense, torch.load(FILE, "
+                fix += "weights_only=False), data), in Python"
         raise ModelError(f"{path} could not be read as weights ({reason})", fix=fix) from error
 
 

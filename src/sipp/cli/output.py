@@ -12,10 +12,12 @@ import typer
 
 import sipp
 from sipp.cli.errors import naming_option
-from sipp.files import check_file, check_folder, refuse_input, write_atomic
+from sipp.errors import OptionError
+from sipp.files import FILE_SUFFIX, check_file, check_folder, refuse_input, write_atomic
 from sipp.results import Sheet, Table, to_json, words
 
 ANOTHER = "give another place"
+FILES = (".pt", ".pth", ".bin", ".onnx", ".json", ".zip")  # endings that no folder has
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ def check_out(
         for option, read in reads.items():
             if read is not None:
                 refuse_input(path, option, Path(str(read).removeprefix("hf:")))
+        if is_folder and path.suffix in FILES:
+            raise OptionError(
+                f"{path.name} names a file, and this is written as a folder",
+                fix=f"give a name without {path.suffix}, or NAME{FILE_SUFFIX} for one small file",
+            )
         if is_folder:
             check_folder(path, force=force)
         else:

@@ -279,10 +279,22 @@ def data_of(
     batch_size: int | None = None,
     refuses_non_finite: bool = True,
 ) -> Data:
-    """What was given, as a `Data`. If it is one already, only `n_points` is applied."""
+    """What was given, as a `Data`. If it is one already, only `n_points` is applied.
+
+    A pair (inputs, labels) of two tensors, one label for each input, is a data set.
+    """
     if isinstance(given, Data):
         return given if n_points is None else replace(given, n_points=n_points)
+    if isinstance(given, tuple) and _is_labelled_batch(given):
+        given = TensorDataset(*given)
     return Data(given, role, device, n_points, batch_size, refuses_non_finite)
+
+
+def _is_labelled_batch(given: tuple[Any, ...]) -> bool:
+    """Whether it is one tensor of inputs with a label each; of two tensors alike, the second may be an input too."""
+    if len(given) != 2 or not all(isinstance(one, Tensor) for one in given):
+        return False
+    return bool(given[0].ndim > 1 and given[1].ndim == 1 and len(given[0]) == len(given[1]))
 
 
 def split_off(batches: Sequence[Batch], one_in: int) -> tuple[list[Batch], list[Batch]]:
@@ -363,7 +375,7 @@ WAYS_OUT = {
     "ndarray": "give torch.from_numpy(array)",
     "NoneType": "give batches without empty entries",
     "list": "give torch.tensor(list), or torch.stack(list) of tensors",
-    "str": "give token numbers",
+    "str": "give token numbers, as sipp.text(file, tokenizer) reads them",
     "PackedSequence": "give padded sequences and their lengths, and pack them in the model",
 }
 

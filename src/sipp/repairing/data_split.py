@@ -10,7 +10,7 @@ from torch import nn
 
 from sipp.errors import DataError
 from sipp.inputs import Batch, Data, merged_batches, outputs, split_off
-from sipp.results import SeenInputs, numerics
+from sipp.results import SeenInputs, numerics, words
 
 # Of every ten points, one is held back from the fit. Half of these are for validation: they leave layers alone and stop
 # the polish. The other half only tests the result. If that half is too small, all are for validation.
@@ -51,9 +51,10 @@ def split_data(data: Data) -> DataSplit:
     hashes = [found for batch in batches for found in batch.hashes()]
     n_different = len(set(hashes))
     if n_different < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
-        copies = "" if n_different == len(hashes) else " different"
+        copies = "" if n_different == len(hashes) else "different "
         raise DataError(
-            f"calibration holds {n_different}{copies} inputs", fix=f"give a repair at least {FEWEST_REPAIR_POINTS}"
+            f"calibration holds {words.counted(n_different, f'{copies}input')}",
+            fix=f"give a repair at least {FEWEST_REPAIR_POINTS}",
         )
     fit, held_back = split_off(batches, HELD_BACK_ONE_IN)
     n_test = sum(batch.n_points for batch in held_back) // 2

@@ -13,6 +13,7 @@ from sipp.report.networks import PrunedModel
 from sipp.report.rendering import render
 from sipp.results import (
     AnyCertificate,
+    Gradual,
     Pruned,
     PrunedTo,
     SavedNetwork,
@@ -68,16 +69,19 @@ def _by_name(pruned: Networks) -> dict[str, PruneResult]:
     if isinstance(pruned, Pruned | PrunedTo):
         return {type(pruned.model).__name__: pruned}
     if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
-        raise OptionError(
-            f"a {type(pruned).__name__} is not a pruned network, or holds none", fix="give a result of sipp.prune"
-        )
+        raise OptionError(f"a {type(pruned).__name__} is not a pruned network, or holds none", fix=_how_to_give(pruned))
     by_name = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
     for name, network in by_name.items():
         if not isinstance(network, Pruned | PrunedTo):
-            raise OptionError(f"{name!r:.40} is a {type(network).__name__}", fix="give a result of sipp.prune")
+            raise OptionError(f"{name!r:.40} is a {type(network).__name__}", fix=_how_to_give(network))
     if isinstance(pruned, Mapping):
         return {str(name): network for name, network in pruned.items()}
     return {f"{type(network.model).__name__} {number}": network for number, network in by_name.items()}
+
+
+def _how_to_give(other: object) -> str:
+    """What to give in place of something that is no result of `prune`."""
+    return f"give {'sipp.assess(dense, net, data)' if isinstance(other, Gradual) else 'a result of sipp.prune'}"
 
 
 def _check_claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:

@@ -39,6 +39,7 @@ ELSEWHERE = {  # options of torch.nn.utils.prune, Torch-Pruning, NNI and the lik
     **dict.fromkeys(("example_inputs", "dataloader", "inputs"), "give the inputs as the second argument, data"),
     **dict.fromkeys(("global_pruning", "is_global"), "layers always share one budget; include= chooses them"),
 }
+OF_SHRINK = {"round_to": "multiple_of"}
 OF_ONE_LAYER = {"l1_unstructured": "magnitude", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
@@ -85,7 +86,11 @@ def _how_to_write(name: str, value: Any, known: Any) -> str:
             return f"give {keep}=, {what}"
         share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
         return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
-    if name in ELSEWHERE and "include" in known:
+    if "multiply_adds" in known and name in (*SHARES, "keep"):
+        return "give multiply_adds= or weights=, the share of them to keep: multiply_adds=0.5"
+    if name in OF_SHRINK and OF_SHRINK[name] in known:
+        return f"write {OF_SHRINK[name]}="
+    if name in ELSEWHERE and ("include" in known or "exclude=" in ELSEWHERE[name]):
         return ELSEWHERE[name]
     if name in TOLERANCES and "method" in known:
         return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"

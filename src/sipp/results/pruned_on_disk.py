@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sipp.results.sheet import Sheet, Table, shown
+from sipp.results.sheet import Sheet, Table, shown, without_empty
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,4 @@ class PrunedOnDisk:
             for weight in self.weights
         )
         table = Table(columns, rows, bars=("kept",), forms={"kept": "{:.1%}".format})
-        return Sheet(self.sentence, tables=(table,))
+        return Sheet(self.sentence, tables=(without_empty(table),))

@@ -56,7 +56,7 @@ def _initials(name: str, length: int) -> str:
 
 def labelled_line(label: str, text: str) -> str:
     """One line that begins with a label (or with as many spaces), never wrapped: paths and numbers stay whole."""
-    return f"{label + ':' if label else '':<{LABEL}}{text}"
+    return f"{label + ': ' if label else '':<{LABEL}}{text}"
 
 
 def labelled(label: str, text: str) -> str:

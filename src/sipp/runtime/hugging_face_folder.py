@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sipp import __version__
 from sipp.errors import ModelError, OptionError
 from sipp.files import new_folder
-from sipp.results import AnyCertificate, Pruned, hashing
+from sipp.results import AnyCertificate, Pruned, hashing, words
 from sipp.storage import companion_files
 
 CARD = "README.md"
@@ -36,12 +36,14 @@ def model_card(pruned: Pruned, certificate: AnyCertificate | None, *, name: str,
     is_on_hub = origin.count("/") == 1 and not Path(origin).exists()  # not a folder of this machine
     head = ["---", "library_name: transformers", *([f"base_model: {origin}"] if is_on_hub else [])]
     of_what = f" It is a pruned copy of `{origin}`." if is_on_hub else ""
-    lines = [f"{now.headline}.{of_what} The other weights are zero."]
+    lines = [f"{words.sentence(now.headline)}.{of_what} The other weights are zero."]
     if now.repair is not None:
-        lines.append(f"The kept weights were repaired without labels or training. {now.repair.sentence}")
+        lines.append(
+            f"The kept weights were repaired without labels or training. {words.sentence(now.repair.sentence)}."
+        )
     if values != "same":
         lines.append(f"Weights were then rounded to {values}; what follows is about the network before.")
-    lines.append(f"**Error.** {now.cost if certificate is None else certificate.sentence}")
+    lines.append(f"**Error.** {words.sentence(now.cost if certificate is None else certificate.sentence)}")
     lines.append(
         "The zeros are stored like other numbers: the model loads like the dense one, takes as much memory and runs "
         f"as fast. Made with sipp {__version__} ({PAPER})."

@@ -117,8 +117,17 @@ class Sparse:
 
 
 def _steps_table(steps: list[Step], *, with_notes: bool) -> Table:
-    """One line per step; with notes, steps left to torch appear only if there is a reason."""
-    columns = ("node", "kernel", "kept", "kB dense", "kB here", "ms torch", "ms here", *(["why"] if with_notes else []))
+    """One line per step with weights, and, with notes, per step left to torch for a reason."""
+    columns = (
+        "node",
+        "kernel",
+        "kept",
+        "kB dense",
+        "kB sparse",
+        "ms torch",
+        "ms sparse",
+        *(["why"] if with_notes else []),
+    )
     rows = tuple(
         (
             step.name,
@@ -129,14 +138,14 @@ def _steps_table(steps: list[Step], *, with_notes: bool) -> Table:
             *([step.note] if with_notes else []),
         )
         for step in steps
-        if step.by != "torch" or step.note or not with_notes
+        if step.n_dense_bytes or step.note
     )
     forms = {
         "kept": "{:.2%}".format,
-        **dict.fromkeys(("kB dense", "kB here"), "{:,.1f}".format),
-        **dict.fromkeys(("ms torch", "ms here"), "{:.3f}".format),
+        **dict.fromkeys(("kB dense", "kB sparse"), "{:,.1f}".format),
+        **dict.fromkeys(("ms torch", "ms sparse"), "{:.3f}".format),
     }
-    return Table(columns, rows, texts=("kernel", "why"), bars=("ms torch", "ms here"), forms=forms)
+    return Table(columns, rows, texts=("kernel", "why"), bars=("ms torch", "ms sparse"), forms=forms)
 
 
 @torch.inference_mode(False)

@@ -19,6 +19,7 @@ from sipp.results import (
     Pruned,
     PrunedTo,
     SavedFile,
+    Shrunk,
     certificate_of,
     check,
     hashing,
@@ -58,6 +59,11 @@ def save(
         True
     """
     target = check.path("path", path, "net.sipp.safetensors")
+    if isinstance(pruned, Shrunk):
+        warn_caller(
+            "the file holds no network, and only a network of these smaller layers can load it; "
+            "torch.save(small.model, FILE) stores both"
+        )
     content, contents = content_of(pruned, target, values=values, certificate=certificate)
     write_atomic(target, content)
     return contents

@@ -20,6 +20,7 @@ from sipp.results import (
     inputs_seen,
     network_of,
     numerics,
+    other_names,
 )
 from sipp.runtime import (
     ChannelOptions,
@@ -36,6 +37,7 @@ N_BOUND_POINTS = 256  # inputs that the bounds of layers are computed on: the th
 ROUNDING = 1e-9  # of the share that is asked for
 
 
+@other_names.explain_unknown_options
 @torch.inference_mode(False)
 def shrink(
     model: NetworkLike,

@@ -328,4 +328,6 @@ def _described(problem: dict[str, Any]) -> str:
     words += "" if isinstance(value, dict) else f", found {value!r:.60}"
     if isinstance(value, str) and kind in ("float_type", "int_type"):
         words += " (this is text to YAML: no quotes, and 1e-3 is written 1.0e-3)"
+    if isinstance(value, str) and kind in ("tuple_type", "list_type"):
+        words += f" (write [{value}])"
     return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
     if certificate is not None:
         certified = certificate.sentence if walk is None else "see the certificate below."
         certified = certified if request.values in EXACT else f"about the stored values: {certified}"
-    lines = [] if pruned is None else [str(_sheet_of(pruned, certified))]
+    lines = [] if pruned is None else [str(_sheet_of(request, pruned, certified))]
     lines += [] if walk is None else [str(walk)]
     if walk is not None and not request.options.repair:
         hint = "with --repair, which chooses the weights and fits them to the dense outputs, fewer are enough"
@@ -161,15 +162,18 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
     return lines
 
 
-def _sheet_of(pruned: Any, certified: str) -> Sheet:
+def _sheet_of(request: Request, pruned: Any, certified: str) -> Sheet:
     """What was pruned, with all layers, and what to do next in the shell."""
-    bounds = "" if certified else "--holdout bounds the error on new inputs, "
-    step = f"sipp eval measures accuracy, {bounds}sipp report makes a page"
+    bounds = "" if certified else "; --holdout bounds the error on new inputs"
+    out = shlex.quote(str(request.out or "OUT"))
+    networks = f"--model {shlex.quote(request.model)} --pruned {out}"
+    networks += "" if request.weights is None else f" --dense {shlex.quote(str(request.weights))}"
+    step = f"sipp eval {networks} --data NEW measures what was lost"
+    step += f"; sipp report {out} makes a page{bounds}" if not request.is_one_file else bounds
     if pruned.warning:
-        measure = "sipp eval" if certified else "sipp eval and --holdout"
         repair = "--repair" if pruned.repair is None else "more data for the repair"
         costly = f"try {repair}, another method (sipp compare tells you which), a larger --keep, or training"
-        step = f"{measure} on new inputs; if too much is lost, {costly}"
+        step += f". If too much is lost, {costly}"
     facts = [*pruned.facts(certified=certified), ("next", step)]
     return Sheet(pruned.headline, tuple(facts), (pruned.layers_table(),), "--json prints every bound")
 

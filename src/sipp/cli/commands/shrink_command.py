@@ -12,7 +12,7 @@ from sipp.cli.errors import CommandError, naming_option
 from sipp.cli.options import Stored, out_short
 from sipp.cli.output import Answer, check_out, record_of, write_out
 from sipp.errors import ModelError
-from sipp.results import Option
+from sipp.results import Option, words
 
 KINDS = (".pt", ".onnx")
 
@@ -55,8 +55,10 @@ def shrink(
             write_out(out, _module_bytes(small.model))
         else:
             sipp.export(small, out, example)
+    nothing = small.n_parameters == small.n_parameters_before
+    hint = [words.labelled_line("next", "no dead channels; --multiply-adds 0.5 removes others")] if nothing else []
     values = record_of("shrink", small, {"network": network.name}) | {"path": str(out)}
-    return Answer([str(small), f"{out}: {out.stat().st_size:,} bytes"], values)
+    return Answer([str(small), *hint, f"{out}: {out.stat().st_size:,} bytes"], values)
 
 
 def _module_bytes(model: Any) -> bytes:

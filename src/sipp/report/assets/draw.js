@@ -135,7 +135,9 @@ function valueScale(view, shown, box, near) {
   if (near) return nearZero(low * 1.06, high + 0.003, box.bottom, box.top);
   if (view.y.log) low = Math.min(0, low);
   const pad = (high - low || Math.abs(high) || 1) * 0.06;
-  return linear(low - (low === 0 ? 0 : pad), high + pad, box.bottom, box.top, 6);
+  const [first, second] = steps(low, high + pad, 6), step = second - first; // the topmost line lies above all points
+  const top = step ? Math.ceil(high / step - 1e-9) * step : high + pad;
+  return linear(low - (low === 0 ? 0 : pad), top, box.bottom, box.top, 6);
 }
 function keepAxis(svg, plot, view, box, height, isLog) {
   const keeps = view.series.flatMap((one) => one.points.map((p) => p[0])), width = box.right - box.left;
