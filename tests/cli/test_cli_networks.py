@@ -13,6 +13,7 @@ from cli_zoo import gpt2, mlp, wrapped
 from commandline import files_in, refused, run, three_lines, told
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils import prune as torch_prune
 
 import sipp
 from sipp.cli.networks import load_model
@@ -49,7 +50,7 @@ def test_prefixes_of_wrappers_masks_of_runs_and_old_checkpoints(tmp_path: Path) 
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(prefix: str, tmp_path: Path) -> None:
     model = mlp()
-    nn.utils.prune.l1_unstructured(model[0], "weight", 0.5)  # type: ignore[index]
+    torch_prune.l1_unstructured(model[0], "weight", 0.5)  # type: ignore[index]
     nn.utils.prune.custom_from_mask(model[2], "weight", torch.full((3, 16), 0.5))  # type: ignore[index]
     torch.save({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "masked.pt")
     x = torch.rand(4, 6)

@@ -54,6 +54,13 @@ def test_one_of_four_is_held_back_and_both_parts_stay_in_memory(case: str) -> No
     assert data_of([X[:3]]).hold_back()[1].is_empty
 
 
+def test_data_that_repeats_its_classes_in_turn_has_every_class_on_both_sides() -> None:
+    """With a period of four, one of every four at a fixed place would be one class."""
+    classes = torch.arange(80.0) % 4
+    x = torch.stack([torch.arange(80.0), classes], 1)
+    assert all(len(points(part)[:, 1].unique()) == 4 for part in data_of(x).hold_back())
+
+
 def test_data_sorted_by_class_has_every_class_on_both_sides_with_its_labels() -> None:
     classes = torch.arange(100) // 10
     x = torch.stack([classes.float(), torch.arange(100.0)], 1)
