@@ -51,7 +51,7 @@ def test_prefixes_of_wrappers_masks_of_runs_and_old_checkpoints(tmp_path: Path) 
 def test_a_checkpoint_with_masks_of_torch_is_the_network_with_zeros(prefix: str, tmp_path: Path) -> None:
     model = mlp()
     torch_prune.l1_unstructured(model[0], "weight", 0.5)  # type: ignore[index]
-    nn.utils.prune.custom_from_mask(model[2], "weight", torch.full((3, 16), 0.5))  # type: ignore[index]
+    torch_prune.custom_from_mask(model[2], "weight", torch.full((3, 16), 0.5))  # type: ignore[index]
     torch.save({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "masked.pt")
     x = torch.rand(4, 6)
     assert torch.equal(load_model("cli_zoo:mlp", tmp_path / "masked.pt")(x), model(x))

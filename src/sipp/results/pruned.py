@@ -50,9 +50,6 @@ class SeenInputs:
         return SeenInputs(self.hashes | other.hashes, self.is_all and other.is_all)
 
 
-UNKNOWN = SeenInputs()
-
-
 @dataclass(frozen=True)
 class PrunedLayer:
     """One prunable weight after pruning."""
@@ -153,7 +150,7 @@ class Pruned:
     described_hash: str = ""  # hash of the weights that this record describes; empty: they changed since
     pattern: str | None = None  # n:m along every row that was pruned; None: no pattern
     moved: OutputChange | None = None  # measured on a few calibration points; None if there were none
-    seen: SeenInputs = UNKNOWN  # inputs that chose the weights of `described_hash`
+    seen: SeenInputs = SeenInputs()  # inputs that chose the weights of `described_hash`
 
     ALSO_IN_JSON = ("n_weights", "keep", "dead_rows")
 
@@ -184,13 +181,13 @@ class Pruned:
         bound = replace(self.bound, epsilon=None, guarantee=None, reason=reason, coverage=None)
         return replace(
             self, layers=layers, bound=bound, guarantee=None, measured=None, repair=None, moved=None, described_hash="",
-            seen=self.seen | UNKNOWN,
+            seen=self.seen | SeenInputs(),
         )  # fmt: skip
 
     @property
     def for_a_file(self) -> Pruned:
         """The record as it is now, without the network, and without the inputs that chose it."""
-        return replace(self.up_to_date, model=_NO_MODEL, masks={}, seen=UNKNOWN)
+        return replace(self.up_to_date, model=_NO_MODEL, masks={}, seen=SeenInputs())
 
     @property
     def regrown(self) -> str:

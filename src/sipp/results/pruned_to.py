@@ -11,7 +11,7 @@ from sipp.results import check, hashing, words
 from sipp.results.certificate import AnyCertificate
 from sipp.results.gradual import Gradual
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.pruned import UNKNOWN, Pruned, SeenInputs
+from sipp.results.pruned import Pruned, SeenInputs
 from sipp.results.sheet import PERCENT, Sheet, Table, shown
 from sipp.results.shrunk import Shrunk
 
@@ -76,9 +76,9 @@ def inputs_seen(given: NetworkLike) -> SeenInputs:
     """The inputs that chose a network: not all are known if its weights have changed since."""
     record = given.pruned if isinstance(given, PrunedTo) else given
     if not isinstance(record, Pruned | Shrunk):
-        return UNKNOWN
+        return SeenInputs()
     is_unchanged = hashing.of_model(network_of(given)) == record.described_hash
-    return record.seen if is_unchanged else record.seen | UNKNOWN
+    return record.seen if is_unchanged else record.seen | SeenInputs()
 
 
 def record_of(given: Pruned | PrunedTo) -> Pruned:

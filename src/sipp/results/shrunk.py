@@ -10,7 +10,7 @@ from sipp.results import hashing, words
 from sipp.results.bounds import Guarantee
 from sipp.results.certificate import AnyCertificate
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.pruned import UNKNOWN, PrunedLayer, SeenInputs
+from sipp.results.pruned import PrunedLayer, SeenInputs
 from sipp.results.repair import Polish
 from sipp.results.sheet import Sheet, Table, shown
 
@@ -87,7 +87,7 @@ class Shrunk:
     described_hash: str  # of `model` as it was made; this record does not describe other weights
     certificate: AnyCertificate | None = None  # of the network before; None with a budget, which changes outputs
     # inputs that chose the weights of `described_hash`
-    seen: SeenInputs = field(default=UNKNOWN, metadata=NOT_JSON)
+    seen: SeenInputs = field(default=SeenInputs(), metadata=NOT_JSON)
     chosen: Chosen | None = None  # None: there was no budget, and both networks compute the same
 
     @property
