@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import DataError, ModelError, OptionError, warn_caller
@@ -247,19 +247,6 @@ def _heads(model: nn.Module) -> set[int]:
         getter = getattr(module, "get_output_embeddings", None)
         head = getter() if callable(getter) and callable(getattr(module, "get_input_embeddings", None)) else None
         found |= {id(head)} if isinstance(head, nn.Module) else set()
-    return found
-
-
-def left_alone(model: nn.Module, layers: Sequence[PrunableLayer]) -> dict[str, str]:
-    """The modules with matrices that are no weights of these layers, and what each is."""
-    pruned = {id(layer.parameter(local)) for layer in layers for local in layer.weights}
-    heads, found = _heads(model), dict[str, str]()
-    for name, module in model.named_modules():
-        own = [one for one in module._parameters.values() if one is not None and not is_lazy(one)]
-        if any(one.ndim > 1 and id(one) not in pruned for one in own):
-            is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            kind = "head" if id(module) in heads else "embedding" if is_embedding else type(module).__name__
-            found[name or "the model itself"] = kind
     return found
 
 
