@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -335,11 +336,9 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     n_at = max(2, MOST_VALUES * n_positions // windows.numel())
     positions = _evenly_spaced(n_positions, min(n_positions, n_at), windows.device)
     rows = _compared_rows(weight.n_rows, n_groups, windows.device)
-    at: tuple[Any, ...] = (
-        slice(None),
-        slice(None),
-        *_places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
-    )
+    # NumPy's, because torch's spends half a second on imports at its first call
+    _, *places = np.unravel_index(positions.cpu().numpy(), (1, *windows.shape[2 : 2 + use.n_position_dims]))
+    at = (slice(None), slice(None), *map(torch.from_numpy, places))
     patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
     if not bool(patches_GPK.isfinite().all()):
         return None
@@ -393,18 +392,6 @@ def tolerance_of(device: torch.device, dtype: torch.dtype) -> float:
     if dtype == torch.float32 and is_coarse:
         return COARSE_TOLERANCE
     return TOLERANCE.get(dtype, COARSE_TOLERANCE)
-
-
-def _places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """The index along each dimension of flat indices, as torch.unravel_index.
-
-    That function spends half a second on imports at its first call.
-    """
-    places: list[Tensor] = []
-    for size in reversed(sizes):
-        places.insert(0, flat % size)
-        flat = flat // size
-    return places
 
 
 # --- Copies -----------------------------------------------------------------------------------------------------------

@@ -81,15 +81,18 @@ class Batch:
 
     def joined(self, other: Batch) -> Batch | None:
         """One batch of the points of both; None unless their inputs and labels have the same form."""
-        mine, theirs = self._by_name, other._by_name
-        kinds = [{name: (one.shape[1:], one.dtype) for name, one in some.items()} for some in (mine, theirs)]
-        labels = self._joined_labels(other)
-        if kinds[0] != kinds[1] or (labels is None) != (self.labels is None):
+        names, n_args = list(self.kwargs), len(self.args)
+        if self.kwargs.keys() != other.kwargs.keys() or n_args != len(other.args):
             return None
-        both = {name: torch.cat([value, theirs[name]]) for name, value in mine.items()}
-        args, kwargs = tuple(both[i] for i in range(len(self.args))), {name: both[name] for name in self.kwargs}
+        mine, theirs = (
+            (*one.args, *(one.kwargs[name] for name in names), one.labels, one.real_BT) for one in (self, other)
+        )
+        if [_form(one, self.n_points) for one in mine] != [_form(one, other.n_points) for one in theirs]:
+            return None
+        *inputs, labels, real_BT = map(_both, mine, theirs)
+        args, kwargs = tuple(inputs[:n_args]), dict(zip(names, inputs[n_args:]))
         n_points = self.n_points + other.n_points
-        return replace(self, args=args, kwargs=kwargs, labels=labels, n_points=n_points, real_BT=both.get(None))
+        return replace(self, args=args, kwargs=kwargs, labels=labels, n_points=n_points, real_BT=real_BT)
 
     def hashes(self) -> list[str]:
         """One SHA-256 a point, of the bytes of all its inputs as they are given.
@@ -100,24 +103,6 @@ class Batch:
         names = [name for name in sorted(self.kwargs) if self.real_BT is None or not _is_padding_mask(name)]
         parts = [self._rows(value) for value in (*self.args, *(self.kwargs[name] for name in names))]
         return [hashlib.sha256(b"".join(point)).hexdigest()[:DIGITS] for point in zip(*parts, strict=True)]
-
-    @property
-    def _by_name(self) -> dict[int | str | None, Any]:
-        """The inputs by position or name; under None, the mask of positions that count."""
-        real = [] if self.real_BT is None else [(None, self.real_BT)]
-        return dict([*enumerate(self.args), *self.kwargs.items(), *real])
-
-    def _joined_labels(self, other: Batch) -> Any:
-        """The labels of the points of both; None if there are none, or they are not one for each point."""
-        mine, theirs = self.labels, other.labels
-        if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
-            are_each = mine.shape[:1] == (self.n_points,) and theirs.shape[:1] == (other.n_points,)
-            fits = are_each and (mine.shape[1:], mine.dtype) == (theirs.shape[1:], theirs.dtype)
-            return torch.cat([mine, theirs]) if fits else None
-        if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
-            fits = (len(mine), len(theirs)) == (self.n_points, other.n_points)
-            return [*mine, *theirs] if fits else None
-        return None
 
     def _changed(self, change: Callable[[Any], Any]) -> Batch:
         return replace(
@@ -136,6 +121,22 @@ class Batch:
         whole = _bytes(value)
         n_bytes = len(whole) // len(value)
         return [whole[i * n_bytes : (i + 1) * n_bytes] for i in range(len(value))]
+
+
+def _form(value: Any, n_points: int) -> object:
+    """What two values must share to be joined; what is not one for each point has the form of no other."""
+    if isinstance(value, Tensor) and value.shape[:1] == (n_points,):
+        return value.shape[1:], value.dtype
+    if isinstance(value, list | tuple) and len(value) == n_points:
+        return list
+    return value if value is None else object()
+
+
+def _both(mine: Any, theirs: Any) -> Any:
+    """Two values of one form, joined."""
+    if isinstance(mine, Tensor):
+        return torch.cat([mine, theirs])
+    return None if mine is None else [*mine, *theirs]
 
 
 def hash_of_points(hashes: Iterable[str]) -> str:
@@ -491,8 +492,8 @@ def _refuse_non_finite(batch: Batch) -> None:
             continue
         if "mask" in name:  # an additive attention mask says "never" with -inf
             tensor = tensor.clamp(min=torch.finfo(tensor.dtype).min)
-        if all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
-            continue  # aminmax passes NaN on; one pass over the values if they are fine
+        if is_finite(tensor):
+            continue
         bad = ~torch.isfinite(tensor)
         first = int(bad.nonzero()[0, 0])
         raise DataError(
@@ -500,3 +501,8 @@ def _refuse_non_finite(batch: Batch) -> None:
             where=f"{batch.where}, {name}",
             fix="remove the NaN or infinite values",
         )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite, in one pass: `aminmax` passes NaN on."""
+    return all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))

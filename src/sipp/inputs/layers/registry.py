@@ -6,7 +6,6 @@ imported with the first such layer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -19,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from sipp.errors import DataError, ModelError, OptionError, warn_caller
 from sipp.inputs import layers as adapters
+from sipp.inputs.data import is_finite
 from sipp.inputs.patches import Weight, WeightUse, vectors
 from sipp.results import Selector
 
@@ -336,16 +336,10 @@ def _why_not_plain(owner: nn.Module, attribute: str) -> tuple[str, str] | None:
 
 
 def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raises ModelError if a weight is NaN or infinite; weights of one device and dtype are checked together."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    with torch.no_grad():
-        for one in parameters.values():
-            by_kind.setdefault((one.device, one.dtype), []).extend(torch.aminmax(one))  # NaN is both
-        if all(math.isfinite(value) for found in by_kind.values() for value in torch.stack(found).tolist()):
-            return
+    """Raises ModelError if a weight is NaN or infinite."""
     for name, parameter in parameters.items():
-        n_bad = int((~parameter.detach().isfinite()).sum())
-        if n_bad:
+        if not is_finite(parameter):
+            n_bad = int((~parameter.detach().isfinite()).sum())
             raise ModelError(
                 f"{n_bad} of {parameter.numel()} values are NaN or infinite",
                 where=name,
