@@ -63,7 +63,7 @@ def other_slope() -> nn.Module:
 def test_a_network_that_computes_something_else_is_refused(
     dense: Callable[[], nn.Module], given: Callable[[], nn.Module], word: str
 ) -> None:
-    """On the code before, each of these had a record for its weights alone, "met" where all inputs violate it."""
+    """A record for its weights alone would be "met" where all inputs violate it."""
     with pytest.raises(ModelError, match=word):
         sipp.assess(dense(), given(), X)
 

@@ -222,15 +222,10 @@ def test_include_and_exclude(include: object, exclude: object, names: set[str]) 
     assert same(got, {name: everything[name] for name in names})
 
 
-def test_a_pattern_that_matches_nothing_names_the_layers() -> None:
-    with pytest.raises(OptionError, match="the layers are: the model itself"):
-        sipp.prune(nn.Linear(8, 4), None, keep=0.5, method="magnitude", exclude="foo")
-
-
 @pytest.mark.parametrize("side", ["include", "exclude"])
 @pytest.mark.parametrize("selector", ["nowhere*", ["head*", "nowhere*"]])
 def test_a_glob_that_matches_nothing(side: str, selector: object) -> None:
-    with pytest.raises(OptionError, match="nowhere"):
+    with pytest.raises(OptionError, match=r"nowhere.*the layers are: conv"):
         sipp.sensitivity(Net(), IMAGES, **{side: selector})
 
 

@@ -209,20 +209,6 @@ def test_a_call_without_patches_adds_nothing() -> None:
     assert torch.equal(scores["b.weight"], sipp.sensitivity(model.b, [-x])["weight"])
 
 
-def test_a_wrong_padding_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison of test_padding_changes_no_score is not blind: a mask that is one step too long fails it."""
-
-    def mean_of(n_steps: int, n_more: int) -> Sensitivities:
-        torch.manual_seed(0)
-        model = READERS["linear"]()
-        x, real_BT = padded_to(n_steps)
-        given_BT = torch.arange(n_steps) < LENGTHS[:, None] + n_more
-        return scores_of(model, Batch(0, "batch 0", (x, real_BT), {}, None, len(x), given_BT), "mean", monkeypatch)
-
-    assert same(mean_of(9, 0), mean_of(30, 0))
-    assert not same(mean_of(9, 1), mean_of(30, 1))
-
-
 # --- Points that are not what dimension 0 says ------------------------------------------------------------------------
 
 
