@@ -150,7 +150,5 @@ def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: 
 
 def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:
     """The output with 0 at padding positions, so that they add nothing to a norm."""
-    if not has_positions or batch.real_BT is None or result.shape[1:2] != batch.real_BT.shape[1:]:
-        return result
-    real = batch.real_BT.to(result.device).reshape(*batch.real_BT.shape, *(1,) * (result.dim() - 2))
-    return result.masked_fill(~real, 0.0)
+    real = outputs.real_positions(result, batch) if has_positions else None
+    return result if real is None else result.masked_fill(~real, 0.0)

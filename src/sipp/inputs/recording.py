@@ -267,15 +267,12 @@ class Recorder:
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             with self.watch.paused():
-                self.innermost.output = self._with_refs(output)
-
-        def left(module: nn.Module, args: Any, output: Any) -> None:
-            self.running.pop().stop = len(self.operations)
+                call = self.running.pop()
+                call.output, call.stop = self._with_refs(output), len(self.operations)
 
         yield module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         yield module.register_forward_pre_hook(note, with_kwargs=True)
-        yield module.register_forward_hook(leave)
-        yield module.register_forward_hook(left, always_call=True)
+        yield module.register_forward_hook(leave, always_call=True)
 
     def _with_refs(self, value: Any) -> Any:
         """The value with a `Ref` for every tensor, and the type of whatever may hold tensors unseen (a cache)."""

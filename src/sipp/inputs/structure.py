@@ -90,25 +90,19 @@ class Blocks:
 
 def find_blocks(model: nn.Module, recording: Recording) -> Blocks | None:
     """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None."""
-    found = _longest(_called_once(model, recording))
+    could_be = [  # modules with others inside
+        call
+        for call in recording.calls
+        if len(recording.calls_of[call.module]) == 1 and not issubclass(call.kind, nn.Sequential)
+        if next(model.get_submodule(call.module).children(), None) is not None
+    ]
+    found = _longest(could_be)
     if found is None or not _run_by_themselves(recording, *found):
         return None
     calls, at = found
     output, names = calls[0].output, tuple(call.module for call in calls)
     ends = tuple(call.module for i, call in enumerate(calls) if _is_passed_once(recording, calls[: i + 1]))
     return Blocks(names, at, None if isinstance(output, Ref) else len(output) - 1, ends)
-
-
-def _called_once(model: nn.Module, recording: Recording) -> list[ModuleCall]:
-    """The calls of modules that could be blocks: those with children whose class occurs again, called once."""
-    kinds = Counter(type(module) for module in model.modules())
-    could_be = {
-        name
-        for name, module in model.named_modules()
-        if name and kinds[type(module)] >= FEWEST_BLOCKS and next(module.children(), None) is not None
-        if not isinstance(module, nn.ModuleList | nn.Sequential)
-    }
-    return [call for call in recording.calls if call.module in could_be and len(recording.calls_of[call.module]) == 1]
 
 
 Chain = tuple[list[ModuleCall], int | str]  # the calls, and the argument that is the state, by position or name
