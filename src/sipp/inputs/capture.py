@@ -338,7 +338,7 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     rows = _compared_rows(weight.n_rows, n_groups, windows.device)
     # NumPy's, because torch's spends half a second on imports at its first call
     _, *places = np.unravel_index(positions.cpu().numpy(), (1, *windows.shape[2 : 2 + use.n_position_dims]))
-    at = (slice(None), slice(None), *map(torch.from_numpy, places))
+    at: tuple[Any, ...] = (slice(None), slice(None), *map(torch.from_numpy, places))
     patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
     if not bool(patches_GPK.isfinite().all()):
         return None

@@ -105,32 +105,22 @@ def find_blocks(model: nn.Module, recording: Recording) -> Blocks | None:
     return Blocks(names, at, None if isinstance(output, Ref) else len(output) - 1, ends)
 
 
-Chain = tuple[list[ModuleCall], int | str]  # the calls, and the argument that is the state, by position or name
-
-
-def _longest(calls: Sequence[ModuleCall]) -> Chain | None:
+def _longest(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], int | str] | None:
     """The longest chain of modules of one class, each given what the one before gives, always as the same argument."""
-    chains: dict[tuple[int, type[nn.Module]], Chain] = {}  # by the state and the class of the last module
-    best: Chain = [], 0
+    chains: dict[tuple[int, type[nn.Module]], list[ModuleCall]] = {}  # by the state and the class of the last module
+    best: list[ModuleCall] = []
+    state_at: int | str = 0
     for call in calls:
-        chain = _continued(chains, call)
+        given = {at: (value, call.kind) for at, value in call.arguments.items() if isinstance(value, Ref)}
+        at, key = next(((at, key) for at, key in given.items() if key in chains), (0, None))
+        chain = [*(chains[key] if key is not None else ()), call]
         state = _state(call)
         if state is not None:
             chains[state, call.kind] = chain
-        best = max(best, chain, key=lambda one: len(one[0]))
-    found, at = best
-    if len(found) < FEWEST_BLOCKS or not isinstance(found[0].arguments.get(at), Ref):  # its state comes from elsewhere
-        return None
-    return best
-
-
-def _continued(chains: Mapping[tuple[int, type[nn.Module]], Chain], call: ModuleCall) -> Chain:
-    """The chain that a call continues, with the call; without the others of it, if these get their state elsewhere."""
-    for at, value in call.arguments.items():
-        if isinstance(value, Ref) and (value, call.kind) in chains:
-            before, before_at = chains[value, call.kind]
-            return [*(before if at == before_at else before[-1:]), call], at
-    return [call], 0
+        if len(chain) > len(best):
+            best, state_at = chain, at
+    is_one_place = all(isinstance(call.arguments.get(state_at), Ref) for call in best)
+    return (best, state_at) if is_one_place and len(best) >= FEWEST_BLOCKS else None
 
 
 def _made_in(recording: Recording, calls: Sequence[ModuleCall], stop: int) -> set[int]:
