@@ -415,6 +415,19 @@ def copy_of(model: nn.Module) -> nn.Module:
     return made
 
 
+def check_has_values(role: str, model: nn.Module) -> None:
+    """Raises if a tensor of the model, which is named by its role, has no shape or no values yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{name} has no shape yet (a lazy layer)", where=role, fix="run the model once on a batch first"
+            )
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name} is on the meta device and has no values", where=role, fix="load the weights first"
+            )
+
+
 def check_can_be_written(model: nn.Module) -> None:
     """Raises if a tensor of the model was made under torch.inference_mode: it can be neither written nor trained."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

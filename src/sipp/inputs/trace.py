@@ -164,11 +164,12 @@ def map_for(
         return known
     found = trace_layers(model, layers, batch, norm_stats)
     padding = "" if batch.real_BT is None else ", and padding is not left out"
-    for name in found.unassigned:
+    for name, why in found.unassigned.items():
         _log.warning(
-            "%s: it is unknown which values in %s belong to which input: no bounds for single inputs there%s",
+            "%s: it is unknown which values in %s belong to which input (%s): no bounds for single inputs there%s",
             batch.where,
             name,
+            why,
             padding,
         )
     return found

@@ -20,7 +20,7 @@ from sipp.errors import DataError, ModelError, OptionError, warn_caller
 from sipp.inputs import layers as adapters
 from sipp.inputs.data import is_finite
 from sipp.inputs.patches import Weight, WeightUse, vectors
-from sipp.results import Selector
+from sipp.results import Selector, words
 
 # (module, args, kwargs, number of points): yields the uses of one call. It returns nothing if the output is one use of
 # all rows: their products with the patches, plus the module's `bias` where it has one. Otherwise it returns all that
@@ -397,10 +397,8 @@ def _matching(option: str, selector: Selector, layers: Mapping[str, nn.Module]) 
                 if pattern in some or (is_glob and any(fnmatchcase(one, pattern) for one in some))
             }
         if not matched:
-            some_names = ", ".join(name or "the model itself" for name in list(layers)[:8]) + (
-                ", ..." if len(layers) > 8 else ""
-            )
-            raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {some_names}", option=option)
+            names_of_all = words.listed([name or "the model itself" for name in layers])
+            raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {names_of_all}", option=option)
         found |= matched
     return found
 
