@@ -14,10 +14,11 @@ or for a statement about a single input. Nothing is guessed: no other order of p
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -224,7 +225,7 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
     watched = Run(few, first, recorder=recorder)
     recording = recorder.recording(watched.of(model, layers, norm_stats))
     unassigned = first.unassigned(*_exchanged(model, layers, few, norm_stats, watched.returned))
-    order = tuple(dict.fromkeys(use.weight for use in first.uses))
+    order = tuple(first.samples)
     blocks = find_blocks(model, recording)
     return ModelMap(
         n_points=few.n_points,
@@ -285,7 +286,6 @@ def _exchanged(
 class _Sample:
     """Some values of each input's patches in one use: a copy, so that no input is kept alive. Or why there are none."""
 
-    weight: str
     why: str  # it is not assigned to inputs, whatever their order; "" if that is open
     values_BN: Tensor
     is_folded: bool  # whether the layer's input has other things than the inputs along dimension 0
@@ -297,7 +297,7 @@ class _Uses:
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder
         self.uses: list[Use] = []
-        self.samples: list[_Sample] = []
+        self.samples = defaultdict[str, list[_Sample]](list)  # by weight, in the order of execution
 
     def __call__(self, weight: Weight, use: WeightUse, batch: Batch) -> None:
         """Notes a use."""
@@ -308,25 +308,22 @@ class _Uses:
             why = BY_VALUES if any(one.by_values for one in given) else why
             is_folded = not given or given[0].shape[:1] != use.windows.shape[:1]
             self.uses.append(Use(weight.name, call.at))
-        self.samples.append(_Sample(weight.name, why, _sampled(use.windows), is_folded))
+        self.samples[weight.name].append(_Sample(why, _sampled(use.windows), is_folded))
 
     def unassigned(self, placed_B: Tensor, moved: _Uses | None) -> dict[str, str]:
         """The weights with patches that did not move with the inputs to their new places, and why.
 
         The nth use of a weight is compared with its nth use in the run `moved`, if there was one.
         """
-        second = dict[str, list[_Sample]]()
-        for sample in moved.samples if moved is not None else ():
-            second.setdefault(sample.weight, []).append(sample)
         found = dict[str, str]()
-        for sample in self.samples:
-            others = second.get(sample.weight)
-            other = others.pop(0) if others else None
-            why = sample.why
-            if not why and len(sample.values_BN) > 1:
-                why = REFUSED if moved is None else _why_not_moved(sample, other, placed_B)
-            if why:
-                found.setdefault(sample.weight, why)
+        for weight, mine in self.samples.items():
+            theirs = moved.samples[weight][: len(mine)] if moved is not None else []
+            for sample, other in zip_longest(mine, theirs):
+                why = sample.why
+                if not why and len(sample.values_BN) > 1:
+                    why = REFUSED if moved is None else _why_not_moved(sample, other, placed_B)
+                if why:
+                    found.setdefault(weight, why)
         return found
 
 
