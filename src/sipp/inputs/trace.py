@@ -48,19 +48,11 @@ _log = logging.getLogger("sipp")
 
 
 @dataclass(frozen=True)
-class Use:
-    """One use of a prunable weight: a matrix product of (some of) its rows with the patches of the inputs."""
-
-    weight: str
-    call: int  # of its layer, in `ModelMap.recording.calls`
-
-
-@dataclass(frozen=True)
 class ModelMap:
     """What a model did on a few inputs, and what follows from it. `print` it: a line for each weight."""
 
     n_points: int  # how many inputs were run: 3, or 1 if there was only one
-    uses: tuple[Use, ...]  # in the order of execution
+    uses: dict[str, tuple[int, ...]]  # by weight, as they are first used: the calls of its layers, in `recording.calls`
     unassigned: dict[str, str]  # the weights whose patches are not assigned to inputs, and why
     recording: Recording  # all operations and calls of modules
     blocks: Blocks | None  # the modules that pass a state along, if there are such
@@ -72,21 +64,21 @@ class ModelMap:
     @cached_property
     def order(self) -> tuple[str, ...]:
         """The weights as they are used, each once."""
-        return tuple(dict.fromkeys(use.weight for use in self.uses))
+        return tuple(self.uses)
 
     @cached_property
     def n_uses(self) -> dict[str, int]:
         """How often each weight is used."""
-        return dict(Counter(use.weight for use in self.uses))
+        return {name: len(calls) for name, calls in self.uses.items()}
 
     @cached_property
     def same_input(self) -> tuple[tuple[str, ...], ...]:
         """The weights as they are used, those that read the same tensor one after the other together."""
         groups: list[list[str]] = []
         last: tuple[str, tuple[int, ...]] = "", ()  # the module, and what it reads
-        for name in self.order:
-            call = self.recording.calls[next(use.call for use in self.uses if use.weight == name)]
-            reads = call.reads[:1] if self.n_uses[name] == 1 else ()
+        for name, calls in self.uses.items():
+            call = self.recording.calls[calls[0]]
+            reads = call.reads[:1] if len(calls) == 1 else ()
             if not reads or reads != last[1] or call.module == last[0]:
                 groups.append([])
             groups[-1].append(name)
@@ -229,7 +221,7 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
     blocks = find_blocks(model, recording)
     return ModelMap(
         n_points=few.n_points,
-        uses=tuple(first.uses),
+        uses={name: tuple(calls) for name, calls in first.calls.items()},
         unassigned=unassigned,
         recording=recording,
         blocks=blocks,
@@ -296,8 +288,8 @@ class _Uses:
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder
-        self.uses: list[Use] = []
-        self.samples = defaultdict[str, list[_Sample]](list)  # by weight, in the order of execution
+        self.calls = defaultdict[str, list[int]](list)  # by weight, in the order of execution
+        self.samples = defaultdict[str, list[_Sample]](list)  # likewise
 
     def __call__(self, weight: Weight, use: WeightUse, batch: Batch) -> None:
         """Notes a use."""
@@ -307,7 +299,7 @@ class _Uses:
             given = [self.recorder.values[read] for read in refs_in(call.arguments)]
             why = BY_VALUES if any(one.by_values for one in given) else why
             is_folded = not given or given[0].shape[:1] != use.windows.shape[:1]
-            self.uses.append(Use(weight.name, call.at))
+            self.calls[weight.name].append(call.at)
         self.samples[weight.name].append(_Sample(why, _sampled(use.windows), is_folded))
 
     def unassigned(self, placed_B: Tensor, moved: _Uses | None) -> dict[str, str]:
