@@ -259,7 +259,7 @@ def _uses(
         while True:
             use = next(reported)
             weight = layer.weights.get(use.parameter)  # None: not chosen, or tied to an embedding
-            if weight is not None and has_patches(use, weight, layer.parameter(use.parameter).device, batch):
+            if weight is not None and has_patches(use, weight, layer.module.get_parameter(use.parameter).device, batch):
                 yield weight, use
     except StopIteration as end:
         return end.value
@@ -342,7 +342,9 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
     if not bool(patches_GPK.isfinite().all()):
         return None
-    rows_GRK = weight.rows(layer.parameter(use.parameter).detach())[rows].double().unflatten(0, (n_groups, -1))
+    rows_GRK = (
+        weight.rows(layer.module.get_parameter(use.parameter).detach())[rows].double().unflatten(0, (n_groups, -1))
+    )
     values_PF = torch.bmm(patches_GPK, rows_GRK.mT).transpose(0, 1).flatten(1)
     squares = torch.einsum("gpk,grk->", patches_GPK.square(), rows_GRK.square())
     bias = getattr(layer.module, "bias", None)

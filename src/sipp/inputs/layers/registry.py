@@ -52,15 +52,6 @@ class PrunableLayer:
     def label(self) -> str:
         return _where(self.module_name, self.module)
 
-    def parameter(self, local: str) -> nn.Parameter:
-        """The current parameter of this local name; faster than get_parameter, which checks every step."""
-        *owners, name = local.split(".")
-        module: Any = self.module
-        for owner in owners:
-            module = module._modules[owner]
-        found: nn.Parameter = module._parameters[name]
-        return found
-
 
 # --- Fully-connected layers -------------------------------------------------------------------------------------------
 
