@@ -22,7 +22,6 @@ from sipp.errors import DataError, warn_caller
 from sipp.results import HELD_BACK_ONE_IN, check, hashing, numerics
 
 MOST_UNCOUNTED = 1_000_000  # points: data of unknown length counts as endless after so many
-STAYS, HELD_BACK, COPY = range(3)  # the roles of points
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 
 
@@ -305,24 +304,21 @@ def split_off(batches: Sequence[Batch], one_in: int) -> tuple[list[Batch], list[
     part. With fewer than `one_in` different points none is held back.
     """
     hashes = [found for batch in batches for found in batch.hashes()]
-    role_of = dict.fromkeys(hashes, STAYS)
-    different, generator = list(role_of), torch.Generator("cpu").manual_seed(0)
+    different, generator = list(dict.fromkeys(hashes)), torch.Generator("cpu").manual_seed(0)
     starts = numerics.integers(0, len(different) if len(different) >= one_in else 0, one_in)
     places = starts + torch.randint(one_in, (len(starts),), generator=generator, dtype=torch.int64, device="cpu")
-    for place in places[places < len(different)].tolist():
-        role_of[different[place]] = HELD_BACK
-    role_N = torch.zeros(len(hashes), dtype=torch.int64, device="cpu")
-    for i, point in enumerate(hashes):
-        role_N[i] = role_of[point]
-        if role_of[point] == HELD_BACK:
-            role_of[point] = COPY
-    roles = list(zip(batches, role_N.split([batch.n_points for batch in batches])))
+    held_back = {different[place] for place in places[places < len(different)].tolist()}
+    first = {point: i for i, point in reversed(list(enumerate(hashes)))}
 
-    def part(role: int) -> list[Batch]:
-        places = ((batch, (role_B == role).nonzero().flatten()) for batch, role_B in roles)
-        return [batch.at(at) for batch, at in places if len(at)]
+    def part(is_in: list[bool]) -> list[Batch]:
+        is_in_N = torch.tensor(is_in, dtype=torch.bool, device="cpu")
+        of_batches = zip(batches, is_in_N.split([batch.n_points for batch in batches]))
+        return [batch.at(is_in_B.nonzero().flatten()) for batch, is_in_B in of_batches if bool(is_in_B.any())]
 
-    return part(STAYS), part(HELD_BACK)
+    return (
+        part([point not in held_back for point in hashes]),
+        part([point in held_back and first[point] == i for i, point in enumerate(hashes)]),
+    )
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
