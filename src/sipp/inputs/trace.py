@@ -204,10 +204,13 @@ def _inputs_to_run(batch: Batch) -> Tensor:
     """
     if batch.n_points == 1:
         return numerics.integers(0, 1)
-    hashes, different = batch.hashes(), dict[str, int]()
+    different = dict[str, int]()
     for point in (0, *range(batch.n_points - 1, 0, -1)):
-        different.setdefault(hashes[point], point)
-    found = sorted(list(different.values())[:N_RUN])
+        (content,) = batch.at(slice(point, point + 1)).hashes()
+        different.setdefault(content, point)
+        if len(different) == N_RUN:
+            break
+    found = sorted(different.values())
     return torch.tensor(found + found[-1:] * (N_RUN - len(found)), dtype=torch.int64, device="cpu")
 
 
