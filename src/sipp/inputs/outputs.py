@@ -143,6 +143,13 @@ def _squared_norms(tensor: Tensor) -> Tensor:
     return torch.cat([part.double().square().sum(1) for part in parts])
 
 
+def row_norms(rows: Tensor) -> Tensor:
+    """The norm of each row, scaled by its largest entry so that squares neither overflow nor vanish."""
+    largest = rows.abs().amax(dim=1)
+    scale = torch.where(largest > 0, largest, 1.0)
+    return scale * torch.linalg.vector_norm(rows / scale[:, None], dim=1)
+
+
 # --- Does the output at a point depend on that point alone? -----------------------------------------------------------
 
 # Every count of independent points needs that. A few points of a batch, in reversed order and by themselves, must give
