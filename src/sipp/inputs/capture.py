@@ -334,7 +334,7 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     """The products of some patches of each point with some rows, plus the bias; None after an overflow."""
     windows, n_groups, n_positions = use.windows, use.n_groups, use.n_positions
     n_at = max(2, MOST_VALUES * n_positions // windows.numel())
-    positions = _evenly_spaced(n_positions, min(n_positions, n_at), windows.device)
+    positions = evenly_spaced(n_positions, min(n_positions, n_at), windows.device)
     rows = _compared_rows(weight.n_rows, n_groups, windows.device)
     # NumPy's, because torch's spends half a second on imports at its first call
     _, *places = np.unravel_index(positions.cpu().numpy(), (1, *windows.shape[2 : 2 + use.n_position_dims]))
@@ -368,12 +368,13 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
 def _compared_rows(n_all_rows: int, n_groups: int, device: torch.device) -> Tensor:
     """The rows that are compared, the same number in each group."""
     n_rows = n_all_rows // n_groups
-    within_R = _evenly_spaced(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
+    within_R = evenly_spaced(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
     starts_G = torch.arange(0, n_all_rows, n_rows, dtype=torch.int64, device=device)
     return (starts_G[:, None] + within_R).flatten()
 
 
-def _evenly_spaced(n_all: int, n_taken: int, device: torch.device) -> Tensor:
+def evenly_spaced(n_all: int, n_taken: int, device: torch.device) -> Tensor:
+    """So many of all numbers below n, the first and the last among them."""
     return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.capture import OnUse, Run, tolerance_of
+from sipp.inputs.capture import OnUse, Run, evenly_spaced, tolerance_of
 from sipp.inputs.data import AnyData, Batch, data_of
 from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import Weight, WeightUse, distinct_values, together, with_padding_zeroed
@@ -326,10 +326,7 @@ def _sampled(windows: Tensor) -> Tensor:
     """Some values of each point's windows, evenly spaced in memory (B x N)."""
     values_BN = distinct_values(windows).detach()
     n = values_BN.shape[1]
-    if n > MOST_COMPARED:
-        at = torch.linspace(0, n - 1, MOST_COMPARED, dtype=torch.float64, device=windows.device).round().long()
-        return values_BN[:, at]
-    return values_BN.clone()
+    return values_BN[:, evenly_spaced(n, min(n, MOST_COMPARED), windows.device)]
 
 
 def _why_not_moved(first: _Sample, second: _Sample | None, placed_B: Tensor) -> str:
