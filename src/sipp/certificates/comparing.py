@@ -99,4 +99,6 @@ def compare_networks(
         dense, other, data, partial(_compare_outputs, why=why), output, known, progress=progress, title="measuring"
     )
     points = PointComparisons(**outputs.fields)
-    return NetworkComparison(points, outputs.evidence, labels.why_not_measured(why, points.has_label))
+    n_labelled, n = int(points.has_label.sum()), len(points.has_label)
+    partly = "" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} inputs have labels"
+    return NetworkComparison(points, outputs.evidence, min(why, default=partly))
