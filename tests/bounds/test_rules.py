@@ -1,4 +1,4 @@
-"""Each operation by itself: its factor is a bound, it is reached, and a smaller one is caught."""
+"""Each operation by itself: its factor is a bound, and it is reached."""
 
 import copy
 import math
@@ -13,10 +13,6 @@ from oracles.dense_map import worst_direction
 from oracles.true_error import Apply, Shifted, true_errors
 from sound_bounds import sound_bound
 from torch import Tensor, nn
-
-from sipp.bounds import rules
-from sipp.bounds.operator_norms import linear_norm
-from sipp.bounds.rules import Call, times
 
 
 @dataclass(frozen=True)
@@ -40,10 +36,6 @@ class Probe:
             return math.inf, 0.0  # the bound is below the true error
         assert bound.reason == ""
         return float(true_errors(dense, pruned, x)[0].max()), float(bound.absolute_B.max())
-
-    def holds(self) -> bool:
-        true, bound = self.outcome()
-        return bound >= true
 
 
 def _linear_probe(body: nn.Module, shape: tuple[int, ...]) -> Probe:
@@ -125,41 +117,6 @@ def test_each_operation_is_bounded_and_the_bound_is_reached(name: str) -> None:
     probe = PROBES[name]()
     true, bound = probe.outcome()
     assert true <= bound <= true * (1 + probe.tight)
-
-
-def _largest(call: Call) -> Tensor:
-    return torch.stack([value.error_B for value in call.values]).amax(dim=0)
-
-
-def _kernel_norm(weight: Tensor, **geometry: Any) -> Any:
-    return linear_norm(weight.flatten(1))
-
-
-BROKEN: dict[tuple[str, str], Any] = {  # (probe, an operation or a function of the rules): what is too small
-    ("linear", "linear_norm"): lambda weight: linear_norm(weight / 1.01),
-    ("conv padded", "conv_norm"): _kernel_norm,
-    ("max pool", "max_pool_gain"): lambda **options: 1.0,
-    ("average pool", "average_pool_norm"): lambda size, **options: 1 / 3,
-    ("add broadcast", "_spread"): lambda flow, out: 1.0,
-    ("add", "add"): _largest,
-    ("sub", "sub"): _largest,
-    ("cat", "cat"): _largest,
-    ("mean", "mean"): times(lambda call: 1 / 5),
-    ("leaky relu", "leaky_relu"): times(1.0),
-    ("gelu", "gelu"): times(1.0),
-    ("expand", "expand"): times(1.0),
-    ("batch norm", "native_batch_norm"): times(1.0, "input"),
-}
-
-
-@pytest.mark.parametrize(("name", "what"), BROKEN)
-def test_the_same_check_catches_a_gain_that_is_too_small(name: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert PROBES[name]().holds()
-    if what in rules.RULES:
-        monkeypatch.setitem(rules.RULES, what, BROKEN[name, what])
-    else:
-        monkeypatch.setattr(rules, what, BROKEN[name, what])
-    assert not PROBES[name]().holds()
 
 
 class With(nn.Module):

@@ -110,13 +110,6 @@ def test_the_bound_covers_the_true_error_of_random_networks(architecture: str) -
     assert [seed for seed in range(N_SEEDS) if not is_covered(*random_net(architecture, seed))] == []
 
 
-def test_the_same_check_catches_what_a_layer_adds_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = random_net("residual", 0)
-    assert is_covered(*net)
-    monkeypatch.setattr(sound._Walk, "_in_pruned", lambda walk, tensor: tensor)
-    assert "changes more than its operations allow" in sound_bound(*net).reason
-
-
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import draws
@@ -87,6 +88,7 @@ def test_where_the_inputs_come_first_the_points_get_their_own_patches(layout: st
     call, n_steps = ASSIGNED[layout]
     for seed in range(5):
         model, x = Calls(layer_of(seed), call), randn(N, n_steps, WIDTH, seed=seed)
+        x[2 + seed :] = x[0]  # equal inputs show nothing when they are exchanged: others are looked for
         points = oracle.linear_points(x)
         for reduce in ("max", "mean"):
             expected = {"m.weight": oracle.linear_sensitivity(model.m.weight, x, reduce)}
@@ -193,3 +195,45 @@ def test_random_layers_have_no_mean() -> None:
 
     with pytest.raises(DataError, match="which values belong to which input"):
         sipp.sensitivity(Calls(layer_of(), noisy), [randn(N, 5, WIDTH)], reduce="mean")
+
+
+# --- A few points are looked at and all are scored: what the few do not show ------------------------------------------
+
+
+def has_a_mean(model: nn.Module, x: Tensor) -> bool:
+    with suppress(DataError):
+        return bool(sipp.sensitivity(model, [x], reduce="mean"))
+    with pytest.raises(DataError, match=r"which values belong to which input.*reduce='max'"):
+        sipp.sensitivity(model, [x], reduce="mean")
+    return False
+
+
+@pytest.mark.parametrize(("n_points", "n_steps"), [(2, 3), (2, 5), (3, 7), (4, 9), (6, 7), (8, 2), (8, 3), (8, 9)])
+def test_features_repeated_step_by_step_are_not_taken_for_blocks(n_points: int, n_steps: int) -> None:
+    """With two points and an odd number of repeated steps, blocks seem to move with the points."""
+
+    def repeated(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x.repeat(n_steps, 1)).unflatten(0, (n_steps, len(x))).sum(0)
+
+    model, x = Calls(layer_of(), repeated), randn(n_points, WIDTH)
+    expected = {"m.weight": oracle.linear_sensitivity(model.m.weight, x, "max")}
+    assert not oracle.disagreements(sipp.sensitivity(model, [x]), expected)
+    assert not has_a_mean(model, x)
+
+
+def test_a_layer_that_some_points_call_for_is_scored_for_all() -> None:
+    def asked_for(m: nn.Module, x: Tensor) -> Tensor:
+        return m(x) if bool((x[:, 0] > 9).any()) else x.clone()
+
+    model, x = Calls(layer_of(), asked_for), randn(2 * N, WIDTH)
+    x[3, 0] = 10
+    expected = {"m.weight": oracle.linear_sensitivity(model.m.weight, x, "max")}
+    assert not oracle.disagreements(sipp.sensitivity(model, [x]), expected)
+
+
+def test_a_weight_that_is_used_again_by_more_points_has_no_mean() -> None:
+    """Another branch for more than the points that are looked at, which no operation on values reveals."""
+    model = Calls(nn.Linear(WIDTH, WIDTH), lambda m, x: m(m(x)) if len(x) > 3 else m(x))
+    x = randn(8, WIDTH)
+    assert sensitivities.measure_sensitivities(task_of(model, [x]), with_means=True).layers[0].mean_FK is None
+    assert not has_a_mean(model, x)

@@ -43,7 +43,7 @@ class Net(nn.Module):
         mask = (x.sum(1, keepdim=True) > 0).float()
         x = self.first(x)
         for i, block in enumerate(self.blocks):
-            if self.way == "named":
+            if self.way == "named" or (self.way == "named later" and i > 0):
                 x = block(x=x, mask=mask, by=0.5)
             elif self.way == "tuple":
                 x = block(x, mask)[0]
@@ -99,9 +99,13 @@ def test_blocks_are_found_and_walked(way: str, kind: type[Block], at: int | str,
     assert not any("forward" in vars(module) or module._forward_hooks for module in net.modules())
 
 
-@pytest.mark.parametrize("way", ["activation between", "mask of a state", "twice"])
+@pytest.mark.parametrize("way", ["activation between", "mask of a state", "twice", "named later"])
 def test_what_does_not_pass_a_state_alone_has_none(way: str) -> None:
     assert blocks_in(Net(way).eval()) is None
+
+
+def test_a_plain_sequence_is_no_block() -> None:
+    assert blocks_in(nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))) is None
 
 
 def test_blocks_that_speak_past_their_outputs_are_not_taken() -> None:
@@ -138,7 +142,9 @@ class SkipsAtTheEnd(nn.Module):
 def test_a_sum_behind_the_block_of_its_layer_is_told_from_one_inside() -> None:
     found = trace(SkipsAtTheEnd().eval(), torch.rand(5, 6))
     assert found.blocks is not None and found.blocks.ends == (NAMES[0],)
-    one = found.residuals["blocks.2.inner.weight"]
-    assert (one.latest, one.nth, one.in_block) == ("blocks.0.inner.weight", 1, False)
+    assert not found.residuals
     inside = trace(nn.Sequential(nn.Linear(4, 6), Residual(), Residual()).eval(), torch.rand(5, 4)).residuals
-    assert {name: one.in_block for name, one in inside.items()} == {"1.inner.weight": True, "2.inner.weight": True}
+    assert {name: one.latest for name, one in inside.items()} == {
+        "1.inner.weight": "0.weight",
+        "2.inner.weight": "1.inner.weight",
+    }

@@ -222,15 +222,10 @@ def test_include_and_exclude(include: object, exclude: object, names: set[str]) 
     assert same(got, {name: everything[name] for name in names})
 
 
-def test_a_pattern_that_matches_nothing_names_the_layers() -> None:
-    with pytest.raises(OptionError, match="the layers are: the model itself"):
-        sipp.prune(nn.Linear(8, 4), None, keep=0.5, method="magnitude", exclude="foo")
-
-
 @pytest.mark.parametrize("side", ["include", "exclude"])
 @pytest.mark.parametrize("selector", ["nowhere*", ["head*", "nowhere*"]])
 def test_a_glob_that_matches_nothing(side: str, selector: object) -> None:
-    with pytest.raises(OptionError, match="nowhere"):
+    with pytest.raises(OptionError, match=r"nowhere.*the layers are: conv"):
         sipp.sensitivity(Net(), IMAGES, **{side: selector})
 
 
@@ -325,13 +320,8 @@ def test_what_cannot_be_handled_is_named_with_the_way_out(kind: str) -> None:
     with pytest.raises(ModelError, match=rf"odd[\s\S]*{way_out}"):
         sipp.sensitivity(model, [x])
     assert set(sipp.sensitivity(model, [x], exclude="odd*")) == {"fine.weight"}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ODD)
-def test_a_model_that_is_one_layer_is_not_told_to_leave_it_out(kind: str) -> None:
-    with pytest.raises(ModelError, match="the model itself") as caught:
-        sipp.sensitivity(ODD[kind][0](), [randn(2, 3, 4, dtype=torch.float32)])
+    with pytest.raises(ModelError, match="the model itself") as caught:  # all there is: it cannot be left out
+        sipp.sensitivity(make(), [x])
     assert caught.value.fix and "exclude" not in caught.value.fix
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from sipp.errors import DataError
-from sipp.inputs.data import AnyData, data_of
+from sipp.inputs.data import AnyData, as_batch, data_of
 
 X = torch.arange(40.0).view(20, 2)
 # what is given, whether it can be read again, how many points are known without reading
@@ -93,3 +93,22 @@ def test_a_pair_of_inputs_and_labels_is_a_data_set_and_two_inputs_are_not() -> N
     for pair in ((inputs, inputs), (labels, labels), (inputs, labels[:5]), (inputs, labels, labels)):
         with pytest.raises(DataError, match="wrap it in a list"):
             list(data_of(pair).batches())
+
+
+def test_batches_are_joined_only_if_what_they_hold_has_one_form() -> None:
+    ids, labels = torch.zeros(3, 5), torch.arange(3)
+    one = as_batch(({"a": ids, "attention_mask": torch.ones(3, 5)}, labels), 0, "data")
+    joined = one.joined(one)
+    assert joined is not None and joined.n_points == 6 and joined.kwargs["a"].shape == (6, 5)
+    assert joined.real_BT is not None and joined.real_BT.shape == (6, 5) and joined.labels.tolist() == [0, 1, 2] * 2
+    others = (
+        ({"a": ids[:, :4], "attention_mask": torch.ones(3, 4)}, labels),
+        ({"a": ids.double(), "attention_mask": torch.ones(3, 5)}, labels),
+        ({"b": ids, "attention_mask": torch.ones(3, 5)}, labels),
+        ({"a": ids, "attention_mask": torch.ones(3, 5)}, None),
+        ({"a": ids, "attention_mask": torch.ones(3, 5)}, labels.tolist()),
+        ({"a": ids, "attention_mask": torch.ones(3, 5)}, labels[:2]),
+        ({"a": ids}, labels),
+        ((ids,), labels),
+    )
+    assert [one.joined(as_batch(other, 1, "data")) for other in others] == [None] * len(others)

@@ -61,6 +61,17 @@ class LeavesTheBiasOut(nn.Linear):
         return F.linear(x, self.weight)
 
 
+class LastToken(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.cat((x[:, :-1], torch.ones_like(x[:, -1:])), dim=1))
+
+
+class LastPixel(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return torch.cat((out[..., :-1, :], out[..., -1:, :] + 1), dim=-2)
+
+
 class ScaledLSTM(nn.LSTM):
     def forward(self, x: Tensor) -> object:
         return super().forward(SLIGHTLY * x)
@@ -101,6 +112,9 @@ OTHER_MAPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "hook on the output": (lambda: with_output_hook(nn.Linear(6, 4)), (6,), "Linear"),
     "hook on a convolution": (lambda: with_output_hook(nn.Conv1d(2, 3, 2, groups=1)), (2, 5), "Conv1d"),
     "patched forward": (lambda: with_patched_forward(nn.Linear(6, 4)), (6,), "Linear"),
+    "changes the last of many tokens": (lambda: LastToken(256, 4), (600, 256), "Linear"),
+    "changes the last pixels": (lambda: LastPixel(3, 4, 3), (3, 90, 90), "Conv2d"),
+    "changes the last pixels of groups": (lambda: LastPixel(4, 4, 3, groups=2), (4, 8, 8), "Conv2d"),
     "recurrent": (lambda: ScaledLSTM(6, 4, 2, batch_first=True, bidirectional=True), (5, 6), "LSTM"),
     "attention": (lambda: AttendsToItself(ScaledAttention(6, 2, batch_first=True)), (5, 6), "MultiheadAttention"),
 }

@@ -57,6 +57,18 @@ def test_what_is_no_network_that_can_be_seen_is_refused() -> None:
                 prune(model, [POINTS])
 
 
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a_compiled_part_is_scored_like_a_plain_one(by_itself: bool) -> None:
+    part = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
+    plain = nn.Sequential(part, nn.Linear(5, 3))
+    expected = sipp.sensitivity(plain, POINTS)
+    if by_itself:
+        part.compile(backend="eager")
+    model = plain if by_itself else nn.Sequential(torch.compile(part, backend="eager"), plain[1])
+    found = sipp.sensitivity(model, POINTS)
+    assert all(torch.equal(a, b) for a, b in zip(found.values(), expected.values(), strict=True))
+
+
 # --- The given model is left as it was --------------------------------------------------------------------------------
 
 

@@ -72,13 +72,6 @@ class Sequences(nn.Module):
         return self.lstm(x)[0]
 
 
-@pytest.mark.parametrize("shape", [(60, 4, 8), (60, 60, 8), (60, 1, 8), (60, 8)])
-def test_time_in_the_place_of_points_is_refused(shape: tuple[int, ...]) -> None:
-    model = Sequences(batch_first=False)
-    with pytest.raises(ModelError, match=r"holdout batch 0: .*dimension 0 .*time, not the batch"):
-        certify(model, model, [points(*shape)])
-
-
 # ---- whether an output is a function of its point
 
 
@@ -279,12 +272,6 @@ def test_padding_is_read_from_masks() -> None:
 
 
 # ---- copies
-
-
-def test_distinct_points_are_counted_once() -> None:
-    x = points(50, 8)
-    for data, n in ((torch.cat((x, x[:30])), 50), ([x[:1]] * 500, 1)):
-        assert len(set(data_of(data).hashes())) == n
 
 
 # ---- endless data

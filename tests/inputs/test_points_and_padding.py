@@ -14,9 +14,6 @@ from torch import Tensor, nn
 import sipp
 from sipp.errors import DataError
 from sipp.inputs.data import Batch, Data
-from sipp.inputs.layers import find_prunable_layers
-from sipp.inputs.patches import Weight, WeightUse
-from sipp.inputs.trace import read_uses
 from sipp.scoring import sensitivities
 from sipp.scoring.task import Sensitivities, task_of
 
@@ -62,8 +59,6 @@ def encoder() -> nn.Module:
 
 
 READERS: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x)),
-    "flattened": lambda: Reader(nn.Linear(WIDTH, 3), lambda m, x, real: m(x.flatten(0, 1)).unflatten(0, x.shape[:2])),
     "lstm": lambda: Reader(nn.LSTM(WIDTH, 4, 2, batch_first=True), lambda m, x, real: m(x)[0]),
     "time-major lstm": lambda: Reader(nn.LSTM(WIDTH, 4), lambda m, x, real: m(x.transpose(0, 1))[0].transpose(0, 1)),
     "encoder": lambda: Reader(encoder(), lambda m, x, real: m(x, src_key_padding_mask=~real)),
@@ -83,21 +78,6 @@ def test_padding_changes_no_score(kind: str, reduce: str, monkeypatch: pytest.Mo
             found[n_steps, given is None] = scores_of(model, batch, reduce, monkeypatch)
     assert same(found[9, False], found[30, False])
     assert not same(found[9, True], found[30, True])  # padding that is not named as such counts
-
-
-def test_patches_of_padding_are_zero_and_the_others_counted() -> None:
-    x, real_BT = padded_to(9)
-    model = nn.Sequential(nn.Linear(WIDTH, 3))
-    seen: list[WeightUse] = []
-
-    def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-        seen.append(use)
-
-    batch = Batch(0, "batch 0", (x,), {}, None, len(x), real_BT)
-    read_uses(model, find_prunable_layers(model), batch, on_use)
-    assert torch.equal(seen[0].counts_B, LENGTHS)
-    assert torch.equal(seen[0].windows[:, 0], torch.where(real_BT[..., None], x, 0))
-    assert bool((x[~real_BT] != 0).any())  # what the model sees is left as it was
 
 
 @pytest.mark.parametrize("reduce", ["max", "mean"])
@@ -209,20 +189,6 @@ def test_a_call_without_patches_adds_nothing() -> None:
     assert torch.equal(scores["b.weight"], sipp.sensitivity(model.b, [-x])["weight"])
 
 
-def test_a_wrong_padding_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison of test_padding_changes_no_score is not blind: a mask that is one step too long fails it."""
-
-    def mean_of(n_steps: int, n_more: int) -> Sensitivities:
-        torch.manual_seed(0)
-        model = READERS["linear"]()
-        x, real_BT = padded_to(n_steps)
-        given_BT = torch.arange(n_steps) < LENGTHS[:, None] + n_more
-        return scores_of(model, Batch(0, "batch 0", (x, real_BT), {}, None, len(x), given_BT), "mean", monkeypatch)
-
-    assert same(mean_of(9, 0), mean_of(30, 0))
-    assert not same(mean_of(9, 1), mean_of(30, 1))
-
-
 # --- Points that are not what dimension 0 says ------------------------------------------------------------------------
 
 
@@ -244,24 +210,6 @@ def sentences(n: int, to: int, seed: int) -> dict[str, Tensor]:
         ids[i, :length] = torch.randint(1, 50, (length,), generator=generator)
         mask[i, :length] = 1
     return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (n,), generator=generator)}
-
-
-def test_padding_does_not_change_the_error_that_is_measured() -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.linear = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 3)
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.linear(self.embedding(input_ids))
-
-    torch.manual_seed(0)
-    model, errors = Tokens(), []
-    for to in (32, 128):
-        batch = sentences(20, to, 0)
-        del batch["labels"]
-        errors.append(sipp.prune(model, [batch], keep=0.5, method="magnitude").moved.error)
-    assert errors[0] == pytest.approx(errors[1]) and errors[0] > 0
 
 
 @pytest.mark.filterwarnings("ignore")  # rows die at so small a size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -93,14 +92,11 @@ def hybrid_row(
     return sampled <= sorted_out, max(min(sampled, sorted_out))
 
 
-def best_by_enumeration(cost: Sequence[Sequence[float]], budget: int) -> float:
-    """The least sum of cost[i][m_i] over all whole numbers m with sum <= budget, by trying every one."""
-    choices = itertools.product(*(range(len(row)) for row in cost))
-    return min(sum(row[m] for row, m in zip(cost, kept)) for kept in choices if sum(kept) <= budget)
-
-
 def best_by_row(cost: Sequence[Sequence[float]], budget: int) -> float:
-    """The same, one row after the other: best[b] is the least cost of the rows so far with at most b weights."""
+    """The least sum of cost[i][m_i] over all whole numbers m with sum <= budget, one row after the other.
+
+    best[b] is the least cost of the rows so far with at most b weights.
+    """
     best = [0.0] * (budget + 1)
     for row in cost:
         best = [min(best[b - m] + row[m] for m in range(min(b, len(row) - 1) + 1)) for b in range(budget + 1)]

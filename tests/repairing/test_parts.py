@@ -106,7 +106,7 @@ class Decorated(nn.Module):
 def test_a_part_ends_where_all_that_follows_reads_one_output(around: str, ends: list[int]) -> None:
     net, points = Decorated(around).eval(), torch.randn(60, 8)
     found = trace(net, points)
-    parts = parts_in(found, [weight.name for weight in found.weights])
+    parts = parts_in(found, found.order)
     assert [part.end for part in parts] == [*(f"blocks.{i - 1}" for i in ends), ""]
     assert [len(part.finished) for part in parts] == [0, *ends]
     assert [group for part in parts for group in part.groups] == [(name,) for name in found.order]

@@ -6,13 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError
+from sipp.inputs import check_has_values
 
 ALIKE = "compare a network with a pruned copy of itself"
 
 
 def check_same_architecture(dense: nn.Module, given: nn.Module) -> None:
     """Raises a ModelError unless both have tensors of the same names and shapes, in modules that print alike."""
-    ours, theirs = _tensors("dense", dense), _tensors("pruned", given)
+    check_has_values("dense", dense)
+    check_has_values("pruned", given)
+    ours, theirs = (
+        {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        for model in (dense, given)
+    )
     for name in [*ours, *theirs]:
         if name not in ours or name not in theirs:
             side = "pruned" if name in theirs else "dense"
@@ -40,15 +46,3 @@ def check_same_architecture(dense: nn.Module, given: nn.Module) -> None:
 
 def _kind(module: nn.Module | None) -> str:
     return "missing" if module is None else f"{type(module).__name__}({module.extra_repr()})"
-
-
-def _tensors(role: str, model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a network by name; raises a ModelError for one that has no values yet."""
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    for name, value in state.items():
-        if value.is_meta or nn.parameter.is_lazy(value):
-            raise ModelError(
-                f"{name} of the {role} network is not initialised, or on the meta device: it has no values",
-                fix="run a lazy network once on a batch, or load the weights first",
-            )
-    return state

@@ -32,6 +32,7 @@ from sipp.inputs import (
     Batch,
     Recorder,
     data_of,
+    outputs,
     run_batch,
     scoring_mode,
 )
@@ -260,13 +261,11 @@ class _Walk:
 
 
 def norm_B(value: Tensor, n_samples: int) -> Tensor:
-    """The Euclidean norm of each sample, rounded up; no square over- or underflows, and NaN comes back as infinity."""
+    """The Euclidean norm of each sample, rounded up; NaN comes back as infinity."""
     rows = value.reshape(n_samples, -1).to(torch.float64)
     if rows.shape[1] == 0:
         return rows.new_zeros(n_samples)
-    scale_B1 = rows.abs().amax(dim=1, keepdim=True)
-    safe_B1 = torch.where(scale_B1 > 0, scale_B1, 1.0)
-    return _nan_as_inf(torch.linalg.vector_norm(rows / safe_B1, dim=1) * scale_B1.squeeze(1) * ROUND_UP)
+    return _nan_as_inf(outputs.row_norms(rows) * ROUND_UP)
 
 
 def _nan_as_inf(error_B: Tensor) -> Tensor:

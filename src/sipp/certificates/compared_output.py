@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import Batch, outputs, run_batch
+from sipp.inputs import Batch, check_has_values, outputs, run_batch
 
 Output = int | str | Callable[[Any], Any] | None
 
@@ -25,15 +24,7 @@ def check_model(role: str, model: nn.Module) -> None:
     """Raises a ModelError for what is no nn.Module, has no values yet, or normalises by batch statistics."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the {role} network is a {type(model).__name__}, not an nn.Module")
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(tensor):
-            raise ModelError(
-                f"{name} has no shape yet (a lazy layer)", where=role, fix="run the model once on a batch first"
-            )
-        if tensor.is_meta:
-            raise ModelError(
-                f"{name} is on the meta device and has no values", where=role, fix="load the weights first"
-            )
+    check_has_values(role, model)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ModelError(
@@ -150,7 +141,5 @@ def _is_kept(model: nn.Module, batch: Batch, output: Output, result: Tensor, i: 
 
 def without_padding(result: Tensor, batch: Batch, has_positions: bool | None) -> Tensor:
     """The output with 0 at padding positions, so that they add nothing to a norm."""
-    if not has_positions or batch.real_BT is None or result.shape[1:2] != batch.real_BT.shape[1:]:
-        return result
-    real = batch.real_BT.to(result.device).reshape(*batch.real_BT.shape, *(1,) * (result.dim() - 2))
-    return result.masked_fill(~real, 0.0)
+    real = outputs.real_positions(result, batch) if has_positions else None
+    return result if real is None else result.masked_fill(~real, 0.0)

@@ -27,7 +27,6 @@ class PointComparisons:
     has_classes: Tensor
     same_class: Tensor
     has_label: Tensor  # one that names a class
-    label_outside: Tensor  # one that names none of the output's classes: then no point has a label
     dense_right: Tensor
     pruned_right: Tensor
     dense_loss: Tensor  # cross-entropy
@@ -44,7 +43,7 @@ def _compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> dict[
         truth = labels.Truth(None, f"the output is {' x '.join(['n', *map(str, f.shape[1:])])}, not n x classes")
     why.update([truth.why] if truth.why else [])
     no_n = torch.zeros(n, dtype=torch.bool, device=f.device)
-    points = dict.fromkeys(("same_class", "has_label", "label_outside", "dense_right", "pruned_right"), no_n)
+    points = dict.fromkeys(("same_class", "has_label", "dense_right", "pruned_right"), no_n)
     points |= dict.fromkeys(("dense_loss", "pruned_loss"), no_n.to(numerics.BOUND_DTYPE))
     points |= {"ratio": point_ratios(f, g), "has_classes": no_n | has_classes}
     points |= {"squared_error": (g_nk - f_nk).square().sum(1), "squared_size": f_nk.square().sum(1)}
@@ -53,8 +52,7 @@ def _compare_outputs(f: Tensor, g: Tensor, batch: Batch, why: set[str]) -> dict[
         points["same_class"] = ~differ
     if truth.classes_n is not None:
         truth_n = truth.classes_n.to(f.device)
-        points["label_outside"] = (truth_n < 0) | (truth_n >= f.shape[1])
-        if bool(points["label_outside"].any()):
+        if bool(((truth_n < 0) | (truth_n >= f.shape[1])).any()):
             why.add("labels are outside the output's classes")
         else:
             right = [is_finite & (classes_n == truth_n) for classes_n, is_finite in outputs]
@@ -101,6 +99,6 @@ def compare_networks(
         dense, other, data, partial(_compare_outputs, why=why), output, known, progress=progress, title="measuring"
     )
     points = PointComparisons(**outputs.fields)
-    n_outside = int(points.label_outside.sum())
-    reason = f"{n_outside:,} labels are outside the output's classes" if n_outside else ""
-    return NetworkComparison(points, outputs.evidence, reason or labels.why_not_measured(why, points.has_label))
+    n_labelled, n = int(points.has_label.sum()), len(points.has_label)
+    partly = "" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} inputs have labels"
+    return NetworkComparison(points, outputs.evidence, min(why, default=partly))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs import Batch, labels
+from sipp.inputs import Batch, labels, outputs
 from sipp.results import Measure
 
 MeasureFunction = Callable[[Tensor, Tensor, Batch], dict[str, Tensor]]  # of dense and pruned outputs; n numbers each
@@ -31,7 +31,7 @@ def point_ratios(dense_out: Tensor, pruned_out: Tensor) -> Tensor:
     """
     n = dense_out.shape[0]
     f, g = dense_out.double().reshape(n, -1), pruned_out.double().reshape(n, -1)
-    error, size = _norms(g - f), _norms(f)
+    error, size = outputs.row_norms(g - f), outputs.row_norms(f)
     ratio = torch.where(error == 0, torch.zeros_like(error), error / size)
     ratio = torch.where(ratio * size < error, torch.nextafter(ratio, torch.full_like(ratio, math.inf)), ratio)
     # An overflowing norm would make the quotient 0: it counts as not finite, like the outputs themselves.
@@ -135,39 +135,32 @@ def _exact_sum(shares: Iterable[float]) -> Fraction:
     return sum((n * Fraction(share).limit_denominator(MOST_POSITIONS) for share, n in counts.items()), Fraction(0))
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """L2 norm of each row, scaled by its largest entry so that squares neither overflow nor vanish."""
-    largest = rows.abs().amax(dim=1)
-    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return scale * torch.linalg.vector_norm(rows / scale[:, None], dim=1)
-
-
 # --- tokens of a sequence (T22) ---------------------------------------------------------------------------------------
 
 
-def token_sums(outputs: Sequence[Tensor], batch: Batch) -> tuple[Tensor, int]:
+def token_sums(logits: Sequence[Tensor], batch: Batch) -> tuple[Tensor, int]:
     """Sums over the predicted tokens of a batch, given the logits of a network and perhaps those of the dense one.
 
     They are the number of tokens, the network's loss, the dense loss, KL, and equal predictions; and the longest
     sequence.
     """
     tokens_nT = _tokens_of(batch)
-    for logits_nTV in outputs:
+    for logits_nTV in logits:
         _check_token_logits(logits_nTV, batch)
-    if outputs[0].shape[:2] != tokens_nT.shape or outputs[-1].shape != outputs[0].shape:
-        shapes = " and ".join(str(tuple(logits_nTV.shape)) for logits_nTV in outputs)
+    if logits[0].shape[:2] != tokens_nT.shape or logits[-1].shape != logits[0].shape:
+        shapes = " and ".join(str(tuple(logits_nTV.shape)) for logits_nTV in logits)
         raise ModelError(
             f"the logits are {shapes} for {tuple(tokens_nT.shape)} tokens",
             where=batch.where,
             fix="give a causal language model, whose logits at a position predict the next token",
         )
-    if bool(((tokens_nT < 0) | (tokens_nT >= outputs[0].shape[2])).any()):
-        raise DataError(f"a token lies outside 0 .. {outputs[0].shape[2] - 1}", where=batch.where)
-    real_nT = _real_positions(batch, tokens_nT.shape, outputs[0].device)
+    if bool(((tokens_nT < 0) | (tokens_nT >= logits[0].shape[2])).any()):
+        raise DataError(f"a token lies outside 0 .. {logits[0].shape[2] - 1}", where=batch.where)
+    real_nT = _real_positions(batch, tokens_nT.shape, logits[0].device)
     counted = real_nT[:, 1:] & real_nT[:, :-1]
-    per_token = [counted, *(_token_losses(logits_nTV, tokens_nT) for logits_nTV in outputs)]
-    if len(outputs) == 2:
-        kl, differs = _token_changes(*(logits_nTV[:, :-1] for logits_nTV in reversed(outputs)))
+    per_token = [counted, *(_token_losses(logits_nTV, tokens_nT) for logits_nTV in logits)]
+    if len(logits) == 2:
+        kl, differs = _token_changes(*(logits_nTV[:, :-1] for logits_nTV in reversed(logits)))
         per_token += [kl, ~differs]
     sums = [torch.where(counted, values.double(), 0.0).sum().cpu() for values in per_token]
     return torch.stack(sums + [torch.zeros_like(sums[0])] * (5 - len(sums))), tokens_nT.shape[1]

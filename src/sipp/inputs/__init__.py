@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ONE_AT_A_TIME as ONE_AT_A_TIME,
         OnUse as OnUse,
         check_can_be_written as check_can_be_written,
+        check_has_values as check_has_values,
         copy_of as copy_of,
         depends_on_batch as depends_on_batch,
         restoring as restoring,

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -258,7 +259,7 @@ def _uses(
         while True:
             use = next(reported)
             weight = layer.weights.get(use.parameter)  # None: not chosen, or tied to an embedding
-            if weight is not None and has_patches(use, weight, layer.parameter(use.parameter).device, batch):
+            if weight is not None and has_patches(use, weight, layer.module.get_parameter(use.parameter).device, batch):
                 yield weight, use
     except StopIteration as end:
         return end.value
@@ -333,17 +334,17 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
     """The products of some patches of each point with some rows, plus the bias; None after an overflow."""
     windows, n_groups, n_positions = use.windows, use.n_groups, use.n_positions
     n_at = max(2, MOST_VALUES * n_positions // windows.numel())
-    positions = _evenly_spaced(n_positions, min(n_positions, n_at), windows.device)
+    positions = evenly_spaced(n_positions, min(n_positions, n_at), windows.device)
     rows = _compared_rows(weight.n_rows, n_groups, windows.device)
-    at: tuple[Any, ...] = (
-        slice(None),
-        slice(None),
-        *_places_of(positions, windows.shape[2 : 2 + use.n_position_dims]),
-    )
+    # NumPy's, because torch's spends half a second on imports at its first call
+    _, *places = np.unravel_index(positions.cpu().numpy(), (1, *windows.shape[2 : 2 + use.n_position_dims]))
+    at: tuple[Any, ...] = (slice(None), slice(None), *map(torch.from_numpy, places))
     patches_GPK = windows[at].flatten(3).transpose(0, 1).flatten(1, 2).double()
     if not bool(patches_GPK.isfinite().all()):
         return None
-    rows_GRK = weight.rows(layer.parameter(use.parameter).detach())[rows].double().unflatten(0, (n_groups, -1))
+    rows_GRK = (
+        weight.rows(layer.module.get_parameter(use.parameter).detach())[rows].double().unflatten(0, (n_groups, -1))
+    )
     values_PF = torch.bmm(patches_GPK, rows_GRK.mT).transpose(0, 1).flatten(1)
     squares = torch.einsum("gpk,grk->", patches_GPK.square(), rows_GRK.square())
     bias = getattr(layer.module, "bias", None)
@@ -367,12 +368,13 @@ def _products(layer: PrunableLayer, weight: Weight, use: WeightUse, n_points: in
 def _compared_rows(n_all_rows: int, n_groups: int, device: torch.device) -> Tensor:
     """The rows that are compared, the same number in each group."""
     n_rows = n_all_rows // n_groups
-    within_R = _evenly_spaced(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
+    within_R = evenly_spaced(n_rows, min(n_rows, max(1, MOST_ROWS // n_groups)), device)
     starts_G = torch.arange(0, n_all_rows, n_rows, dtype=torch.int64, device=device)
     return (starts_G[:, None] + within_R).flatten()
 
 
-def _evenly_spaced(n_all: int, n_taken: int, device: torch.device) -> Tensor:
+def evenly_spaced(n_all: int, n_taken: int, device: torch.device) -> Tensor:
+    """So many of all numbers below n, the first and the last among them."""
     return torch.linspace(0, n_all - 1, n_taken, dtype=torch.float64, device=device).round().long()
 
 
@@ -395,18 +397,6 @@ def tolerance_of(device: torch.device, dtype: torch.dtype) -> float:
     return TOLERANCE.get(dtype, COARSE_TOLERANCE)
 
 
-def _places_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """The index along each dimension of flat indices, as torch.unravel_index.
-
-    That function spends half a second on imports at its first call.
-    """
-    places: list[Tensor] = []
-    for size in reversed(sizes):
-        places.insert(0, flat % size)
-        flat = flat // size
-    return places
-
-
 # --- Copies -----------------------------------------------------------------------------------------------------------
 
 
@@ -426,6 +416,19 @@ def copy_of(model: nn.Module) -> nn.Module:
     if shared:
         raise ModelError(f"a deep copy of the model shares {shared[0]} with it: a __deepcopy__ must copy its tensors")
     return made
+
+
+def check_has_values(role: str, model: nn.Module) -> None:
+    """Raises if a tensor of the model, which is named by its role, has no shape or no values yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{name} has no shape yet (a lazy layer)", where=role, fix="run the model once on a batch first"
+            )
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name} is on the meta device and has no values", where=role, fix="load the weights first"
+            )
 
 
 def check_can_be_written(model: nn.Module) -> None:

@@ -22,7 +22,6 @@ from sipp.errors import DataError, warn_caller
 from sipp.results import HELD_BACK_ONE_IN, check, hashing, numerics
 
 MOST_UNCOUNTED = 1_000_000  # points: data of unknown length counts as endless after so many
-STAYS, HELD_BACK, COPY = range(3)  # the roles of points
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 
 
@@ -81,15 +80,18 @@ class Batch:
 
     def joined(self, other: Batch) -> Batch | None:
         """One batch of the points of both; None unless their inputs and labels have the same form."""
-        mine, theirs = self._by_name, other._by_name
-        kinds = [{name: (one.shape[1:], one.dtype) for name, one in some.items()} for some in (mine, theirs)]
-        labels = self._joined_labels(other)
-        if kinds[0] != kinds[1] or (labels is None) != (self.labels is None):
+        names, n_args = list(self.kwargs), len(self.args)
+        if self.kwargs.keys() != other.kwargs.keys() or n_args != len(other.args):
             return None
-        both = {name: torch.cat([value, theirs[name]]) for name, value in mine.items()}
-        args, kwargs = tuple(both[i] for i in range(len(self.args))), {name: both[name] for name in self.kwargs}
+        mine, theirs = (
+            (*one.args, *(one.kwargs[name] for name in names), one.labels, one.real_BT) for one in (self, other)
+        )
+        if [_form(one, self.n_points) for one in mine] != [_form(one, other.n_points) for one in theirs]:
+            return None
+        *inputs, labels, real_BT = map(_both, mine, theirs)
+        args, kwargs = tuple(inputs[:n_args]), dict(zip(names, inputs[n_args:]))
         n_points = self.n_points + other.n_points
-        return replace(self, args=args, kwargs=kwargs, labels=labels, n_points=n_points, real_BT=both.get(None))
+        return replace(self, args=args, kwargs=kwargs, labels=labels, n_points=n_points, real_BT=real_BT)
 
     def hashes(self) -> list[str]:
         """One SHA-256 a point, of the bytes of all its inputs as they are given.
@@ -100,24 +102,6 @@ class Batch:
         names = [name for name in sorted(self.kwargs) if self.real_BT is None or not _is_padding_mask(name)]
         parts = [self._rows(value) for value in (*self.args, *(self.kwargs[name] for name in names))]
         return [hashlib.sha256(b"".join(point)).hexdigest()[:DIGITS] for point in zip(*parts, strict=True)]
-
-    @property
-    def _by_name(self) -> dict[int | str | None, Any]:
-        """The inputs by position or name; under None, the mask of positions that count."""
-        real = [] if self.real_BT is None else [(None, self.real_BT)]
-        return dict([*enumerate(self.args), *self.kwargs.items(), *real])
-
-    def _joined_labels(self, other: Batch) -> Any:
-        """The labels of the points of both; None if there are none, or they are not one for each point."""
-        mine, theirs = self.labels, other.labels
-        if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
-            are_each = mine.shape[:1] == (self.n_points,) and theirs.shape[:1] == (other.n_points,)
-            fits = are_each and (mine.shape[1:], mine.dtype) == (theirs.shape[1:], theirs.dtype)
-            return torch.cat([mine, theirs]) if fits else None
-        if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
-            fits = (len(mine), len(theirs)) == (self.n_points, other.n_points)
-            return [*mine, *theirs] if fits else None
-        return None
 
     def _changed(self, change: Callable[[Any], Any]) -> Batch:
         return replace(
@@ -136,6 +120,22 @@ class Batch:
         whole = _bytes(value)
         n_bytes = len(whole) // len(value)
         return [whole[i * n_bytes : (i + 1) * n_bytes] for i in range(len(value))]
+
+
+def _form(value: Any, n_points: int) -> object:
+    """What two values must share to be joined; what is not one for each point has the form of no other."""
+    if isinstance(value, Tensor) and value.shape[:1] == (n_points,):
+        return value.shape[1:], value.dtype
+    if isinstance(value, list | tuple) and len(value) == n_points:
+        return list
+    return value if value is None else object()
+
+
+def _both(mine: Any, theirs: Any) -> Any:
+    """Two values of one form, joined."""
+    if isinstance(mine, Tensor):
+        return torch.cat([mine, theirs])
+    return None if mine is None else [*mine, *theirs]
 
 
 def hash_of_points(hashes: Iterable[str]) -> str:
@@ -304,24 +304,21 @@ def split_off(batches: Sequence[Batch], one_in: int) -> tuple[list[Batch], list[
     part. With fewer than `one_in` different points none is held back.
     """
     hashes = [found for batch in batches for found in batch.hashes()]
-    role_of = dict.fromkeys(hashes, STAYS)
-    different, generator = list(role_of), torch.Generator("cpu").manual_seed(0)
+    different, generator = list(dict.fromkeys(hashes)), torch.Generator("cpu").manual_seed(0)
     starts = numerics.integers(0, len(different) if len(different) >= one_in else 0, one_in)
     places = starts + torch.randint(one_in, (len(starts),), generator=generator, dtype=torch.int64, device="cpu")
-    for place in places[places < len(different)].tolist():
-        role_of[different[place]] = HELD_BACK
-    role_N = torch.zeros(len(hashes), dtype=torch.int64, device="cpu")
-    for i, point in enumerate(hashes):
-        role_N[i] = role_of[point]
-        if role_of[point] == HELD_BACK:
-            role_of[point] = COPY
-    roles = list(zip(batches, role_N.split([batch.n_points for batch in batches])))
+    held_back = {different[place] for place in places[places < len(different)].tolist()}
+    first = {point: i for i, point in reversed(list(enumerate(hashes)))}
 
-    def part(role: int) -> list[Batch]:
-        places = ((batch, (role_B == role).nonzero().flatten()) for batch, role_B in roles)
-        return [batch.at(at) for batch, at in places if len(at)]
+    def part(is_in: list[bool]) -> list[Batch]:
+        is_in_N = torch.tensor(is_in, dtype=torch.bool, device="cpu")
+        of_batches = zip(batches, is_in_N.split([batch.n_points for batch in batches]))
+        return [batch.at(is_in_B.nonzero().flatten()) for batch, is_in_B in of_batches if bool(is_in_B.any())]
 
-    return part(STAYS), part(HELD_BACK)
+    return (
+        part([point not in held_back for point in hashes]),
+        part([point in held_back and first[point] == i for i, point in enumerate(hashes)]),
+    )
 
 
 def merged_batches(batches: Sequence[Batch], most: int) -> list[Batch]:
@@ -491,8 +488,8 @@ def _refuse_non_finite(batch: Batch) -> None:
             continue
         if "mask" in name:  # an additive attention mask says "never" with -inf
             tensor = tensor.clamp(min=torch.finfo(tensor.dtype).min)
-        if all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist())):
-            continue  # aminmax passes NaN on; one pass over the values if they are fine
+        if is_finite(tensor):
+            continue
         bad = ~torch.isfinite(tensor)
         first = int(bad.nonzero()[0, 0])
         raise DataError(
@@ -500,3 +497,8 @@ def _refuse_non_finite(batch: Batch) -> None:
             where=f"{batch.where}, {name}",
             fix="remove the NaN or infinite values",
         )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite, in one pass: `aminmax` passes NaN on."""
+    return all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))

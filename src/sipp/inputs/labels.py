@@ -51,12 +51,6 @@ def truth_of(labels: Any, n: int, n_classes: int | None = None) -> Truth:
     return Truth(None, f"{kind}, not {n} class numbers" + (f" or rows of {n_classes}" if n_classes else ""))
 
 
-def why_not_measured(why: set[str], has_label_n: Tensor) -> str:
-    """Why points with labels have no accuracy; "" if they have one, or no labels at all."""
-    n_labelled, n = int(has_label_n.sum()), len(has_label_n)
-    return min(why, default="" if n_labelled in (0, n) else f"only {n_labelled:,} of {n:,} inputs have labels")
-
-
 def cross_entropy(output: Tensor, labels: Any) -> Tensor:
     """The mean cross-entropy for labels in any form that names classes; other labels are passed on unchanged."""
     if isinstance(output, Tensor) and output.dim() == 2:

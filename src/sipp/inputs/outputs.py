@@ -86,7 +86,7 @@ def squared_distance(output: object, wanted: list[Tensor], batch: Batch) -> tupl
     if [tensor.shape for tensor in found] != [tensor.shape for tensor in wanted]:
         return distance + math.nan, size
     for tensor, aim in zip(found, wanted):
-        is_real = _is_real(tensor, batch)
+        is_real = real_positions(tensor, batch)
         for part in _slices(tensor):
             gap, size_of = tensor[part].double() - aim[part].double(), aim[part].double()
             if is_real is not None:
@@ -96,8 +96,8 @@ def squared_distance(output: object, wanted: list[Tensor], batch: Batch) -> tupl
     return distance, size
 
 
-def _is_real(tensor: Tensor, batch: Batch) -> Tensor | None:
-    """Which of its positions are not padding, B x T x 1 ...; None if all count, or if it has none."""
+def real_positions(tensor: Tensor, batch: Batch) -> Tensor | None:
+    """Which positions of an output are not padding, B x T x 1 ...; None if all count, or if it has none."""
     real_BT = batch.real_BT
     if real_BT is None or tensor.shape[:2] != real_BT.shape:
         return None
@@ -141,6 +141,13 @@ def _squared_norms(tensor: Tensor) -> Tensor:
     rows = tensor.detach().reshape(len(tensor), -1)
     parts = rows.split(max(1, AT_ONCE // max(1, rows.shape[1])))
     return torch.cat([part.double().square().sum(1) for part in parts])
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """The norm of each row, scaled by its largest entry so that squares neither overflow nor vanish."""
+    largest = rows.abs().amax(dim=1)
+    scale = torch.where(largest > 0, largest, 1.0)
+    return scale * torch.linalg.vector_norm(rows / scale[:, None], dim=1)
 
 
 # --- Does the output at a point depend on that point alone? -----------------------------------------------------------

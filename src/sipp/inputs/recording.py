@@ -80,16 +80,17 @@ class Operation:
         return bool(self.function._schema.is_mutable)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModuleCall:
     """One call of a module."""
 
     module: str
     kind: type[nn.Module]
-    arguments: dict[int | str, Any]  # by position or name; a tensor, wherever it is, is its `Ref`
-    output: Any  # likewise
+    at: int  # in `Recording.calls`
     start: int  # its operations are `Recording.operations[start:stop]`, those of modules inside it among them
-    stop: int
+    stop: int = -1  # until it ends
+    arguments: dict[int | str, Any] = field(default_factory=dict)  # by position or name; a tensor is its `Ref`
+    output: Any = None  # likewise; None if it raised
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -139,37 +140,26 @@ class Recording:
 def every_tensor(value: Any) -> list[Tensor]:
     """All tensors in a value, in order: itself, or those of a tuple, a list or a dict, however deep."""
     found: list[Tensor] = []
-    _gather_tensors(value if isinstance(value, (tuple, list)) else (value,), found)
+    _gather(value if isinstance(value, (tuple, list)) else (value,), Tensor, found)
     return found
-
-
-def _gather_tensors(values: Iterable[Any], found: list[Tensor]) -> None:
-    # not a generator, and called for containers only: this runs for every operation of a network
-    for one in values:
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, (tuple, list)):
-            _gather_tensors(one, found)
-        elif isinstance(one, dict):
-            _gather_tensors(one.values(), found)
 
 
 def refs_in(value: Any) -> tuple[int, ...]:
     """All tensors in the arguments or the output of a recorded call, in order."""
     found: list[int] = []
-    _gather_refs((value,), found)
+    _gather((value,), Ref, found)
     return tuple(found)
 
 
-def _gather_refs(values: Iterable[Any], found: list[int]) -> None:
-    # called for containers only: this runs for every operation of a network
+def _gather(values: Iterable[Any], kind: type, found: list[Any]) -> None:
+    # not a generator, and called for containers only: this runs for every operation of a network
     for one in values:
-        if isinstance(one, Ref):
-            found.append(int(one))
+        if isinstance(one, kind):
+            found.append(one)
         elif isinstance(one, (tuple, list)):
-            _gather_refs(one, found)
+            _gather(one, kind, found)
         elif isinstance(one, dict):
-            _gather_refs(one.values(), found)
+            _gather(one.values(), kind, found)
 
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (operation, args, kwargs) -> its result
@@ -211,17 +201,6 @@ class Watch(TorchDispatchMode):
                 self.__enter__()
 
 
-@dataclass
-class OpenCall:
-    """A call that has not ended."""
-
-    module: str
-    kind: type[nn.Module]
-    at: int  # in the list of calls
-    arguments: dict[int | str, Any] = field(default_factory=dict)
-    start: int = 0
-
-
 class Recorder:
     """Records one run: `with recorder.watching(...)` around it, then `recorder.recording(output)`.
 
@@ -235,20 +214,18 @@ class Recorder:
     ) -> None:
         self.model, self.holders, self.where, self.execute = model, holders, where, execute
         self.operations: list[Operation] = []
-        self.calls: list[ModuleCall | None] = []
+        self.calls: list[ModuleCall] = []
         self.values: list[Value] = []
         self.inputs: tuple[int, ...] = ()
         self.depends_on_values = ""
-        self.running: list[OpenCall] = [OpenCall("", type(model), -1)]
+        self.running = [ModuleCall("", type(model), -1, 0)]
         self.watch = Watch(self._run)
         self._numbers = WeakTensorKeyDictionary()
         self._views: dict[int, list[TensorWeakRef]] = {}  # by the address of the memory: the tensors that view it
-        self._named: dict[
-            int, list[tuple[str, tuple[int, int]]]
-        ] = {}  # by address: what lies there, from where to where
+        self._named: dict[int, list[tuple[str, tuple[int, int]]]] = {}  # by address: what lies there, and its extent
 
     @property
-    def innermost(self) -> OpenCall:
+    def innermost(self) -> ModuleCall:
         """The call that is under way."""
         return self.running[-1]
 
@@ -274,35 +251,28 @@ class Recorder:
     def recording(self, output: Any) -> Recording:
         """What was recorded, after the run."""
         outputs = tuple(map(self._number, every_tensor(output)))
-        calls = tuple(call for call in self.calls if call is not None)  # one that raised is none
-        return Recording(
-            tuple(self.operations), calls, tuple(self.values), self.inputs, outputs, self.depends_on_values
-        )
+        found = tuple(self.operations), tuple(self.calls), tuple(self.values)
+        return Recording(*found, self.inputs, outputs, self.depends_on_values)
 
     # --- What the modules tell ----------------------------------------------------------------------------------------
 
     def _hooks(self, name: str, module: nn.Module) -> Iterator[Any]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self.running.append(OpenCall(name, type(module), len(self.calls), start=len(self.operations)))
-            self.calls.append(None)
+            self.running.append(ModuleCall(name, type(module), len(self.calls), len(self.operations)))
+            self.calls.append(self.innermost)
 
         def note(module: nn.Module, args: Any, kwargs: Any) -> None:
             with self.watch.paused():
-                self.running[-1].arguments = dict(enumerate(self._with_refs(args))) | self._with_refs(kwargs)
+                self.innermost.arguments = dict(enumerate(self._with_refs(args))) | self._with_refs(kwargs)
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             with self.watch.paused():
-                call = self.running[-1]
-                given = call.module, call.kind, call.arguments, self._with_refs(output), call.start
-                self.calls[call.at] = ModuleCall(*given, len(self.operations))
-
-        def left(module: nn.Module, args: Any, output: Any) -> None:
-            self.running.pop()
+                call = self.running.pop()
+                call.output, call.stop = self._with_refs(output), len(self.operations)
 
         yield module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         yield module.register_forward_pre_hook(note, with_kwargs=True)
-        yield module.register_forward_hook(leave)
-        yield module.register_forward_hook(left, always_call=True)
+        yield module.register_forward_hook(leave, always_call=True)
 
     def _with_refs(self, value: Any) -> Any:
         """The value with a `Ref` for every tensor, and the type of whatever may hold tensors unseen (a cache)."""
@@ -335,8 +305,7 @@ class Recorder:
         of_inputs = has_values and any(self.values[read].of_inputs for read in reads)
         by_values = of_inputs and self._goes_by_values(function, arguments)
         makes = self._numbers_of_results(every_tensor(result), written, of_inputs=of_inputs, by_values=by_values)
-        call = self.running[-1]
-        self.operations.append(Operation(function, call.module, call.at, arguments, reads, makes))
+        self.operations.append(Operation(function, self.innermost.module, self.innermost.at, arguments, reads, makes))
         for read in reads if has_values else ():
             name = self.values[read].name
             if name and {self.values[made].name for made in makes} != {name}:  # a view of it, or a write, reads nothing
@@ -411,7 +380,7 @@ class Recorder:
             indices = [self.values[ref] for ref in refs_in(arguments["indices"])]
             decides = any(one.of_inputs and one.dtype in (torch.bool, torch.uint8) for one in indices)
         if decides:
-            where = f"{name} in {self.running[-1].module or THE_MODEL}"
+            where = f"{name} in {self.innermost.module or THE_MODEL}"
             self.depends_on_values = self.depends_on_values or where
         if decides or function._schema.is_mutable:  # what is written in place stays as it was
             return decides

@@ -1,7 +1,7 @@
 """What follows from a watched run about a network's structure: functions of a `Recording` and the prunable layers.
 
-Nothing is run here. Blocks, the norm behind a layer, what its output is added to, where its intercepts go, and whether
-the network is a chain: five questions, one part each.
+Nothing is run here. Blocks, what the output of a layer is added to, where its intercepts go, and whether the network
+is a chain: four questions, one part each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ BATCH_NORMS = frozenset(
         *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"),
     )
 )
-NORMS = BATCH_NORMS | {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm", "instance_norm"}
 # Operations that give the values they were given, in the same order
 COPIES = frozenset(("view", "_unsafe_view", "reshape", "clone", "_to_copy", "contiguous", "detach", "alias", "copy"))
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around (T12)
@@ -34,7 +33,6 @@ ONE_LIPSCHITZ = frozenset(
         *("view", "_unsafe_view", "clone", "detach", "alias"),
     )
 )
-SLOPED = {"leaky_relu": "negative_slope", "elu": "alpha"}
 
 ADDS = frozenset((torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor))
 
@@ -91,7 +89,13 @@ class Blocks:
 
 def find_blocks(model: nn.Module, recording: Recording) -> Blocks | None:
     """The longest such chain of modules in a watched run of the model, the outermost of equally long ones, or None."""
-    found = _longest(_called_once(model, recording))
+    could_be = [  # modules with others inside
+        call
+        for call in recording.calls
+        if len(recording.calls_of[call.module]) == 1 and not issubclass(call.kind, nn.Sequential)
+        if next(model.get_submodule(call.module).children(), None) is not None
+    ]
+    found = _longest(could_be)
     if found is None or not _run_by_themselves(recording, *found):
         return None
     calls, at = found
@@ -100,49 +104,22 @@ def find_blocks(model: nn.Module, recording: Recording) -> Blocks | None:
     return Blocks(names, at, None if isinstance(output, Ref) else len(output) - 1, ends)
 
 
-def _called_once(model: nn.Module, recording: Recording) -> list[ModuleCall]:
-    """The calls of modules that could be blocks: those with children whose class occurs again, called once."""
-    kinds = Counter(type(module) for module in model.modules())
-    could_be = {
-        name
-        for name, module in model.named_modules()
-        if name and kinds[type(module)] >= FEWEST_BLOCKS and next(module.children(), None) is not None
-        if not isinstance(module, nn.ModuleList | nn.Sequential)
-    }
-    return [call for call in recording.calls if call.module in could_be and len(recording.calls_of[call.module]) == 1]
-
-
 def _longest(calls: Sequence[ModuleCall]) -> tuple[list[ModuleCall], int | str] | None:
-    """The longest chain of modules of one class, each given what the one before gives, and the argument it is given as.
-
-    `before` links each module to the first one whose state it is given. A chain is followed back from each of its
-    modules in turn, as long as the state goes in at one place; so the longest is found, whichever module is its last.
-    """
-    once = {call.module: call for call in calls}
-    by_state = {(state, call.kind): name for name, call in once.items() if (state := _state(call)) is not None}
-    before: dict[str, tuple[str, int | str]] = {}  # by module: the one before it, and where the state goes in
-    for name, call in once.items():
-        for at, value in call.arguments.items():
-            source = by_state.get((value, call.kind)) if isinstance(value, Ref) else None
-            if source is not None and source != name and not _is_nested(source, name):
-                before.setdefault(name, (source, at))
-    best: list[str] = []
-    best_at: int | str = 0
-    for last in before:
-        chain, places = [last], set[int | str]()
-        while chain[0] in before and before[chain[0]][0] not in chain:
-            source, at = before[chain[0]]
-            if places and at not in places:
-                break
-            places.add(at)
-            chain.insert(0, source)
+    """The longest chain of modules of one class, each given what the one before gives, always as the same argument."""
+    chains: dict[tuple[int, type[nn.Module]], list[ModuleCall]] = {}  # by the state and the class of the last module
+    best: list[ModuleCall] = []
+    state_at: int | str = 0
+    for call in calls:
+        given = {at: (value, call.kind) for at, value in call.arguments.items() if isinstance(value, Ref)}
+        at, key = next(((at, key) for at, key in given.items() if key in chains), (0, None))
+        chain = [*(chains[key] if key is not None else ()), call]
+        state = _state(call)
+        if state is not None:
+            chains[state, call.kind] = chain
         if len(chain) > len(best):
-            best, best_at = chain, next(iter(places))
-    if len(best) < FEWEST_BLOCKS:
-        return None
-    if not isinstance(once[best[0]].arguments.get(best_at), Ref):  # the first block takes its state elsewhere
-        return None
-    return [once[name] for name in best], best_at
+            best, state_at = chain, at
+    is_one_place = all(isinstance(call.arguments.get(state_at), Ref) for call in best)
+    return (best, state_at) if is_one_place and len(best) >= FEWEST_BLOCKS else None
 
 
 def _made_in(recording: Recording, calls: Sequence[ModuleCall], stop: int) -> set[int]:
@@ -196,44 +173,6 @@ def _state(call: ModuleCall) -> int | None:
     return output if isinstance(output, Ref) else None
 
 
-def _is_nested(a: str, b: str) -> bool:
-    return a.startswith(f"{b}.") or b.startswith(f"{a}.")
-
-
-# --- Norms ------------------------------------------------------------------------------------------------------------
-
-
-def norm_behind(recording: Recording, tensor: int) -> str:
-    """The module of the norm that alone reads a tensor, or a copy of it; "" if there is none."""
-    at = only_reader(recording, tensor)
-    while at is not None and recording.operations[at].name in COPIES:
-        at = only_reader(recording, recording.operations[at].makes[0])
-    if at is not None and recording.operations[at].name in NORMS:
-        return recording.operations[at].module or THE_MODEL
-    step = _step_that_reads(recording, tensor)
-    return "" if step is None or not _scales_channels(recording, step) else step.module
-
-
-def _step_that_reads(recording: Recording, tensor: int) -> ModuleCall | None:
-    """The module that alone reads a tensor, which is the only one it is given, and gives one."""
-    readers = recording.readers.get(tensor, ())
-    if not readers or tensor in recording.outputs:
-        return None
-    for call in recording.calls:
-        if call.reads == (tensor,) and len(call.makes) == 1 and all(call.start <= at < call.stop for at in readers):
-            return call
-    return None
-
-
-def _scales_channels(recording: Recording, call: ModuleCall) -> bool:
-    """Whether a step multiplies the channels of its tensor by a vector of its own, and keeps the shape."""
-    if recording.values[call.makes[0]].shape != recording.values[call.reads[0]].shape:
-        return False
-    own = {read for operation in recording.operations[call.start : call.stop] for read in operation.reads}
-    named = [recording.values[read] for read in own if recording.values[read].name.startswith(f"{call.module}.")]
-    return any(len(value.shape) == 1 for value in named) and all(len(value.shape) <= 1 for value in named)
-
-
 # --- Residual connections ---------------------------------------------------------------------------------------------
 
 
@@ -247,7 +186,6 @@ class Residual:
     norms: tuple[str, ...]  # BatchNorms that the output passes before, each of which scales its rows
     latest: str  # the latest weight that the stream depends on; "": the stream depends on no weight
     of_inputs: bool  # whether the stream depends on the inputs
-    in_block: bool  # whether the sum is met before a block ends
 
 
 def residuals_in(
@@ -257,7 +195,7 @@ def residuals_in(
     products: Collection[str],
     blocks: Blocks | None,
 ) -> dict[str, Residual]:
-    """By weight, what its layer's output is added to; `order` are all weights as they are used.
+    """By weight, what its layer's output is added to before the block ends; `order` are all weights as they are used.
 
     `products` are the modules whose output is the products of one weight, with a bias.
     The stream depends on no later weight: of two layers that are added, the later one corrects the earlier.
@@ -272,9 +210,10 @@ def residuals_in(
         if met is None:
             continue
         at, stream, norms = met
-        if stream in latest and latest[stream] >= place[weight]:
-            continue
         begun = recording.calls_of[layer.module_name][0].stop
+        is_later = latest.get(stream, -1) >= place[weight]
+        if is_later or any(begun <= end <= at for end in ends):
+            continue
         found[weight] = Residual(
             layer.module_name,
             nth=sum(_is_sum(recording, operation) for operation in recording.operations[begun : at + 1]),
@@ -282,7 +221,6 @@ def residuals_in(
             norms=norms,
             latest=order[latest[stream]] if stream in latest else "",
             of_inputs=recording.values[stream].of_inputs,
-            in_block=not any(begun <= end <= at for end in ends),
         )
     return found
 
@@ -424,11 +362,6 @@ def _running_mean(recording: Recording, layer: PrunableLayer, n_rows: int) -> Pl
 
 def why_no_chain(model: nn.Module, recording: Recording, weights: set[str]) -> str:
     """Why the network is not the chain of fully-connected layers of the paper's formula (T12); "" if it is one."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return f"||kernel||_F does not bound a convolution ({name})"
-        if not isinstance(module, nn.Linear) and any(True for _ in module.parameters(recurse=False)):
-            return f"layer {name or THE_MODEL} ({type(module).__name__})"
     only = "it covers plain chains of fully-connected layers only: "
     if len(recording.inputs) != 1:
         return f"{only}it has {len(recording.inputs)} inputs"
@@ -471,10 +404,6 @@ def _why_no_step(recording: Recording, operation: Operation, weights: set[str], 
             return "its bias is not a parameter"
         used.add(name)
         return None
-    if operation.name in SLOPED:
-        slope = given[SLOPED[operation.name]] * given.get("input_scale", 1)
-        is_within = 0 <= slope <= 1 and given.get("scale", 1) == 1 and given.get("input_scale", 1) > 0
-        return None if is_within else "its slope is outside [0, 1]"
     if operation.name == "_softmax" and given["dim"] % len(recording.values[operation.reads[0]].shape) == 0:
         return "the output for one input depends on the others in its batch"
     return None if operation.name in ONE_LIPSCHITZ and len(operation.reads) == 1 else ""

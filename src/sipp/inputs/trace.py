@@ -14,21 +14,20 @@ or for a statement about a single input. Nothing is guessed: no other order of p
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, islice
-from textwrap import wrap
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError
-from sipp.inputs.capture import OnUse, Run, tolerance_of
+from sipp.inputs.capture import OnUse, Run, evenly_spaced, tolerance_of
 from sipp.inputs.data import AnyData, Batch, data_of
-from sipp.inputs.layers import PrunableLayer, find_prunable_layers, left_alone, unwrap
+from sipp.inputs.layers import PrunableLayer, find_prunable_layers, unwrap
 from sipp.inputs.patches import Weight, WeightUse, distinct_values, together, with_padding_zeroed
 from sipp.inputs.recording import Recorder, Recording, refs_in
 from sipp.inputs.structure import (
@@ -36,13 +35,11 @@ from sipp.inputs.structure import (
     Place,
     Residual,
     find_blocks,
-    norm_behind,
-    output_of,
     places_in,
     residuals_in,
     why_no_chain,
 )
-from sipp.results import NormStats, Selector, numerics, words
+from sipp.results import NormStats, Selector, numerics
 
 N_RUN = 3  # inputs
 MOST_COMPARED = 1 << 14  # values of an input that are compared in one use, evenly spaced: they show as much as all
@@ -51,50 +48,37 @@ _log = logging.getLogger("sipp")
 
 
 @dataclass(frozen=True)
-class Use:
-    """One use of a prunable weight: a matrix product of (some of) its rows with the patches of the inputs."""
-
-    weight: str
-    module: str
-    call: int  # of the module, in `ModelMap.recording.calls`
-
-
-@dataclass(frozen=True)
 class ModelMap:
-    """What a model did on a few inputs, and what follows from it. `print` it: a table of contents."""
+    """What a model did on a few inputs, and what follows from it. `print` it: a line for each weight."""
 
-    kind: str  # the model's class
-    weights: tuple[Weight, ...]  # that may be pruned, in the order of the model's parameters
     n_points: int  # how many inputs were run: 3, or 1 if there was only one
-    uses: tuple[Use, ...]  # in the order of execution
+    uses: dict[str, tuple[int, ...]]  # by weight, as they are first used: the calls of its layers, in `recording.calls`
     unassigned: dict[str, str]  # the weights whose patches are not assigned to inputs, and why
     recording: Recording  # all operations and calls of modules
     blocks: Blocks | None  # the modules that pass a state along, if there are such
     residuals: dict[str, Residual]  # by weight: the residual connection behind its layer
-    norms: dict[str, str]  # by weight: the module of the norm behind its layer; none without one
     places: dict[str, Place]  # by weight: where intercepts go
-    left: dict[str, str]  # modules with other matrices, which stay as they are, and what they are
     no_chain: str  # why the network is no chain of fully-connected layers; "" if it is one (T12)
     returned: frozenset[str] = field(repr=False)  # modules that give what their adapter returns
 
     @cached_property
     def order(self) -> tuple[str, ...]:
         """The weights as they are used, each once."""
-        return tuple(dict.fromkeys(use.weight for use in self.uses))
+        return tuple(self.uses)
 
     @cached_property
     def n_uses(self) -> dict[str, int]:
         """How often each weight is used."""
-        return dict(Counter(use.weight for use in self.uses))
+        return {name: len(calls) for name, calls in self.uses.items()}
 
     @cached_property
     def same_input(self) -> tuple[tuple[str, ...], ...]:
         """The weights as they are used, those that read the same tensor one after the other together."""
         groups: list[list[str]] = []
         last: tuple[str, tuple[int, ...]] = "", ()  # the module, and what it reads
-        for name in self.order:
-            call = self.recording.calls[next(use.call for use in self.uses if use.weight == name)]
-            reads = call.reads[:1] if self.n_uses[name] == 1 else ()
+        for name, calls in self.uses.items():
+            call = self.recording.calls[calls[0]]
+            reads = call.reads[:1] if len(calls) == 1 else ()
             if not reads or reads != last[1] or call.module == last[0]:
                 groups.append([])
             groups[-1].append(name)
@@ -102,7 +86,23 @@ class ModelMap:
         return tuple(map(tuple, groups))
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        blocks = self.blocks.names if self.blocks is not None else ("none",)
+        return "\n".join(
+            [
+                f"{len(self.recording.operations)} operations on {self.n_points} inputs",
+                *(f"{name}: {', '.join(self._remarks(name))}" for name in self.order),
+                f"blocks: {', '.join(blocks)}",
+                self.no_chain or "a chain of fully-connected layers",
+            ]
+        )
+
+    def _remarks(self, name: str) -> list[str]:
+        """What there is to say of a weight."""
+        remarks = [f"used {self.n_uses[name]} times" if self.n_uses[name] > 1 else "used once"]
+        remarks += [f"intercept in {self.places[name].name}"] if self.places[name].name else []
+        if name in self.residuals:
+            remarks.append(f"added to what follows {self.residuals[name].latest or 'the inputs'}")
+        return remarks + ([f"not assigned: {self.unassigned[name]}"] if name in self.unassigned else [])
 
 
 def trace(
@@ -114,9 +114,10 @@ def trace(
         >>> import sipp.inputs.trace, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
         >>> print(sipp.inputs.trace.trace(model, torch.rand(8, 4)))
-        Sequential: 2 weights in 2 layers, 5 operations on 3 inputs
-        0.weight  Linear  3 x 4  intercept 0.bias
-        2.weight  Linear  2 x 3  intercept 2.bias
+        5 operations on 3 inputs
+        0.weight: used once, intercept in 0.bias
+        2.weight: used once, intercept in 2.bias
+        blocks: none
         a chain of fully-connected layers
     """
     model = unwrap(model)
@@ -156,11 +157,12 @@ def map_for(
         return known
     found = trace_layers(model, layers, batch, norm_stats)
     padding = "" if batch.real_BT is None else ", and padding is not left out"
-    for name in found.unassigned:
+    for name, why in found.unassigned.items():
         _log.warning(
-            "%s: it is unknown which values in %s belong to which input: no bounds for single inputs there%s",
+            "%s: it is unknown which values in %s belong to which input (%s): no bounds for single inputs there%s",
             batch.where,
             name,
+            why,
             padding,
         )
     return found
@@ -202,20 +204,14 @@ def _inputs_to_run(batch: Batch) -> Tensor:
     """
     if batch.n_points == 1:
         return numerics.integers(0, 1)
-    chosen = {0: _content(batch, 0)}
-    for other in range(batch.n_points - 1, 0, -1):
-        content = _content(batch, other)
-        if not any(all(map(_same_tensor, content, known)) for known in chosen.values()):
-            chosen[other] = content
-        if len(chosen) == N_RUN:
+    different = dict[str, int]()
+    for point in (0, *range(batch.n_points - 1, 0, -1)):
+        (content,) = batch.at(slice(point, point + 1)).hashes()
+        different.setdefault(content, point)
+        if len(different) == N_RUN:
             break
-    found = sorted(chosen)
+    found = sorted(different.values())
     return torch.tensor(found + found[-1:] * (N_RUN - len(found)), dtype=torch.int64, device="cpu")
-
-
-def _content(batch: Batch, point: int) -> list[Tensor]:
-    """The tensors of one input of a batch."""
-    return list(batch.at(slice(point, point + 1)).tensors.values())
 
 
 def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, norm_stats: NormStats) -> ModelMap:
@@ -224,22 +220,16 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
     watched = Run(few, first, recorder=recorder)
     recording = recorder.recording(watched.of(model, layers, norm_stats))
     unassigned = first.unassigned(*_exchanged(model, layers, few, norm_stats, watched.returned))
-    order = tuple(dict.fromkeys(use.weight for use in first.uses))
-    tensors = {weight.name: output_of(recording, layer) for layer in layers for weight in layer.weights.values()}
+    order = tuple(first.samples)
     blocks = find_blocks(model, recording)
-    behind = {name: norm_behind(recording, tensor) for name, tensor in tensors.items() if tensor is not None}
     return ModelMap(
-        kind=type(model).__name__,
-        weights=tuple({weight.name: weight for layer in layers for weight in layer.weights.values()}.values()),
         n_points=few.n_points,
-        uses=tuple(first.uses),
+        uses={name: tuple(calls) for name, calls in first.calls.items()},
         unassigned=unassigned,
         recording=recording,
         blocks=blocks,
         residuals=residuals_in(recording, layers, order, watched.products, blocks),
-        norms={name: norm for name, norm in behind.items() if norm},
         places=places_in(model, recording, layers, watched.products),
-        left=left_alone(model, layers),
         no_chain=why_no_chain(model, recording, set(order)),
         returned=frozenset(watched.returned),
     )
@@ -291,7 +281,6 @@ def _exchanged(
 class _Sample:
     """Some values of each input's patches in one use: a copy, so that no input is kept alive. Or why there are none."""
 
-    weight: str
     why: str  # it is not assigned to inputs, whatever their order; "" if that is open
     values_BN: Tensor
     is_folded: bool  # whether the layer's input has other things than the inputs along dimension 0
@@ -302,8 +291,8 @@ class _Uses:
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.recorder = recorder
-        self.uses: list[Use] = []
-        self.samples: list[_Sample] = []
+        self.calls = defaultdict[str, list[int]](list)  # by weight, in the order of execution
+        self.samples = defaultdict[str, list[_Sample]](list)  # likewise
 
     def __call__(self, weight: Weight, use: WeightUse, batch: Batch) -> None:
         """Notes a use."""
@@ -313,26 +302,23 @@ class _Uses:
             given = [self.recorder.values[read] for read in refs_in(call.arguments)]
             why = BY_VALUES if any(one.by_values for one in given) else why
             is_folded = not given or given[0].shape[:1] != use.windows.shape[:1]
-            self.uses.append(Use(weight.name, call.module, call.at))
-        self.samples.append(_Sample(weight.name, why, _sampled(use.windows), is_folded))
+            self.calls[weight.name].append(call.at)
+        self.samples[weight.name].append(_Sample(why, _sampled(use.windows), is_folded))
 
     def unassigned(self, placed_B: Tensor, moved: _Uses | None) -> dict[str, str]:
         """The weights with patches that did not move with the inputs to their new places, and why.
 
         The nth use of a weight is compared with its nth use in the run `moved`, if there was one.
         """
-        second = dict[str, list[_Sample]]()
-        for sample in moved.samples if moved is not None else ():
-            second.setdefault(sample.weight, []).append(sample)
         found = dict[str, str]()
-        for sample in self.samples:
-            others = second.get(sample.weight)
-            other = others.pop(0) if others else None
-            why = sample.why
-            if not why and len(sample.values_BN) > 1:
-                why = REFUSED if moved is None else _why_not_moved(sample, other, placed_B)
-            if why:
-                found.setdefault(sample.weight, why)
+        for weight, mine in self.samples.items():
+            theirs = moved.samples[weight][: len(mine)] if moved is not None else []
+            for sample, other in zip_longest(mine, theirs):
+                why = sample.why
+                if not why and len(sample.values_BN) > 1:
+                    why = REFUSED if moved is None else _why_not_moved(sample, other, placed_B)
+                if why:
+                    found.setdefault(weight, why)
         return found
 
 
@@ -340,10 +326,7 @@ def _sampled(windows: Tensor) -> Tensor:
     """Some values of each point's windows, evenly spaced in memory (B x N)."""
     values_BN = distinct_values(windows).detach()
     n = values_BN.shape[1]
-    if n > MOST_COMPARED:
-        at = torch.linspace(0, n - 1, MOST_COMPARED, dtype=torch.float64, device=windows.device).round().long()
-        return values_BN[:, at]
-    return values_BN.clone()
+    return values_BN[:, evenly_spaced(n, min(n, MOST_COMPARED), windows.device)]
 
 
 def _why_not_moved(first: _Sample, second: _Sample | None, placed_B: Tensor) -> str:
@@ -355,107 +338,3 @@ def _why_not_moved(first: _Sample, second: _Sample | None, placed_B: Tensor) -> 
     if not bool(gap <= tolerance_of(before_BN.device, before_BN.dtype) * size):  # nor if anything is NaN
         return NOT_MOVED
     return ALIKE if first.is_folded and bool((before_BN == before_BN[:1]).all()) else ""
-
-
-# --- The table of contents --------------------------------------------------------------------------------------------
-
-WIDTH = 100  # of remarks
-
-Row = tuple[str, ...]
-
-
-def _lines(found: ModelMap) -> Iterator[str]:
-    """What `print` shows: the network in a line, each weight as it is used, under its block, and remarks."""
-    n_layers = len({use.module for use in found.uses})
-    uses = f"{len(found.order)} weights in {n_layers} layers"
-    yield f"{found.kind}: {uses}, {len(found.recording.operations)} operations on {found.n_points} inputs"
-    if found.blocks is not None:
-        at = found.blocks.at
-        state = f"argument {at}" if isinstance(at, int) else at
-        yield f"{len(found.blocks.names)} blocks pass a state along ({state})"
-    yield from _table(_sections(found))
-    for remark in _remarks(found):
-        yield from wrap(remark, WIDTH, subsequent_indent="  ", break_long_words=False)
-
-
-def _remarks(found: ModelMap) -> Iterator[str]:
-    """What else there is to say of the whole network."""
-    missing = [weight.name for weight in found.weights if weight.name not in found.order]
-    if missing:
-        yield f"not used by these inputs: {words.listed(missing)}"
-    if found.left:
-        yield f"left as they are: {words.listed([f'{name} ({kind})' for name, kind in found.left.items()])}"
-    for reason in dict.fromkeys(found.unassigned.values()):
-        of_reason = [name for name, why in found.unassigned.items() if why == reason]
-        yield f"not assigned to inputs, {reason}: {words.listed(of_reason)}"
-    if found.recording.depends_on_values:
-        yield f"values decide what runs: {found.recording.depends_on_values}"
-    yield "a chain of fully-connected layers" if not found.no_chain else f"no plain chain: {found.no_chain}"
-
-
-def _sections(found: ModelMap) -> list[tuple[str, list[Row]]]:
-    """The rows of the weights as they are used, under the names of their blocks; blocks with the same rows are one."""
-    beside = {name for group in found.same_input for name in group[1:]}
-    made: list[tuple[str, str, list[Row]]] = []  # the first block, the last one, the rows of each
-    for block, names in groupby(found.order, lambda name: _block_of(found, name)):
-        rows = [_row(found, name, block, "same input" if name in beside else "") for name in names]
-        if block and made and made[-1][0] and made[-1][2] == rows:
-            made[-1] = made[-1][0], block, rows
-        else:
-            made.append((block, block, rows))
-    return [(first if first == last else f"{first} to {last}", rows) for first, last, rows in made]
-
-
-def _block_of(found: ModelMap, name: str) -> str:
-    """The block that holds a weight, or ""."""
-    blocks = () if found.blocks is None else found.blocks.names
-    return next((block for block in blocks if name.startswith(f"{block}.")), "")
-
-
-def _row(found: ModelMap, name: str, block: str, beside: str) -> Row:
-    """A weight, its layer and size, its uses, what it reads, its intercept, the norm behind it, its residual stream."""
-    weight, place = next(one for one in found.weights if one.name == name), found.places[name]
-    n_uses, norm = found.n_uses[name], found.norms.get(name, "") if place.kind != "norm" else ""
-
-    def short(full: str) -> str:
-        return full.removeprefix(f"{block}.") if block else full
-
-    return (
-        short(name),
-        weight.layer_type,
-        f"{weight.n_rows} x {weight.fan_in}",
-        "" if n_uses == 1 else f"used {n_uses} times",
-        beside,
-        f"intercept {short(place.name)}" if place.name else "",
-        f"then {short(norm)}" if norm else "",
-        _stream(found, name, block),
-    )
-
-
-def _stream(found: ModelMap, name: str, block: str) -> str:
-    """The residual stream that the output of a layer is added to."""
-    one = found.residuals.get(name)
-    if one is None:
-        return ""
-    if not one.latest:
-        return "+ inputs (not corrected)" if one.of_inputs else "+ a constant"
-    same_block = block and _block_of(found, one.latest) == block
-    after = one.latest.removesuffix(".weight").removeprefix(f"{block}." if same_block else "")
-    text = f"+ stream after {after}" if same_block or not block else "+ stream into the block"
-    return text if one.in_block else f"{text} (not corrected)"
-
-
-def _table(sections: Sequence[tuple[str, list[Row]]]) -> Iterator[str]:
-    """The sections with their columns aligned; empty columns are left out."""
-    rows = [(f"  {row[0]}" if heading else row[0], *row[1:]) for heading, some in sections for row in some]
-    columns = [column for column in zip(*rows) if any(column)]
-    widths = [max(map(len, column)) for column in columns]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip() for cells in zip(*columns))
-    for heading, some in sections:
-        yield from [heading] if heading else []
-        yield from islice(lines, len(some))
-
-
-def _same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Whether both have the same dtype, device, shape and values."""
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

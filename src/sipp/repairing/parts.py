@@ -80,9 +80,10 @@ def parts_in(found: ModelMap, names: Collection[str]) -> list[Part]:
     """The parts of a network with those of its weights that are named; one part if a weight is used in several."""
     blocks, ends = ((), ()) if found.blocks is None else (found.blocks.names, found.blocks.ends)
     stops = [found.recording.calls_of[name][0].stop for name in ends]
-    numbers: dict[str, set[int]] = {}
-    for use in found.uses:
-        numbers.setdefault(use.weight, set()).add(bisect_right(stops, found.recording.calls[use.call].start))
+    numbers = {
+        name: {bisect_right(stops, found.recording.calls[call].start) for call in calls}
+        for name, calls in found.uses.items()
+    }
     if any(len(numbers[name]) > 1 for name in names if name in numbers):
         ends, numbers = (), {name: {0} for name in numbers}
     groups = groups_in(found, names)

@@ -273,14 +273,9 @@ def _strides(sizes: Sequence[int], too_many: int) -> list[int]:
 def streams_in(found: ModelMap, *, inputs_differ: bool) -> dict[str, Residual]:
     """By weight, the residual stream to which its layer's output is added and which depends on earlier weights.
 
-    The sum must be met before the block of the layer ends. With `inputs_differ`, weights of earlier blocks count too,
-    which made the inputs.
+    With `inputs_differ`, weights of earlier blocks count too, which made the inputs.
     """
-    return {
-        weight: one
-        for weight, one in found.residuals.items()
-        if one.in_block and (one.latest or (inputs_differ and one.of_inputs))
-    }
+    return {weight: one for weight, one in found.residuals.items() if one.latest or (inputs_differ and one.of_inputs)}
 
 
 @contextmanager

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         Adapter as Adapter,
         PrunableLayer as PrunableLayer,
         find_prunable_layers as find_prunable_layers,
-        left_alone as left_alone,
         register as register,
         unwrap as unwrap,
     )

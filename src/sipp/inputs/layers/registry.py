@@ -6,7 +6,6 @@ imported with the first such layer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from sipp.errors import DataError, ModelError, OptionError, warn_caller
 from sipp.inputs import layers as adapters
+from sipp.inputs.data import is_finite
 from sipp.inputs.patches import Weight, WeightUse, vectors
-from sipp.results import Selector
+from sipp.results import Selector, words
 
 # (module, args, kwargs, number of points): yields the uses of one call. It returns nothing if the output is one use of
 # all rows: their products with the patches, plus the module's `bias` where it has one. Otherwise it returns all that
@@ -51,15 +51,6 @@ class PrunableLayer:
     @property
     def label(self) -> str:
         return _where(self.module_name, self.module)
-
-    def parameter(self, local: str) -> nn.Parameter:
-        """The current parameter of this local name; faster than get_parameter, which checks every step."""
-        *owners, name = local.split(".")
-        module: Any = self.module
-        for owner in owners:
-            module = module._modules[owner]
-        found: nn.Parameter = module._parameters[name]
-        return found
 
 
 # --- Fully-connected layers -------------------------------------------------------------------------------------------
@@ -250,19 +241,6 @@ def _heads(model: nn.Module) -> set[int]:
     return found
 
 
-def left_alone(model: nn.Module, layers: Sequence[PrunableLayer]) -> dict[str, str]:
-    """The modules with matrices that are no weights of these layers, and what each is."""
-    pruned = {id(layer.parameter(local)) for layer in layers for local in layer.weights}
-    heads, found = _heads(model), dict[str, str]()
-    for name, module in model.named_modules():
-        own = [one for one in module._parameters.values() if one is not None and not is_lazy(one)]
-        if any(one.ndim > 1 and id(one) not in pruned for one in own):
-            is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            kind = "head" if id(module) in heads else "embedding" if is_embedding else type(module).__name__
-            found[name or "the model itself"] = kind
-    return found
-
-
 def _parameters(layer: PrunableLayer) -> dict[str, nn.Parameter]:
     """The weights of the layer that are plain parameters, by local name."""
     everything = dict(layer.module.named_parameters(remove_duplicate=False))
@@ -349,16 +327,10 @@ def _why_not_plain(owner: nn.Module, attribute: str) -> tuple[str, str] | None:
 
 
 def _refuse_non_finite(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raises ModelError if a weight is NaN or infinite; weights of one device and dtype are checked together."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    with torch.no_grad():
-        for one in parameters.values():
-            by_kind.setdefault((one.device, one.dtype), []).extend(torch.aminmax(one))  # NaN is both
-        if all(math.isfinite(value) for found in by_kind.values() for value in torch.stack(found).tolist()):
-            return
+    """Raises ModelError if a weight is NaN or infinite."""
     for name, parameter in parameters.items():
-        n_bad = int((~parameter.detach().isfinite()).sum())
-        if n_bad:
+        if not is_finite(parameter):
+            n_bad = int((~parameter.detach().isfinite()).sum())
             raise ModelError(
                 f"{n_bad} of {parameter.numel()} values are NaN or infinite",
                 where=name,
@@ -416,10 +388,8 @@ def _matching(option: str, selector: Selector, layers: Mapping[str, nn.Module]) 
                 if pattern in some or (is_glob and any(fnmatchcase(one, pattern) for one in some))
             }
         if not matched:
-            some_names = ", ".join(name or "the model itself" for name in list(layers)[:8]) + (
-                ", ..." if len(layers) > 8 else ""
-            )
-            raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {some_names}", option=option)
+            names_of_all = words.listed([name or "the model itself" for name in layers])
+            raise OptionError(f"{option}={pattern!r} matches no layer; the layers are: {names_of_all}", option=option)
         found |= matched
     return found
 
