@@ -71,7 +71,7 @@ def obstacle(model: nn.Module) -> str:
 
 @pytest.mark.parametrize(
     "between",
-    [F.relu, torch.tanh, lambda x: F.dropout(x, 0.5, False), lambda x: x.view(x.shape)],
+    [F.relu, torch.tanh, lambda x: F.leaky_relu(x, 0.3), lambda x: F.dropout(x, 0.5, False), lambda x: x.view(x.shape)],
 )
 def test_plain_chains_are_accepted(between: Callable[[Tensor], Tensor]) -> None:
     assert obstacle(Net(between)) == ""
@@ -89,7 +89,8 @@ NO_CHAINS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "scaled": (lambda: Net(lambda x: 3 * x), "op mul"),
     "half": (lambda: Net(lambda x: torch.softmax(x, 1, torch.half).float()), "_to_copy"),
     "bits": (lambda: Net(lambda x: torch.sigmoid(x.view(torch.int32))), "data type"),
-    "steep": (lambda: Net(lambda x: F.leaky_relu(x, 3.0)), "op leaky_relu"),
+    "steep": (lambda: Net(lambda x: F.leaky_relu(x, 3.0)), "slope"),
+    "steep elu": (lambda: Net(lambda x: torch.ops.aten.elu.default(x, 1.0, 50.0, 1.0)), "slope"),
     "over the batch": (lambda: Net(lambda x: torch.softmax(x, 0)), "the others in its batch"),
     "other order": (lambda: Net(lambda x: x.t().reshape(x.shape)), "op t in"),
     "by values": (lambda: Net(lambda x: x if x.sum() > 0 else 3 * x), "op sum"),

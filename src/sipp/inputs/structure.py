@@ -33,6 +33,7 @@ ONE_LIPSCHITZ = frozenset(
         *("view", "_unsafe_view", "clone", "detach", "alias"),
     )
 )
+SLOPED = {"leaky_relu": "negative_slope", "elu": "alpha"}
 
 ADDS = frozenset((torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor))
 
@@ -404,6 +405,10 @@ def _why_no_step(recording: Recording, operation: Operation, weights: set[str], 
             return "its bias is not a parameter"
         used.add(name)
         return None
+    if operation.name in SLOPED:
+        slope = given[SLOPED[operation.name]] * given.get("input_scale", 1)
+        is_within = 0 <= slope <= 1 and given.get("scale", 1) == 1 and given.get("input_scale", 1) > 0
+        return None if is_within else "its slope is outside [0, 1]"
     if operation.name == "_softmax" and given["dim"] % len(recording.values[operation.reads[0]].shape) == 0:
         return "the output for one input depends on the others in its batch"
     return None if operation.name in ONE_LIPSCHITZ and len(operation.reads) == 1 else ""
