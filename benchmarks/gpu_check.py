@@ -19,6 +19,7 @@ from common import write_figures
 import sipp
 from sipp.results import numerics
 from sipp.scoring.kernels import gpu, reference
+from sipp.scoring.kernels.chunks import Chunk
 from sipp_lab.nets import build
 
 SHAPE = (256, 2304, 16384)  # rows, fan-in, patches
@@ -93,8 +94,8 @@ def check() -> None:
     print(f"max_times agrees with the reference at {len(AGREEMENT_SHAPES)} shapes", flush=True)
     a, _, _, weight = operands(2, 33, 300, 1000)
     factors = torch.ones(weight.shape[:2], dtype=torch.float64, device="cuda")
-    sums, squares = gpu.sum_chunk(a, 10, weight, factors, (True, False))
-    expected = reference.KERNEL.sum_chunk(a.double(), 10, weight.double(), factors, (True, False))
+    sums, squares = gpu.sum_chunk(Chunk(a, 10, weight, factors, (True, False)))
+    expected = reference.sum_chunk(Chunk(a.double(), 10, weight.double(), factors, (True, False)))
     found = (
         f"sums of a chunk worst {worst(sums[0].double(), expected[0][0]):.1e}, norms {worst(squares, expected[1]):.1e}"
     )

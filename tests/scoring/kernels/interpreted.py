@@ -22,6 +22,7 @@ from sipp.inputs.patches import Weight, start_value_range
 from sipp.results.options import Reduce
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference
+from sipp.scoring.kernels.chunks import Chunk
 from sipp.scoring.running import RunningWeight
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -63,12 +64,11 @@ def test_chunks_agree(shape: tuple[int, int, int, int], occurs: tuple[bool, bool
     a = a if all(occurs) else a.abs() * (a > -0.5) * (1 if occurs[0] else -1)
     factors, before = torch.rand(groups, rows, generator=generator).double(), torch.zeros_like(weight)
     before[:, 0, 0] = 0.8  # known already
-    given = a, 2, weight, factors, occurs
-    wide = a.double(), 2, weight.double(), factors, occurs
-    assert reference.KERNEL.max_chunk is not None and reference.KERNEL.sum_chunk is not None
+    given = Chunk(a, 2, weight, factors, occurs)
+    wide = Chunk(a.double(), 2, weight.double(), factors, occurs)
     for one, other in (
-        (gpu.max_chunk(*given, before.clone()), reference.KERNEL.max_chunk(*wide, before)),
-        (gpu.sum_chunk(*given), reference.KERNEL.sum_chunk(*wide)),
+        (gpu.max_chunk(given, before.clone()), reference.max_chunk(wide, before)),
+        (gpu.sum_chunk(given), reference.sum_chunk(wide)),
     ):
         torch.testing.assert_close(one[0].double(), other[0], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(one[1], other[1], rtol=1e-5, atol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import ModelError, OptionError
+from sipp.inputs.patches import WeightUse
 from sipp.results.options import Reduce
 from sipp.scoring.kernels import cpu, reference
+from sipp.scoring.kernels.chunks import Chunk, ChunkRatios
 from sipp.scoring.kernels.protocol import KernelFunctions
 from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
 from sipp.scoring.task import LayerSensitivities, task_of
@@ -32,15 +35,15 @@ def limited(most_patches: int, error: BaseException) -> KernelFunctions:
     """The reference with room for `most_patches` patches at once."""
 
     def guarded(real: Any) -> Any:
-        def chunk(patches_GKP: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-            if patches_GKP.shape[2] > most_patches:
+        def of_chunk(chunk: Chunk, *rest: Any) -> tuple[Tensor, Tensor]:
+            if chunk.patches_GKP.shape[2] > most_patches:
                 raise error
-            return real(patches_GKP, *rest)
+            return real(chunk, *rest)
 
-        return chunk
+        return of_chunk
 
-    kernel = reference.KERNEL
-    return replace(kernel, max_chunk=guarded(kernel.max_chunk), sum_chunk=guarded(kernel.sum_chunk))
+    functions = map(guarded, (reference.max_chunk, reference.sum_chunk))
+    return replace(reference.KERNEL, ratios=partial(ChunkRatios, *functions))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, kernel: KernelFunctions, reduce: str) -> tuple[LayerSensitivities, ...]:
@@ -82,11 +85,11 @@ def test_the_fused_kernel_takes_fewer_points(reduce: Reduce, monkeypatch: pytest
     expected = sipp.sensitivity(model, [data], reduce=reduce)
     real, asked = cpu.Ratios.take_in, list[int]()
 
-    def tight(ratios: cpu.Ratios, windows: Tensor, *rest: Any) -> Tensor:
-        asked.append(len(windows))
-        if len(windows) > 1:
+    def tight(ratios: cpu.Ratios, use: WeightUse, *rest: Any) -> Tensor:
+        asked.append(len(use.windows))
+        if len(use.windows) > 1:
             raise MemoryError
-        return real(ratios, windows, *rest)
+        return real(ratios, use, *rest)
 
     monkeypatch.setattr(cpu.Ratios, "take_in", tight)
     got = sipp.sensitivity(model, [data], reduce=reduce)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sipp.native import compiling, memory, threads
-from sipp.scoring.kernels import reference
-from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
+from sipp.scoring.kernels import chunks, reference
+from sipp.scoring.kernels.protocol import KernelFunctions
 
 CompiledLoop, double_at, put_double = compiling.CompiledLoop, compiling.double_at, compiling.put_double
 DOUBLE_BYTES = 8
@@ -41,9 +41,9 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
     return torch.stack(found)
 
 
-KERNEL = KernelFunctions(
-    reference.extremes, partial(sum_chunk, quadrant_sums, sum_times), partial(max_chunk, quadrant_sums, max_times)
-)
+max_chunk = partial(chunks.max_chunk, quadrant_sums, max_times)
+sum_chunk = partial(chunks.sum_chunk, quadrant_sums, sum_times)
+KERNEL = KernelFunctions(reference.extremes, partial(chunks.ChunkRatios, max_chunk, sum_chunk))
 
 
 def _filled(
