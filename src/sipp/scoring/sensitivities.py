@@ -65,9 +65,8 @@ def sensitivity(
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
-    `norm_stats="batch"` runs BatchNorm with the statistics of each batch, for networks that are not trained. `kernel`
-    and `chunk_bytes` (memory for scoring, beside the model) change the time and not the scores; `kernel="reference"` is
-    the definition.
+    `norm_stats="batch"` runs BatchNorm with the statistics of each batch, for networks that are not trained.
+    `chunk_bytes` is the memory for scoring, beside the model. `kernel="reference"` computes the definition, slowly.
 
     Example:
         >>> import sipp, torch
