@@ -122,7 +122,7 @@ def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
     running, launches = RunningWeight(weight, model.weight, gpu.KERNEL, reduce, 1 << 20), _Launches()
     running.scale()
     (use,) = conv_uses(model, (torch.rand(3, 2, 6, 6),), {}, 3)
-    batch, values = Batch(0, "", (), {}, None, 3), start_value_range(use.windows, gpu.extremes)()
+    batch, values = Batch(0, "", (), {}, None, 3), start_value_range(use.windows, gpu.KERNEL.extremes)()
     with monkeypatch.context() as patch:
         for name in ("_invert", "_reaches", "_raise_best"):
             patch.setattr(gpu, name, launches.counted(getattr(gpu, name)))
@@ -204,31 +204,3 @@ def test_weights_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
     signs = torch.tensor([1, 0, 1])  # the second row has a positive weight
     expected = (a.view(-1, 1) * inverse[:, signs, torch.arange(n_rows)]).amax(0)
     assert torch.equal(best[::fan_in].clone().view(torch.float32), expected)
-
-
-def lines() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(5, 300, generator=generator)
-    odd = x.clone()
-    odd[0, 7], odd[1, 299], odd[2, 0] = torch.nan, torch.inf, -torch.inf
-    odd[3] = 0.0
-    odd[4, :2] = torch.tensor([1e-45, -0.0])
-    return {
-        "plain": x,
-        "one number": x[:, :1],
-        "odd": odd,
-        "all above 0": x.abs() + 1,
-        "every second": x[:, ::2],
-        "lines that overlap": x.flatten().as_strided((4, 100), (50, 1)),
-        "float64": x.double() * 1e-200,
-        "float16": x.half(),
-        "bfloat16": x.bfloat16(),
-    }
-
-
-@pytest.mark.parametrize("case", lines())
-def test_extremes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "LINE_BLOCK", 32)
-    monkeypatch.setattr(gpu, "LINE_BLOCKS", 2)
-    x = lines()[case]
-    torch.testing.assert_close(gpu.extremes(x), reference.extremes(x).double(), rtol=0, atol=0, equal_nan=True)

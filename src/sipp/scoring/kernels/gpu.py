@@ -27,7 +27,6 @@ LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewe
 CHUNK = 128  # patches looked at together, a power of two
 MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are
 PATCHES = 32  # of one program that turns sums into reciprocals, or looks for the largest of these
-LINE_BLOCK, LINE_BLOCKS = 1024, 16  # values of a line that a program looks at together, and how often
 # four times as many warps as an H200 can hold: later ones start with the maxima of earlier ones, and none is waited for
 PROGRAMS_WANTED = 4 * 132 * 64
 SHORTEST_STRETCH = 1024  # patches of a program: its first chunk costs the most
@@ -64,24 +63,8 @@ def sum_chunk(chunk: Chunk) -> tuple[Tensor, Tensor]:
     return sums_TBGRK, _by_point(squares_QGP, n_points)
 
 
-def extremes(values_BN: Tensor) -> Tensor:
-    """3 x B, float64: lowest, highest, smallest magnitude above 0 or infinity of each line; NaN where a line has one.
-
-    In one reading, where torch's operations take five.
-    """
-    n_lines, n_values = values_BN.shape
-    n_parts = triton.cdiv(n_values, LINE_BLOCK * LINE_BLOCKS)
-    parts = torch.empty(3, n_lines, n_parts, dtype=torch.float64, device=values_BN.device)
-    _extremes[(n_lines * n_parts,)](
-        values_BN, parts, *values_BN.stride(), n_lines, n_parts, n_values, BLOCK=LINE_BLOCK, BLOCKS=LINE_BLOCKS
-    )
-    found = parts.amin(2)  # NaN, where there is one
-    found[1].neg_()
-    return found
-
-
 KERNEL = KernelFunctions(
-    extremes, partial(ChunkRatios, max_chunk, sum_chunk), dtype=torch.float32, in_float64=reference.KERNEL
+    reference.extremes, partial(ChunkRatios, max_chunk, sum_chunk), dtype=torch.float32, in_float64=reference.KERNEL
 )
 
 # Lines L are the rows by both signs of their weights: S x R.
@@ -256,33 +239,6 @@ def _invert(  # type: ignore[no-untyped-def]
     tl.store(squares + (2 * SIGN * n_groups + group) * n_patches + p, positives, is_patch)
     tl.store(squares + ((2 * SIGN + 1) * n_groups + group) * n_patches + p, negatives, is_patch)
     tl.store(squares + (4 * n_groups + group) * n_patches + p, outputs, is_patch)
-
-
-@triton.jit
-def _extremes(  # type: ignore[no-untyped-def]
-    values, parts, line_stride, value_stride, n_lines, n_parts, n_values, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
-):
-    """parts[x, b, part]: of a part of line b the lowest, the highest with its sign turned, the smallest magnitude."""
-    line = (tl.program_id(0) // n_parts).to(tl.int64)
-    part = tl.program_id(0) % n_parts
-    start = part.to(tl.int64) * BLOCK * BLOCKS
-    lowest = tl.full((BLOCK,), float("inf"), tl.float64)
-    highest = tl.full((BLOCK,), float("-inf"), tl.float64)
-    smallest = tl.full((BLOCK,), float("inf"), tl.float64)
-    n_odd = tl.zeros((BLOCK,), tl.int32)
-    for i in range(BLOCKS):
-        at = start + i * BLOCK + tl.arange(0, BLOCK)
-        inside = at < n_values
-        value = tl.load(values + line * line_stride + at * value_stride, inside, other=0.0).to(tl.float64)
-        n_odd += (value != value).to(tl.int32)
-        lowest = tl.where(inside, tl.minimum(lowest, value), lowest)
-        highest = tl.where(inside, tl.maximum(highest, value), highest)
-        magnitude = tl.abs(value)
-        smallest = tl.where(magnitude > 0, tl.minimum(smallest, magnitude), smallest)
-    odd = tl.where(tl.sum(n_odd, axis=0) > 0, float("nan"), 0.0)  # by count: what is least of NaN is not agreed upon
-    tl.store(parts + line * n_parts + part, tl.min(lowest, axis=0) + odd)
-    tl.store(parts + (n_lines + line) * n_parts + part, -tl.max(highest, axis=0) + odd)
-    tl.store(parts + (2 * n_lines + line) * n_parts + part, tl.min(smallest, axis=0) + odd)
 
 
 @triton.jit
