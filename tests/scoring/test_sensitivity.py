@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.results.options import Reduce
-from sipp.scoring import sensitivities
 
 BOTH = pytest.mark.parametrize("reduce", ["max", "mean"])
 F64 = torch.float64
@@ -409,21 +407,14 @@ class WritesToItsInputs(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("reduce", ["max", "mean"])
-def test_delayed_processing_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch, reduce: Reduce) -> None:
-    """On a GPU each use waits for its range while the next layer runs."""
+def test_inputs_may_be_written_to_once_a_layer_has_read_them() -> None:
     torch.manual_seed(0)
-    model, data = WritesToItsInputs(), [torch.randn(5, 3, 7, 7), torch.randn(4, 3, 7, 7)]
-    at_once = sipp.sensitivity(model, data, reduce=reduce)
-    copies, real = list[int](), sensitivities.copy_windows
-    monkeypatch.setattr(sensitivities, "copy_windows", lambda windows: copies.append(len(windows)) or real(windows))
-    monkeypatch.setattr(sensitivities, "_is_async", lambda windows: True)
-    late = sipp.sensitivity(model, data, reduce=reduce)
-    assert all(torch.equal(late[name], at_once[name]) for name in at_once)
-    assert copies == [5, 5, 5, 4, 4, 4]  # but for the padded one, which is a copy
+    model, x = WritesToItsInputs(), torch.randn(5, 3, 7, 7)
+    expected = oracle.conv_sensitivity(model.first, oracle.conv_points(model.first, x), "max")
+    agree({"first.weight": sipp.sensitivity(model, [x.clone()])["first.weight"]}, {"first.weight": expected})
     model.padded.weight.data.copy_(3e38 * model.padded.weight.data.sign())
     with pytest.raises(DataError, match=r"reach third\.weight are NaN"):
-        sipp.sensitivity(model, data, reduce=reduce)
+        sipp.sensitivity(model, [x])
 
 
 def test_rows_whose_scale_is_no_float32_are_scored_like_others() -> None:

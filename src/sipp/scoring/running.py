@@ -26,7 +26,7 @@ from sipp.inputs import (
     ValueRange,
     Weight,
     WeightUse,
-    start_value_range,
+    value_range,
 )
 from sipp.results import Reduce, numerics
 from sipp.scoring.kernels.chunks import bytes_per_window
@@ -74,7 +74,7 @@ class _Part:
 
 
 class RunningWeight:
-    """The running state of one weight: `scale` it, `add` every use, `finish_batch` after every batch, read `result`.
+    """The running state of one weight: `add` every use, `finish_batch` after every batch, read `result`.
 
     Each row of the weight, and each point, is scaled by a power of two to a largest magnitude near 1. That does not
     change ratios, and a point's ratios do not depend on the rest of its batch.
@@ -86,7 +86,11 @@ class RunningWeight:
         self.weight, self.kernel, self.reduce = weight, kernel, reduce
         self.chunk_bytes = self.given_bytes = chunk_bytes  # halved where memory runs out; as it was given
         self.rows_FK = weight.rows(parameter.detach())
-        self.range_of_rows = start_value_range(self.rows_FK, kernel.extremes)  # of a row, as of a point
+        values = value_range(self.rows_FK, kernel.extremes)  # of a row, as of a point
+        self.scale_F = values.scale_on_device_B
+        self.factors_F = numerics.on_device(1 / values.scale_B, values.device)  # undo the scale
+        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
+        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
         self.best_FK: Tensor | None = None  # the largest sensitivities; None: all are 0
         # what a kernel keeps, by first and last row, groups and whether it is in float64
         self.ratios: dict[tuple[int, int, int, bool], Any] = {}
@@ -100,14 +104,6 @@ class RunningWeight:
         self.is_attributed = True  # the values, to points
         self.counts_BF: Tensor | None = None  # patches of each point for each row, for `sums_TBFK`
         self.sums_TBFK: Tensor | None = None  # `mean` only, for a weight with several uses
-
-    def scale(self) -> None:
-        """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
-        values = self.range_of_rows()
-        self.scale_F = values.scale_on_device_B
-        self.factors_F = numerics.on_device(1 / values.scale_B, values.device)  # undo the scale
-        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
-        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
     def add(self, use: WeightUse, batch: Batch, values: ValueRange, n_uses: int) -> None:
         """Adds one use. `n_uses` is how often a pass uses the weight: with `mean`, several uses are summed first.

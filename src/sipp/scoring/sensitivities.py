@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -23,10 +22,8 @@ from sipp.inputs import (
     Batch,
     ModelMap,
     OnUse,
-    ValueRange,
     Weight,
     WeightUse,
-    copy_windows,
     depends_on_batch,
     hash_of_points,
     map_for,
@@ -34,7 +31,7 @@ from sipp.inputs import (
     read_uses,
     run_batch,
     scoring_mode,
-    start_value_range,
+    value_range,
 )
 from sipp.progress import progress_bar
 from sipp.results import NormStats, Reduce, SeenInputs, Selector, check, numerics
@@ -144,43 +141,22 @@ class _ScoringPass:
     largest_batch: int = 0
     seen: set[str] = field(default_factory=set)  # hashes of all points
     draws: set[str] = field(default_factory=set)  # of the points, or of the batches if points depend on them
-    waiting: Callable[[], None] | None = None  # scores the last use
 
     def use_scorer(self, n_uses: dict[str, int]) -> OnUse:
-        """A function that scores the uses of one batch.
-
-        Chunk sizes depend on the value range. To avoid a GPU sync, the previous use is processed while the range is
-        copied. It is read from a copy of its windows, because the model may have overwritten its own by then.
-        """
+        """A function that scores the uses of one batch."""
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-            mine = self.running[weight.name]
+            mine, n = self.running[weight.name], n_uses.get(weight.name, 1)
             if mine.order is None:
                 mine.order, self.n_met = self.n_met, self.n_met + 1
-            is_async = _is_async(use.windows)
-            if is_async and not use.is_own_copy:
-                use = replace(use, windows=copy_windows(use.windows))
-            values = start_value_range(use.windows, mine.kernel.extremes)
-            self.add_waiting()
-            self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1))
-            if not is_async:
-                self.add_waiting()
+            values = value_range(use.windows, mine.kernel.extremes)
+            mine.add(use, batch, values, n)
+            if not use.attributed:  # a use that the probe did not meet is not attributed either
+                self.means = {}
+            elif weight.name in self.means:
+                self.means[weight.name].add(use, batch, values, n)
 
         return on_use
-
-    def add_waiting(self) -> None:
-        """Scores the use that waits, if there is one."""
-        add, self.waiting = self.waiting, None
-        if add is not None:
-            add()
-
-    def _add(self, name: str, use: WeightUse, batch: Batch, values: Callable[[], ValueRange], n_uses: int) -> None:
-        value_range = values()
-        self.running[name].add(use, batch, value_range, n_uses)
-        if name in self.means and not use.attributed:  # a use that the probe did not meet is not attributed either
-            self.means = {}
-        elif name in self.means:
-            self.means[name].add(use, batch, value_range, n_uses)
 
     def layers(self) -> tuple[LayerSensitivities, ...]:
         """The scores of all weights."""
@@ -190,7 +166,6 @@ class _ScoringPass:
 
     def finish_batch(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
-        self.add_waiting()
         on_device_B = outputs.output_norms(output, batch.n_points)
         norms_B = None if on_device_B is None else on_device_B.cpu()
         for one in (*self.running.values(), *self.means.values()):
@@ -199,22 +174,14 @@ class _ScoringPass:
         self.largest_batch = max(self.largest_batch, batch.n_points)
 
 
-def _is_async(windows: Tensor) -> bool:
-    """Whether operations on the tensor are asynchronous, so that other work can run meanwhile."""
-    return windows.is_cuda
-
-
 def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningWeight]:
     """The running state of every weight, empty."""
     device = numerics.device_of(task.model)
     kernel, n_bytes = kernels.pick(task.kernel, device), chunk_bytes_on(task.chunk_bytes, device)
     parameters = task.parameters()
-    found = {
+    return {
         weight.name: RunningWeight(weight, parameters[weight.name], kernel, reduce, n_bytes) for weight in task.weights
     }
-    for one in found.values():
-        one.scale()
-    return found
 
 
 def ratios_of(task: ScoringTask, draw: Batch, known: ModelMap | None) -> tuple[list[tuple[Weight, Tensor]], ModelMap]:
@@ -227,7 +194,6 @@ def ratios_of(task: ScoringTask, draw: Batch, known: ModelMap | None) -> tuple[l
     with _current_device(task.model):
         on_use = scoring_pass.use_scorer(found.n_uses)
         read_uses(task.model, task.layers, draw, on_use, found, task.norm_stats)
-        scoring_pass.add_waiting()
     running = scoring_pass.running.values()
     return [(one.weight, one.sensitivities()) for one in running if one.order is not None], found
 

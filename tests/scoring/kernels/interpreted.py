@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import sipp
 from sipp.inputs.data import Batch
 from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.patches import Weight, start_value_range
+from sipp.inputs.patches import Weight, value_range
 from sipp.results.options import Reduce
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference
@@ -120,9 +120,8 @@ def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many it takes to take in one use of a convolution, once more."""
     model, weight = nn.Conv2d(2, 4, 3), Weight("weight", (), "Conv2d", 4, 18, rows_last=False)
     running, launches = RunningWeight(weight, model.weight, gpu.KERNEL, reduce, 1 << 20), _Launches()
-    running.scale()
     (use,) = conv_uses(model, (torch.rand(3, 2, 6, 6),), {}, 3)
-    batch, values = Batch(0, "", (), {}, None, 3), start_value_range(use.windows, gpu.KERNEL.extremes)()
+    batch, values = Batch(0, "", (), {}, None, 3), value_range(use.windows, gpu.KERNEL.extremes)
     with monkeypatch.context() as patch:
         for name in ("_invert", "_reaches", "_raise_best"):
             patch.setattr(gpu, name, launches.counted(getattr(gpu, name)))
