@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from oracles import sensitivity as oracle
 from torch import Tensor, nn
 
 import sipp
+from sipp.scoring import sensitivities
 
 few = settings(max_examples=15, deadline=None, derandomize=True, database=None)
 seeds = st.integers(0, 2**31 - 1)
@@ -51,7 +53,8 @@ def scored(weight: Tensor, data: object, reduce: str = "max", kernel: str = "aut
     """Scores of one Linear, as the package gives them."""
     model = nn.Linear(weight.shape[1], weight.shape[0], bias=False).to(weight.dtype)
     model.weight = nn.Parameter(weight.clone())
-    return sipp.sensitivity(model, data, reduce=reduce, kernel=kernel, chunk_bytes=chunk_bytes)["weight"]
+    with mock.patch.object(sensitivities, "AUTO_CHUNK_BYTES", chunk_bytes):
+        return sipp.sensitivity(model, data, reduce=reduce, kernel=kernel)["weight"]
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> None:

@@ -210,7 +210,7 @@ class RunningWeight:
                 option="exclude",
             )
         self.chunk_bytes //= 2
-        _log.warning("out of memory at %s: continuing with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
+        _log.warning("out of memory at %s: continuing in pieces of %d bytes", self.weight.name, self.chunk_bytes)
         return None
 
     def _take_in(self, part: _Part) -> Tensor:

@@ -38,7 +38,7 @@ from sipp.results import NormStats, Reduce, SeenInputs, Selector, check, numeric
 from sipp.scoring import kernels
 from sipp.scoring.kernels import Kernel
 from sipp.scoring.running import RunningWeight
-from sipp.scoring.task import ChunkBytes, LayerSensitivities, ScoringTask, Sensitivities, task_of
+from sipp.scoring.task import LayerSensitivities, ScoringTask, Sensitivities, task_of
 
 FEW_POINTS = 16  # in a batch, where sums for all of its points are held in memory
 MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
@@ -57,13 +57,12 @@ def sensitivity(
     exclude: Selector | None = None,
     norm_stats: NormStats = "running",
     kernel: Kernel = "auto",
-    chunk_bytes: ChunkBytes = "auto",
     progress: bool = True,
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
     `norm_stats="batch"` runs BatchNorm with the statistics of each batch, for networks that are not trained.
-    `chunk_bytes` is the memory for scoring, beside the model. `kernel="reference"` computes the definition, slowly.
+    `kernel="reference"` computes the definition, slowly.
 
     Example:
         >>> import sipp, torch
@@ -73,9 +72,7 @@ def sensitivity(
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
     check.flag("progress", progress)
-    task = task_of(
-        model, data, include=include, exclude=exclude, norm_stats=norm_stats, kernel=kernel, chunk_bytes=chunk_bytes
-    )
+    task = task_of(model, data, include=include, exclude=exclude, norm_stats=norm_stats, kernel=kernel)
     with progress_bar("scoring", task.points.n_points_known, shown=progress) as advance:
         scores = measure_sensitivities(task, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
@@ -177,7 +174,7 @@ class _ScoringPass:
 def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningWeight]:
     """The running state of every weight, empty."""
     device = numerics.device_of(task.model)
-    kernel, n_bytes = kernels.pick(task.kernel, device), chunk_bytes_on(task.chunk_bytes, device)
+    kernel, n_bytes = kernels.pick(task.kernel, device), chunk_bytes_on(device)
     parameters = task.parameters()
     return {
         weight.name: RunningWeight(weight, parameters[weight.name], kernel, reduce, n_bytes) for weight in task.weights
@@ -233,10 +230,8 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
     return reason
 
 
-def chunk_bytes_on(chunk_bytes: ChunkBytes, device: torch.device) -> int:
-    """The number of bytes that "auto" means on this device, or the one that was given."""
-    if chunk_bytes != "auto":
-        return chunk_bytes
+def chunk_bytes_on(device: torch.device) -> int:
+    """How much memory patches and what is made of them may take on this device, beside the model."""
     if device.type != "cuda":
         return AUTO_CHUNK_BYTES
     total = torch.cuda.get_device_properties(device).total_memory

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.patches import WeightUse
-from sipp.scoring import kernels
+from sipp.scoring import kernels, sensitivities
 from sipp.scoring.kernels import cpu, plain_loops, reference
 from sipp.scoring.kernels.chunks import Chunk
 from sipp.scoring.kernels.cpu import Ratios
@@ -260,7 +260,9 @@ def test_chunks_threads_and_callers_change_no_score(reduce: str, threads: Callab
     model, x = Net(), rand(5, 3, 13, 11) - 0.5
 
     def scores(chunk_bytes: int) -> dict[str, Tensor]:
-        return sipp.sensitivity(model, [x], reduce=reduce, chunk_bytes=chunk_bytes, progress=False)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sensitivities, "AUTO_CHUNK_BYTES", chunk_bytes)
+            return sipp.sensitivity(model, [x], reduce=reduce, progress=False)  # type: ignore[arg-type]
 
     expected, found = scores(32 << 20), [scores(5_000)]
     for n_threads in (1, 2, 3):
