@@ -7,7 +7,6 @@ the same order whatever stands beside them and however many threads there are, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -47,7 +46,7 @@ KERNEL = KernelFunctions(reference.extremes, partial(chunks.ChunkRatios, max_chu
 
 
 def _filled(
-    loop: Callable[..., None], shape: tuple[int, ...], sizes: tuple[int, int, int, int], *given: Tensor
+    loop: compiling.CompiledLoop, shape: tuple[int, ...], sizes: tuple[int, int, int, int], *given: Tensor
 ) -> Tensor:
     """What a loop makes of these, in float64; sizes are groups, rows of each, fan-in and patches.
 
@@ -57,7 +56,7 @@ def _filled(
     result = memory.zeros(*shape, dtype=torch.float64)
     addresses = [memory.address(x, torch.float64) for x in (*held, result)]
     cuts = threads.cut_evenly(sizes[0] * sizes[1], torch.get_num_threads())
-    threads.run_parallel(lambda i: loop(*addresses, *sizes, *cuts[i]), len(cuts))
+    compiling.call_each(loop, [(*addresses, *sizes, *cut) for cut in cuts])
     return result
 
 
