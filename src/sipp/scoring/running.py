@@ -271,8 +271,9 @@ class RunningWeight:
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
         is_wide_B = is_wide | (ratio_B * self.smallest_weight < UNDERFLOW_GUARD)
         is_wide_B |= _are_extreme(use.windows, values.scale_B)
+        kinds = [None if peak == 0 else wide for peak, wide in zip(values.peak_B.tolist(), is_wide_B.tolist())]
         start = 0
-        for kind, group in groupby(np.where(values.peak_B == 0, None, is_wide_B).tolist()):
+        for kind, group in groupby(kinds):
             stop = start + len(list(group))
             if kind is not None:
                 yield _Part(use, rows, values, slice(start, stop), is_wide=kind)
