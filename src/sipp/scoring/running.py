@@ -94,7 +94,6 @@ class RunningWeight:
         self.best_FK: Tensor | None = None  # the largest sensitivities; None: all are 0
         # what a kernel keeps, by first and last row, groups and whether it is in float64
         self.ratios: dict[tuple[int, int, int, bool], Any] = {}
-        self.order: int | None = None
         self.n_outputs = 0
         self.norms = _RunningNorms()
         self._start_batch()
@@ -140,18 +139,17 @@ class RunningWeight:
             self._raise(slice(start, stop), ratios.sensitivities().flatten(0, 1))
         return torch.zeros_like(self.scaled_FK) if self.best_FK is None else self.best_FK
 
-    def result(self) -> LayerSensitivities:
-        """The scores of this weight; raises if no input ever reached it."""
-        if self.order is None:
-            raise unreached_error(self.weight.name)
+    def result(self, order: int, mean_FK: Tensor | None) -> LayerSensitivities:
+        """What was found of this weight, with its place in the order of execution, and its means if they are known."""
         return LayerSensitivities(
             weight=self.weight,
             sensitivity_FK=self.sensitivities(),
-            order=self.order,
+            order=order,
             n_outputs=self.n_outputs,
             sign_complexity=self.norms.sign_complexity,
             output_ratio=self.norms.output_ratio,
             quadrants_B=torch.cat(self.norms.quadrants) if self.norms.quadrants else None,
+            mean_FK=mean_FK,
         )
 
     # --- One batch ----------------------------------------------------------------------------------------------------
