@@ -77,7 +77,7 @@ class Moments:
         self.x_GK += n * mean_GK1[..., 0]
 
     def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor) -> None:
-        """Adds the sums that depend on the rows: of such patches, gaps and dense outputs, all of them 0 at padding."""
+        """Adds the sums that depend on the rows: of such patches, gaps and dense outputs, which are 0 at padding."""
         self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
         self.dx_GRK += gap_GR[..., None].to(numerics.BOUND_DTYPE) @ mean_GK1.mT.to(numerics.BOUND_DTYPE)
@@ -156,15 +156,12 @@ class WeightSums:
         inputs = shared
         if inputs is None:
             inputs = Moments.zeros(n_groups, 0, fan_in, device) if self.shares else moments
-        is_padded = use.counts_B is not None or use.real_BP is not None
         for dense_GKP, patches_GKP, stream_GRP in _patches(weight, pair, dtype, self.chunk_bytes):
             with numerics.exact_matmul(use.windows, pruned, allow_tf32=self.allow_tf32):
                 target_GRP = dense_GRK @ dense_GKP
                 target_GRP = target_GRP if stream_GRP is None else target_GRP.add_(stream_GRP)
                 gap_GRP = target_GRP - rows_GRK @ patches_GKP
             mean_GK1 = patches_GKP.mean(-1, keepdim=True)
-            if is_padded:  # padding has to stay 0
-                mean_GK1.zero_()
             patches_GKP = patches_GKP - mean_GK1
             with numerics.exact_matmul(allow_tf32=self.allow_tf32):  # gaps, and patches about their mean, are float32
                 if shared is None:
