@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -203,10 +204,8 @@ def _patches(
         for _, windows in split_windows(use, bytes_per_window=per_window, chunk_bytes=chunk_bytes):
             yield _ordered(windows, use.n_position_dims, dtype)
 
-    for dense_GKP, patches_GKP in zip(chunks(pair.dense), chunks(pair.pruned)) if pair.stream is None else ():
-        yield dense_GKP, patches_GKP, None
-    if pair.stream is not None:
-        yield from zip(chunks(pair.dense), chunks(pair.pruned), chunks(pair.stream))
+    streams = repeat(None) if pair.stream is None else chunks(pair.stream)
+    yield from zip(chunks(pair.dense), chunks(pair.pruned), streams)
 
 
 def _ordered(windows: Tensor, n_position_dims: int, dtype: torch.dtype) -> Tensor:
