@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from common import alternate, clock_for, table
 from torch import Tensor
 
+from sipp.inputs.patches import WeightUse
 from sipp.scoring.kernels import cpu, reference
+from sipp.scoring.kernels.chunks import Chunk
 
 SHAPES = ((64, 576, 8192), (512, 4608, 2048), (16, 27, 65536))  # rows, fan-in, patches
 AGREEMENT = 1e-5
@@ -37,7 +39,7 @@ def operands(rows: int, fan_in: int, patches: int, kind: str) -> tuple[Tensor, T
 def ratios(a: Tensor, weight: Tensor) -> Tensor:
     """The largest ratio of each weight, patches as positions of one point."""
     found = cpu.Ratios(weight, torch.ones(weight.shape[:2]).double())
-    found.take_in(a.transpose(1, 2)[None], 1, torch.tensor([[1.0], [0.0]]))
+    found.take_in(WeightUse("", a.transpose(1, 2)[None]), torch.tensor([[1.0], [0.0]]))
     return found.largest()
 
 
@@ -54,10 +56,8 @@ def by_skipping(a: Tensor, weight: Tensor) -> Tensor:
 def check(a: Tensor, weight: Tensor) -> None:
     small = a[..., :CHECKED_PATCHES], weight[:, :CHECKED_ROWS]
     ones = torch.ones(small[1].shape[:2]).double()
-    max_chunk = reference.KERNEL.max_chunk
-    assert max_chunk is not None
-    given = small[0].double(), 1, small[1].double(), ones, (True, False), torch.zeros_like(small[1])
-    expected = max_chunk(*given)[0]
+    chunk = Chunk(small[0].double(), 1, small[1].double(), ones, (True, False))
+    expected, _ = reference.max_chunk(chunk, torch.zeros_like(small[1]))
     if not torch.allclose(by_skipping(*small).double(), expected, rtol=AGREEMENT, atol=0):
         raise SystemExit("the kernel disagrees with the reference: not timed")
     if not torch.equal(by_skipping(a, weight), by_every_product(a, weight)):

@@ -19,6 +19,7 @@ from common import write_figures
 import sipp
 from sipp.results import numerics
 from sipp.scoring.kernels import gpu, reference
+from sipp.scoring.kernels.chunks import Chunk
 from sipp_lab.nets import build
 
 SHAPE = (256, 2304, 16384)  # rows, fan-in, patches
@@ -33,7 +34,6 @@ AGREEMENT_SHAPES = (
     (1, 16, 147, 5000),
 )
 N_IMAGES, BATCH, SIDE = 256, 128, 224
-CHUNK_BYTES = "auto"
 LAYER_IMAGES = 16
 LAYERS = ("conv1", "layer1.0.conv1", "layer2.1.conv2", "layer3.1.conv2", "layer4.1.conv2", "layer4.0.downsample.0")
 SHOWN_KERNELS = 12
@@ -93,8 +93,8 @@ def check() -> None:
     print(f"max_times agrees with the reference at {len(AGREEMENT_SHAPES)} shapes", flush=True)
     a, _, _, weight = operands(2, 33, 300, 1000)
     factors = torch.ones(weight.shape[:2], dtype=torch.float64, device="cuda")
-    sums, squares = gpu.sum_chunk(a, 10, weight, factors, (True, False))
-    expected = reference.KERNEL.sum_chunk(a.double(), 10, weight.double(), factors, (True, False))
+    sums, squares = gpu.sum_chunk(Chunk(a, 10, weight, factors, (True, False)))
+    expected = reference.sum_chunk(Chunk(a.double(), 10, weight.double(), factors, (True, False)))
     found = (
         f"sums of a chunk worst {worst(sums[0].double(), expected[0][0]):.1e}, norms {worst(squares, expected[1]):.1e}"
     )
@@ -141,17 +141,17 @@ def network_line(name: str) -> dict[str, float]:
     images = torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1
     batches = list(images.split(BATCH))
     start = time.perf_counter()
-    sipp.sensitivity(model, batches[:2], chunk_bytes=CHUNK_BYTES)
+    sipp.sensitivity(model, batches[:2])
     torch.cuda.synchronize()
     warm = time.perf_counter() - start
     best, mean, forward = float("inf"), float("inf"), float("inf")
     for _ in range(4):
         start = time.perf_counter()
-        sipp.sensitivity(model, batches, chunk_bytes=CHUNK_BYTES)
+        sipp.sensitivity(model, batches)
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)
         start = time.perf_counter()
-        sipp.sensitivity(model, batches, reduce="mean", chunk_bytes=CHUNK_BYTES)
+        sipp.sensitivity(model, batches, reduce="mean")
         torch.cuda.synchronize()
         mean = min(mean, time.perf_counter() - start)
         start = time.perf_counter()
@@ -179,11 +179,11 @@ def kernel_shares(name: str) -> None:
     batches = list((torch.rand(N_IMAGES, 3, SIDE, SIDE, device="cuda") * 2 - 1).split(BATCH))
     for n_batches in (1, len(batches)):
         some = batches[:n_batches]
-        sipp.sensitivity(model, some, chunk_bytes=CHUNK_BYTES)
+        sipp.sensitivity(model, some)
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             start = time.perf_counter()
-            sipp.sensitivity(model, some, chunk_bytes=CHUNK_BYTES)
+            sipp.sensitivity(model, some)
             torch.cuda.synchronize()
             wall = time.perf_counter() - start
         rows = sorted(

@@ -168,7 +168,7 @@ def test_a_bad_input_is_refused_with_its_batch(where: int, wrap: Callable[[Tenso
         sipp.sensitivity(nn.Sequential(nn.Hardtanh(), Net()), batches)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "reference", "cpu"])
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
 @pytest.mark.parametrize("middle", [nn.ReLU(), nn.LayerNorm(3)], ids=["infinite", "NaN"])
 def test_a_value_that_overflows_inside_the_model_is_refused(middle: nn.Module, kernel: str) -> None:
     """Finite inputs, finite weights, non-finite activations: no score may come out of them."""

@@ -13,7 +13,7 @@ from oracles import budget as oracle, patterns as pattern_oracle
 from torch import Tensor
 
 from sipp.errors import DataError, OptionError
-from sipp.pruning.rows import best_within, eps_given, even_rows, largest_in_groups
+from sipp.pruning.rows import best_within, eps_given, even_layers, even_rows, largest_in_groups
 from sipp.results.options import Pattern
 
 SCORES = st.one_of(st.sampled_from([0.0, -0.0, 0.5, 1.0]), st.floats(-1.0, 1.0), st.sampled_from([1e-300, 5e-324]))
@@ -100,6 +100,8 @@ def test_rows_keep_the_nearest_whole_number_at_one_share(shapes: list[tuple[int,
     kept = torch.cat(even_rows(shapes, budget)).double()
     assert int(kept.sum()) == budget
     assert float(((kept - 0.5) / sizes).max()) <= float(((kept + 0.5) / sizes).min()) + 1e-12
+    of_layers = even_layers(shapes, budget)  # the same, a layer counting as one row
+    assert of_layers == [int(n) for n in even_rows([(1, rows * fan_in) for rows, fan_in in shapes], budget)]
 
 
 @given(SHAPES, st.integers(0, 2))

@@ -43,18 +43,6 @@ def check_rows(
     return shifts
 
 
-def test_linear_layers_one_after_another() -> None:
-    """The second layer is fitted on what the repaired first one gives."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 5))
-    points = alike(100, 6)
-    pruned, fixed = repaired(net, points)
-    x = fit_points(points)
-    shift = check_rows(pruned, fixed, "0.weight", net[0].weight, f64(x), f64(x))
-    assert np.allclose(f64(fixed.model[0].bias - net[0].bias), shift, atol=1e-5)
-    check_rows(pruned, fixed, "2.weight", net[2].weight, f64(net[:2](x)), f64(fixed.model[:2](x)))
-
-
 @pytest.mark.parametrize(
     ("conv", "size"),
     [

@@ -19,8 +19,9 @@ def patches(n_groups: int, fan_in: int, n_patches: int, seed: int) -> torch.Tens
 
 def moments_of(x_GKP: torch.Tensor, gap_GRP: torch.Tensor) -> Moments:
     sums = Moments.zeros(len(x_GKP), gap_GRP.shape[1], x_GKP.shape[1], x_GKP.device)
-    sums.add_inputs(x_GKP @ x_GKP.mT, x_GKP.sum(-1))
-    sums.add_rows(x_GKP, gap_GRP, gap_GRP)
+    no_mean_GK1 = torch.zeros_like(x_GKP[..., :1])
+    sums.add_inputs(x_GKP, no_mean_GK1)
+    sums.add_rows(x_GKP, gap_GRP, gap_GRP, no_mean_GK1)
     sums.n = float(x_GKP.shape[2])
     return sums
 
@@ -32,7 +33,7 @@ def test_sums_of_patches_far_from_zero_keep_what_varies() -> None:
         x, gap = x_GKP[..., some].float(), gap_GRP[..., some].float()
         mean_GK1 = x.mean(-1, keepdim=True)
         x -= mean_GK1
-        sums.add_inputs(x @ x.mT, x.sum(-1), mean_GK1, x.shape[-1])
+        sums.add_inputs(x, mean_GK1)
         sums.add_rows(x, gap, gap, mean_GK1)
     sums.n = 300.0
     for got, expected in zip((*sums.centred(), sums.xx_GKK), (*exact.centred(), exact.xx_GKK)):

@@ -62,17 +62,6 @@ def test_an_unknown_method_is_refused_with_the_nearest() -> None:
     assert len(set(NAMES)) == len(NAMES)
 
 
-def test_lamp_leaves_no_layer_empty() -> None:
-    """Its point: a layer of small weights keeps its largest one, which magnitude alone would take away."""
-    model = net()
-    with torch.no_grad():
-        model[2].weight.mul_(1e-6)
-    kept = {layer.name: layer.kept for layer in sipp.prune(model, None, keep=0.1, method="lamp").layers}
-    assert all(kept.values())
-    with pytest.warns(UserWarning, match="this layer lost all"):
-        assert 0 in {layer.kept for layer in sipp.prune(model, None, keep=0.1, method="magnitude").layers}
-
-
 @pytest.mark.parametrize(("method", "rows"), [("wanda", True), ("obs", False)])
 def test_every_row_or_layer_keeps_the_same_share_of_its_largest_scores(method: str, rows: bool) -> None:
     pruned = sipp.prune(net(), points(), keep=0.5, method=method, floor=0)

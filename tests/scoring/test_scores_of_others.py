@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.pruning.rows import even_layers, largest
+from sipp.pruning.rows import largest
 from sipp.scoring import gradient_scores, input_scores
 from sipp.scoring.methods import METHODS, method_of, scores_of
 from sipp.scoring.task import task_of
@@ -171,20 +171,6 @@ def test_inputs_that_are_zero_score_zero_and_others_that_are_nothing_are_refused
         score("obs", model, torch.full((4, 3), float("nan")))
     with pytest.raises(ModelError, match=r"0\.weight.*overflow"):
         score("obs", model.double(), torch.full((4, 3), 1e200, dtype=torch.float64))
-
-
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4), st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
-def test_even_layers_add_up_and_are_even(shapes: list[tuple[int, int]], share: float) -> None:
-    """What a layer keeps where weights compete within their layer, as with obs."""
-    sizes = [n_rows * fan_in for n_rows, fan_in in shapes]
-    budget = round(share * sum(sizes))
-    kept, above = even_layers(shapes, budget), even_layers(shapes, budget, least=1)
-    assert sum(kept) == sum(above) == budget
-    pairs = list(zip(kept, sizes))  # the nearest whole numbers at one share
-    assert max((n - 0.5) / size for n, size in pairs) <= min((n + 0.5) / size for n, size in pairs) + 1e-12
-    if budget >= sum(n_rows for n_rows, _ in shapes):
-        assert all(n >= n_rows for n, (n_rows, _) in zip(above, shapes))
 
 
 # --- Scores of gradients ----------------------------------------------------------------------------------------------

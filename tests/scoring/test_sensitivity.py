@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, OptionError
-from sipp.results.options import Reduce
-from sipp.scoring import sensitivities
+from sipp.scoring.sensitivities import measure_sensitivities
+from sipp.scoring.task import task_of
 
 BOTH = pytest.mark.parametrize("reduce", ["max", "mean"])
 F64 = torch.float64
@@ -409,21 +409,14 @@ class WritesToItsInputs(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("reduce", ["max", "mean"])
-def test_delayed_processing_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch, reduce: Reduce) -> None:
-    """On a GPU each use waits for its range while the next layer runs."""
+def test_inputs_may_be_written_to_once_a_layer_has_read_them() -> None:
     torch.manual_seed(0)
-    model, data = WritesToItsInputs(), [torch.randn(5, 3, 7, 7), torch.randn(4, 3, 7, 7)]
-    at_once = sipp.sensitivity(model, data, reduce=reduce)
-    copies, real = list[int](), sensitivities.copy_windows
-    monkeypatch.setattr(sensitivities, "copy_windows", lambda windows: copies.append(len(windows)) or real(windows))
-    monkeypatch.setattr(sensitivities, "_is_async", lambda windows: True)
-    late = sipp.sensitivity(model, data, reduce=reduce)
-    assert all(torch.equal(late[name], at_once[name]) for name in at_once)
-    assert copies == [5, 5, 5, 4, 4, 4]  # but for the padded one, which is a copy
+    model, x = WritesToItsInputs(), torch.randn(5, 3, 7, 7)
+    expected = oracle.conv_sensitivity(model.first, oracle.conv_points(model.first, x), "max")
+    agree({"first.weight": sipp.sensitivity(model, [x.clone()])["first.weight"]}, {"first.weight": expected})
     model.padded.weight.data.copy_(3e38 * model.padded.weight.data.sign())
     with pytest.raises(DataError, match=r"reach third\.weight are NaN"):
-        sipp.sensitivity(model, data, reduce=reduce)
+        sipp.sensitivity(model, [x])
 
 
 def test_rows_whose_scale_is_no_float32_are_scored_like_others() -> None:
@@ -435,3 +428,30 @@ def test_rows_whose_scale_is_no_float32_are_scored_like_others() -> None:
     with torch.no_grad():
         model.weight[1:] *= 2.0**-147
     assert torch.equal(sipp.sensitivity(model, [points])["weight"], expected)
+
+
+def test_points_batches_and_outputs_are_counted() -> None:
+    """With the statistics of batches a draw is a batch, and eta counts the outputs of the largest."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), torch.randn(11, 4)
+    found = measure_sensitivities(task_of(model, [x[:8], x[:8], x[8:]], norm_stats="batch"))
+    assert (found.n_points, found.n_distinct, found.n_outputs) == (19, 2, 8 * (3 + 2))
+    found = measure_sensitivities(task_of(model, [x[:8], x[:8], x[8:]]))
+    assert (found.n_points, found.n_distinct, found.n_outputs) == (19, 11, 3 + 2)
+
+
+class Mixes(nn.Module):
+    """A layer meets neighbouring points together, so that its values belong to no single one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs, self.own = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(x) + self.pairs(x[1:] * x[:-1]).mean()
+
+
+def test_there_are_no_means_where_values_belong_to_no_single_point() -> None:
+    task = task_of(Mixes(), [torch.randn(5, 3), torch.randn(5, 3)])
+    found = measure_sensitivities(task, with_means=True)
+    assert all(layer.mean_FK is None for layer in found.layers)
+    assert [layer.sign_complexity is None for layer in found.layers] == [True, False]

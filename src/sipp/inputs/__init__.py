@@ -40,10 +40,9 @@ if TYPE_CHECKING:
         ValueRange as ValueRange,
         Weight as Weight,
         WeightUse as WeightUse,
-        copy_windows as copy_windows,
         patches_of as patches_of,
         split_windows as split_windows,
-        start_value_range as start_value_range,
+        value_range as value_range,
         with_padding_zeroed as with_padding_zeroed,
     )
     from sipp.inputs.recording import (

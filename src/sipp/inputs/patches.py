@@ -162,42 +162,19 @@ def together(use: WeightUse) -> WeightUse:
     )
 
 
-def start_value_range(windows: Tensor, extremes: Extremes) -> Callable[[], ValueRange]:
-    """Starts computing the range of the windows' values, and returns a function that waits for the result.
+def value_range(windows: Tensor, extremes: Extremes) -> ValueRange:
+    """The range of the windows' values; waits for a GPU.
 
     Reads the underlying memory, so that a 3 x 3 window does not read each value nine times. `extremes` is the kernel
     of that name: lowest, highest and smallest non-zero magnitude of each line.
     """
-    found = extremes(distinct_values(windows))
-    if found.is_cuda:  # a copy into pinned memory does not block
-        table = torch.empty(found.shape, dtype=numerics.BOUND_DTYPE, device="cpu", pin_memory=True)
-        table.copy_(found.to(numerics.BOUND_DTYPE), non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-    else:
-        table, done = found.cpu(), None
-
-    def values() -> ValueRange:
-        if done is not None:
-            done.synchronize()
-        has_numpy = table.dtype in (numerics.SCORE_DTYPE, numerics.BOUND_DTYPE)
-        found_XB = np.asarray((table if has_numpy else table.to(numerics.BOUND_DTYPE)).numpy(), np.float64)
-        furthest_TB, smallest_B = found_XB[1::-1] * SIGNS_T1, found_XB[2]
-        peak_B = np.maximum(*furthest_TB)
-        least, most = np.minimum.reduce, np.maximum.reduce  # what min() and max() call after a detour through Python
-        peaks = float(least(peak_B)), float(most(peak_B))  # NaN is both
-        signs_TB = (furthest_TB > 0) * SIGNS_T1
-        return ValueRange(windows.device, peak_B, smallest_B, signs_TB, peaks, float(least(smallest_B)))
-
-    return values
-
-
-def copy_windows(windows: Tensor) -> Tensor:
-    """The windows as a view of a copy of their memory; values in several windows are copied once."""
-    if not _overlaps(windows):
-        return windows.clone()
-    copy_BN = distinct_values(windows).clone()
-    return copy_BN.as_strided(windows.shape, (copy_BN.stride(0), *windows.stride()[1:]))
+    found_XB = extremes(distinct_values(windows)).cpu().to(numerics.BOUND_DTYPE).numpy()
+    furthest_TB, smallest_B = found_XB[1::-1] * SIGNS_T1, found_XB[2]
+    peak_B = np.maximum(*furthest_TB)
+    least, most = np.minimum.reduce, np.maximum.reduce  # what min() and max() call after a detour through Python
+    peaks = float(least(peak_B)), float(most(peak_B))  # NaN is both
+    signs_TB = (furthest_TB > 0) * SIGNS_T1
+    return ValueRange(windows.device, peak_B, smallest_B, signs_TB, peaks, float(least(smallest_B)))
 
 
 def split_windows(use: WeightUse, *, bytes_per_window: int, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:

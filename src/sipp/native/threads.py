@@ -1,4 +1,4 @@
-"""Runs work on torch's own OpenMP threads; if its library is not found, on plain threads, with the same results.
+"""Runs compiled code on torch's own OpenMP threads, or on plain threads, with the same results.
 
 After a parallel operation, OpenMP threads spin for a while so that the next one starts quickly. A second thread pool
 would compete with them for the cores just when a kernel follows a layer's forward pass, so we use the same threads
@@ -25,7 +25,6 @@ _log = logging.getLogger("sipp")
 Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # a function of one address
 SHARED_VALUES = 2**17  # with fewer values, one thread is done before a second has started
 _OPENMP_FILES = ("libgomp*", "libomp*", "libiomp5*")
-_OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 def threads_for(values: Tensor, n_reads: int = 1) -> int:
@@ -40,37 +39,18 @@ def cut_evenly(n: int, n_parts: int) -> list[tuple[int, int]]:
 
 
 def run_parallel(work: Callable[[int], None], n: int) -> None:
-    """Calls work(0) .. work(n - 1), one thread each, and re-raises the first exception.
+    """Calls work(0) .. work(n - 1), one plain thread each, and re-raises the first exception.
 
     The caller allocates what the threads write: memory allocated in a thread is slow to free.
     """
-    library = torch_openmp()
     if n == 1:
         work(0)
-    elif library is None:
-        with ThreadPoolExecutor(n - 1) as pool:
-            waiting = [pool.submit(work, i) for i in range(1, n)]
-            work(0)  # this thread would only wait
-            for future in waiting:
-                future.result()
-    else:
-        _run_in(library, work, n)
-
-
-def _run_in(library: ctypes.CDLL, work: Callable[[int], None], n: int) -> None:
-    failures: list[BaseException] = []
-
-    def body(_: int | None) -> None:
-        try:  # an exception cannot leave a callback
-            # OpenMP may give fewer threads than requested
-            for i in range(library.omp_get_thread_num(), n, library.omp_get_num_threads()):
-                work(i)
-        except BaseException as failure:
-            failures.append(failure)
-
-    library.GOMP_parallel(Body(body), None, n, 0)  # releases the GIL; `body` takes it in each thread
-    if failures:
-        raise failures[0]
+        return
+    with ThreadPoolExecutor(n - 1) as pool:
+        waiting = [pool.submit(work, i) for i in range(1, n)]
+        work(0)  # this thread would only wait
+        for future in waiting:
+            future.result()
 
 
 def run_on_threads(function: Any, numbers: Any, n: int) -> None:
@@ -88,10 +68,10 @@ def run_on_threads(function: Any, numbers: Any, n: int) -> None:
 
 @functools.cache
 def torch_openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that torch uses; None (logged once) if none is found that has the functions we need."""
+    """The OpenMP library that torch uses; None (logged once) if none is found that has the function we need."""
     for path in _openmp_files(Path(torch.__file__).parent):
         library = _already_loaded(path)
-        if library is not None and all(hasattr(library, name) for name in _OPENMP_FUNCTIONS):
+        if library is not None and hasattr(library, "GOMP_parallel"):
             library.GOMP_parallel.argtypes = [Body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
             library.GOMP_parallel.restype = None
             return library

@@ -126,8 +126,9 @@ def rank(
     statements need: sensitivities in addition to the scores of a baseline (T17).
     """
     check.flag("progress", progress)
-    plan, whole = _plan(task, options, statements=statements), task
-    info, read = plan.info, set[str]()  # hashes: of a loader that shuffles, a method may read others than are scored
+    info, whole = checked_method(options), task
+    is_first_mask, why_not = _plan(task, info, options, statements=statements)
+    read = set[str]()  # hashes: of a loader that shuffles, a method may read others than are scored
     _warn_of_frozen(task.model, task.weights)
     found = held_back = sensitivities = sample = blend = None
     if info.is_blend:
@@ -136,15 +137,14 @@ def rank(
     if not info.uses_sensitivities:
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
             found = scores_of(replace(task, read=read), info)
-    if not plan.why_no_sensitivities:
-        sensitivities, sample = _measure(
-            task, options.reduce or info.reduce, with_means=plan.with_means, shown=progress
-        )
+    if not why_not:
+        with_means = info.is_blend and not is_first_mask  # T20
+        sensitivities, sample = _measure(task, options.reduce or info.reduce, with_means=with_means, shown=progress)
         repaired = whole.points.hashes() if options.repair or info.fitting else []
         chose = SeenInputs(frozenset(read).union(repaired), is_all=True)
         sensitivities = replace(sensitivities, seen=sensitivities.seen | chose)
     if info.is_blend:
-        blend = pruning.blend_inputs(task, None if plan.is_first_mask else sensitivities, held_back)
+        blend = pruning.blend_inputs(task, None if is_first_mask else sensitivities, held_back)
     scores = _scores(task, found, sensitivities, blend)
     kept = [weight.rows(alive[weight.name]).cpu() for weight in task.weights] if alive else []
     if kept:
@@ -156,7 +156,7 @@ def rank(
         sensitivities=sensitivities,
         options=options,
         seen=_chosen_by(info, read, sensitivities, is_within=bool(kept)),
-        why_no_sensitivities=plan.why_no_sensitivities,
+        why_no_sensitivities=why_not,
         sample=sample,
         alive=tuple(kept),
         floor=(info.floor if options.floor is None else float(options.floor)) or None,
@@ -165,23 +165,12 @@ def rank(
     )
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What a ranking computes, decided before any of it."""
+def _plan(task: ScoringTask, info: MethodInfo, options: PruneOptions, *, statements: bool) -> tuple[bool, str]:
+    """Whether Wanda's mask starts a search in a large network and no other is tried; why no sensitivities are scored.
 
-    info: MethodInfo
-    is_first_mask: bool  # the start of a search in a large network: Wanda's mask, no other candidate is tried
-    why_no_sensitivities: str  # empty: they are computed
-
-    @property
-    def with_means(self) -> bool:
-        """Whether the means over patches are computed beside the maxima (T20)."""
-        return self.info.is_blend and not self.is_first_mask
-
-
-def _plan(task: ScoringTask, options: PruneOptions, *, statements: bool) -> _Plan:
-    """The plan for these options; raises if the method needs data and there is none."""
-    info, data = checked_method(options), task.data
+    The reason is empty if they are. Raises if the method needs data and there is none.
+    """
+    data = task.data
     if data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
         raise OptionError(
             f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
@@ -197,7 +186,7 @@ def _plan(task: ScoringTask, options: PruneOptions, *, statements: bool) -> _Pla
         why_not = f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives bounds for its masks"
     elif info.needs_data and not data.can_be_read_again:
         why_not = f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
-    return _Plan(info, is_first_mask, why_not)
+    return is_first_mask, why_not
 
 
 def is_large_linear_network(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -66,22 +67,21 @@ class Moments:
         xx, dx, x, d, dd, yy = (part.view(shape) for part, shape in zip(parts, shapes))
         return Moments(xx, dx, x, d, dd, yy, 0.0)
 
-    def add_inputs(self, xx_GKK: Tensor, x_GK: Tensor, mean_GK1: Tensor | None = None, n: int = 0) -> None:
-        """Adds the sums that do not depend on the rows, of n patches from which `mean_GK1` was subtracted, if given."""
-        self.xx_GKK += xx_GKK
+    def add_inputs(self, patches_GKP: Tensor, mean_GK1: Tensor) -> None:
+        """Adds the sums that do not depend on the rows, of patches from which this mean was subtracted."""
+        x_GK, n = patches_GKP.sum(-1), patches_GKP.shape[-1]
+        self.xx_GKK += patches_GKP @ patches_GKP.mT
         self.x_GK += x_GK
-        if mean_GK1 is not None:
-            mean_GK1, x_GK1 = mean_GK1.to(numerics.BOUND_DTYPE), x_GK[..., None].to(numerics.BOUND_DTYPE)
-            crossed_GKK = (x_GK1 + n / 2 * mean_GK1) @ mean_GK1.mT
-            self.xx_GKK += crossed_GKK + crossed_GKK.mT
-            self.x_GK += n * mean_GK1[..., 0]
+        mean_GK1, x_GK1 = mean_GK1.to(numerics.BOUND_DTYPE), x_GK[..., None].to(numerics.BOUND_DTYPE)
+        crossed_GKK = (x_GK1 + n / 2 * mean_GK1) @ mean_GK1.mT
+        self.xx_GKK += crossed_GKK + crossed_GKK.mT
+        self.x_GK += n * mean_GK1[..., 0]
 
-    def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor | None = None) -> None:
-        """Adds the sums that depend on the rows: of patches, gaps and dense outputs, all of them 0 at padding."""
+    def add_rows(self, patches_GKP: Tensor, gap_GRP: Tensor, dense_GRP: Tensor, mean_GK1: Tensor) -> None:
+        """Adds the sums that depend on the rows: of such patches, gaps and dense outputs, which are 0 at padding."""
         self.dx_GRK += gap_GRP @ patches_GKP.mT
         gap_GR = gap_GRP.sum(-1)
-        if mean_GK1 is not None:
-            self.dx_GRK += gap_GR[..., None].to(numerics.BOUND_DTYPE) @ mean_GK1.mT.to(numerics.BOUND_DTYPE)
+        self.dx_GRK += gap_GR[..., None].to(numerics.BOUND_DTYPE) @ mean_GK1.mT.to(numerics.BOUND_DTYPE)
         self.d_GR += gap_GR
         self.dd_GR += gap_GRP.square().sum(-1)
         self.yy_GR += dense_GRP.square().sum(-1)
@@ -117,16 +117,6 @@ class UsePair:
     dense: WeightUse
     pruned: WeightUse
     stream: WeightUse | None
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Some patches of the pruned network, what their rows are to give and what is missing, all 0 at padding."""
-
-    patches_GKP: Tensor
-    mean_GK1: Tensor | None  # was subtracted from the patches; None: nothing was
-    target_GRP: Tensor
-    gap_GRP: Tensor
 
 
 InputSums = tuple[Tensor, Moments]  # the windows of a use, and the sums over them that do not depend on rows
@@ -167,41 +157,22 @@ class WeightSums:
         inputs = shared
         if inputs is None:
             inputs = Moments.zeros(n_groups, 0, fan_in, device) if self.shares else moments
-        for chunk in self._chunks(pair, dense_GRK, rows_GRK, pruned):
-            if shared is None:
-                self._add_inputs(inputs, chunk, use)
-            with numerics.exact_matmul(allow_tf32=self.allow_tf32):  # gaps are float32
-                moments.add_rows(chunk.patches_GKP, chunk.gap_GRP, chunk.target_GRP, chunk.mean_GK1)
-        if self.shares:
-            moments.add_inputs(inputs.xx_GKK, inputs.x_GK)
-        moments.n += float(use.n_patches if use.counts_B is None else use.counts_B.sum())
-        return (use.windows, inputs) if self.shares else None
-
-    def _chunks(self, pair: UsePair, dense_GRK: Tensor, rows_GRK: Tensor, pruned: Tensor) -> Iterator[_Chunk]:
-        """The patches of a use about their means, with targets and gaps, as many at a time as fit in memory.
-
-        Products are in float32, or in float64 like the inputs.
-        """
-        use = pair.pruned
-        is_padded = use.counts_B is not None or use.real_BP is not None
-        for dense_GKP, patches_GKP, stream_GRP in _patches(self.weight, pair, rows_GRK.dtype, self.chunk_bytes):
+        for dense_GKP, patches_GKP, stream_GRP in _patches(weight, pair, dtype, self.chunk_bytes):
             with numerics.exact_matmul(use.windows, pruned, allow_tf32=self.allow_tf32):
                 target_GRP = dense_GRK @ dense_GKP
                 target_GRP = target_GRP if stream_GRP is None else target_GRP.add_(stream_GRP)
                 gap_GRP = target_GRP - rows_GRK @ patches_GKP
-            mean_GK1 = None
-            if not is_padded:  # padding has to stay 0
-                mean_GK1 = patches_GKP.mean(-1, keepdim=True)
-                patches_GKP = patches_GKP - mean_GK1
-            yield _Chunk(patches_GKP, mean_GK1, target_GRP, gap_GRP)
-
-    def _add_inputs(self, inputs: Moments, chunk: _Chunk, use: WeightUse) -> None:
-        """Adds the sums over a chunk that do not depend on rows."""
-        patches_GKP = chunk.patches_GKP
-        operands = (use.windows,) if chunk.mean_GK1 is None else ()  # without their mean they are float32
-        with numerics.exact_matmul(*operands, allow_tf32=self.allow_tf32):
-            xx_GKK = patches_GKP @ patches_GKP.mT
-        inputs.add_inputs(xx_GKK, patches_GKP.sum(-1), chunk.mean_GK1, patches_GKP.shape[-1])
+            mean_GK1 = patches_GKP.mean(-1, keepdim=True)
+            patches_GKP = patches_GKP - mean_GK1
+            with numerics.exact_matmul(allow_tf32=self.allow_tf32):  # gaps, and patches about their mean, are float32
+                if shared is None:
+                    inputs.add_inputs(patches_GKP, mean_GK1)
+                moments.add_rows(patches_GKP, gap_GRP, target_GRP, mean_GK1)
+        if self.shares:
+            moments.xx_GKK += inputs.xx_GKK
+            moments.x_GK += inputs.x_GK
+        moments.n += float(use.n_patches if use.counts_B is None else use.counts_B.sum())
+        return (use.windows, inputs) if self.shares else None
 
     def solvable(self) -> tuple[list[RowRange], str]:
         """The ranges of rows in order, and why they cannot be solved; empty if they can."""
@@ -233,10 +204,8 @@ def _patches(
         for _, windows in split_windows(use, bytes_per_window=per_window, chunk_bytes=chunk_bytes):
             yield _ordered(windows, use.n_position_dims, dtype)
 
-    for dense_GKP, patches_GKP in zip(chunks(pair.dense), chunks(pair.pruned)) if pair.stream is None else ():
-        yield dense_GKP, patches_GKP, None
-    if pair.stream is not None:
-        yield from zip(chunks(pair.dense), chunks(pair.pruned), chunks(pair.stream))
+    streams = repeat(None) if pair.stream is None else chunks(pair.stream)
+    yield from zip(chunks(pair.dense), chunks(pair.pruned), streams)
 
 
 def _ordered(windows: Tensor, n_position_dims: int, dtype: torch.dtype) -> Tensor:

@@ -263,7 +263,7 @@ def sums_of(walk: Walk, part: Part, names: Sequence[str]) -> dict[str, WeightSum
     """The sums of some weights of a part that have the same input, with the pruned network as it is now."""
     shares, weights = len(names) > 1, walk.weights
     models = walk.dense.model, walk.pruned.model
-    chunk_bytes = chunk_bytes_on("auto", models[0].get_parameter(names[0]).device)
+    chunk_bytes = chunk_bytes_on(models[0].get_parameter(names[0]).device)
     sums = {name: WeightSums(weights[name], shares, chunk_bytes, walk.dense.allow_tf32) for name in names}
     for i in range(len(walk.dense.batches)):
         dense, pruned = (_met(walk, side, part, names, i) for side in (walk.dense, walk.pruned))

@@ -1,15 +1,17 @@
-"""Calls a user's own score with the model protected, and checks what it returns."""
+"""Calls a user's own score with a copy of the model, and checks what it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sipp.errors import ModelError, OptionError, SippError
-from sipp.results import hashing, numerics
+from sipp.inputs import copy_of
+from sipp.results import numerics
 from sipp.scoring.gradient_scores import ordinals, with_gradients
 from sipp.scoring.methods import MethodInfo
 from sipp.scoring.task import ScoringTask
@@ -20,35 +22,19 @@ RETURN = "return {parameter name: tensor of its shape} for all of task.parameter
 def own_scores(task: ScoringTask, method: MethodInfo) -> dict[str, Tensor]:
     """The scores of a user's function, none of them negative: where some are, all are replaced by their order.
 
-    The function may run the model and compute gradients; modes, buffers and `.grad` are restored afterwards. So are
-    weights that it wrote to, and it raises: the version of a weight tells this, or its bits if it went by `.data`.
+    The function gets a copy of the model, in eval mode and with gradients, so it may do with it what it likes.
     """
     assert callable(method.score)
-    parameters = task.parameters()
-    everything = dict(task.model.named_parameters())
-    gradients = {name: parameter.grad for name, parameter in everything.items()}
-    given = {
-        name: (parameter._version, parameter.data, parameter.data.clone()) for name, parameter in everything.items()
-    }
-    changed = []
-    with with_gradients(task, list(parameters.values())):
+    parameters, own = task.parameters(), replace(task, model=copy_of(task.model))
+    with with_gradients(own, list(own.parameters().values())):
         try:
-            found = method.score(task)
+            found = method.score(own)
         except SippError:
             raise
         except Exception as error:  # their code may raise anything; its traceback is chained
             raise OptionError(
                 f"method={method.name!r}: your score raised {type(error).__name__}: {error}", option="method"
             ) from error
-        finally:
-            for name, parameter in everything.items():
-                parameter.grad = gradients[name]
-                version, memory, values = given[name]
-                if parameter._version != version or not _has_same_bits(parameter, values):
-                    changed.append(name)
-                    parameter.data = memory.copy_(values)
-    if changed:
-        raise ModelError(f"the score {method.name!r} writes to it", where=changed[0], fix="work on a clone")
     scores = {name: _checked(found, name, parameter, method) for name, parameter in parameters.items()}
     if any(bool((score < 0).any()) for score in scores.values()):
         return dict(zip(scores, ordinals(list(scores.values()))))
@@ -71,8 +57,3 @@ def _checked(found: Any, name: str, parameter: Tensor, method: MethodInfo) -> Te
     if not bool(torch.isfinite(score).all()):
         raise ModelError(f"the score {method.name!r} gives numbers that are not finite", where=name)
     return score
-
-
-def _has_same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bytes; unlike `torch.equal`, NaN is equal to NaN."""
-    return one.shape == other.shape and torch.equal(hashing.raw_bytes(one), hashing.raw_bytes(other))

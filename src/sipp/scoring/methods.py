@@ -122,8 +122,9 @@ def register_method(
 
     `score` takes a task and returns {parameter name: tensor of the parameter's shape}; the largest scores in the whole
     network are kept.
-    `task.parameters()` are the weights to score, `task.model` is the network in eval mode, `task.batches()` its data:
-    `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` are its required inputs: "data", "labels".
+    `task.parameters()` are the weights to score, `task.model` is a copy of the network in eval mode, `task.batches()`
+    its data: `task.model(*batch.args, **batch.kwargs)`, `batch.labels`. `needs` are its required inputs: "data",
+    "labels".
     Registering the same name again replaces it.
 
     Example:

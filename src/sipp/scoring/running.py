@@ -26,12 +26,11 @@ from sipp.inputs import (
     ValueRange,
     Weight,
     WeightUse,
-    patches_of,
-    split_windows,
-    start_value_range,
+    value_range,
 )
 from sipp.results import Reduce, numerics
-from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL, KernelFunctions, Signs
+from sipp.scoring.kernels.chunks import bytes_per_window
+from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL, KernelFunctions
 from sipp.scoring.task import LayerSensitivities
 
 FLOAT_BYTES = 4
@@ -52,7 +51,6 @@ class _Part:
     rows: slice  # of the weight, that meet them
     values: ValueRange
     points: slice
-    n_uses: int  # of the weight in a pass
     is_wide: bool  # float64 is needed
 
     @property
@@ -76,7 +74,7 @@ class _Part:
 
 
 class RunningWeight:
-    """The running state of one weight: `scale` it, `add` every use, `finish_batch` after every batch, read `result`.
+    """The running state of one weight: `add` every use, `finish_batch` after every batch, read `result`.
 
     Each row of the weight, and each point, is scaled by a power of two to a largest magnitude near 1. That does not
     change ratios, and a point's ratios do not depend on the rest of its batch.
@@ -88,32 +86,23 @@ class RunningWeight:
         self.weight, self.kernel, self.reduce = weight, kernel, reduce
         self.chunk_bytes = self.given_bytes = chunk_bytes  # halved where memory runs out; as it was given
         self.rows_FK = weight.rows(parameter.detach())
-        self.range_of_rows = start_value_range(self.rows_FK, kernel.extremes)  # of a row, as of a point
+        values = value_range(self.rows_FK, kernel.extremes)  # of a row, as of a point
+        self.scale_F = values.scale_on_device_B
+        self.factors_F = numerics.on_device(1 / values.scale_B, values.device)  # undo the scale
+        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
+        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
         self.best_FK: Tensor | None = None  # the largest sensitivities; None: all are 0
-        # by first and last row and groups: ratios, a tensor or what a fused kernel keeps, not yet times their weights
-        self.ratios: dict[tuple[int, int, int], Any] = {}
-        self.order: int | None = None
+        # what a kernel keeps, by first and last row, groups and whether it is in float64
+        self.ratios: dict[tuple[int, int, int, bool], Any] = {}
         self.n_outputs = 0
-        # The largest ratios of norms so far; None once anything was unknown.
-        self.sign_complexity: float | None = 0.0  # (T11)
-        self.output_ratio: float | None = 0.0  # ||Z(x)|| to the norm of the output (T12)
-        self.quadrants: list[Tensor] | None = []  # sums of ||Z^{st}(x)|| to the same, of each batch (T18)
+        self.norms = _RunningNorms()
         self._start_batch()
 
     def _start_batch(self) -> None:
         self.outputs_B: Tensor | int | None = None  # output scalars of each point; None: not used in this batch
         self.is_attributed = True  # the values, to points
-        self.squares: list[tuple[slice, Tensor, np.ndarray]] = []  # of some points: Q x B as they were scaled; scales
         self.counts_BF: Tensor | None = None  # patches of each point for each row, for `sums_TBFK`
         self.sums_TBFK: Tensor | None = None  # `mean` only, for a weight with several uses
-
-    def scale(self) -> None:
-        """Scales the weight. Not part of __init__, so that a GPU starts on the ranges of all weights before a sync."""
-        values = self.range_of_rows()
-        self.scale_F = values.scale_on_device_B
-        self.factors_F = numerics.on_device(1 / values.scale_B, values.device)  # undo the scale
-        self.smallest_weight = float((values.smallest_B * values.scale_B).min())
-        self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
 
     def add(self, use: WeightUse, batch: Batch, values: ValueRange, n_uses: int) -> None:
         """Adds one use. `n_uses` is how often a pass uses the weight: with `mean`, several uses are summed first.
@@ -121,13 +110,6 @@ class RunningWeight:
         `values` is the range of its windows.
         """
         rows = use.rows_of(self.weight)
-        if use.fan_in != self.weight.fan_in:
-            raise DataError(
-                f"the inputs of {self.weight.name} show {use.fan_in} values to each output, which has "
-                f"{self.weight.fan_in} weights",
-                where=batch.where,
-                fix="give inputs of the size that the layer takes",
-            )
         if not all(map(math.isfinite, values.peaks)):
             raise overflow_error(self.weight.name, batch)
         n_each = use.n_positions if use.counts_B is None else use.counts_B.cpu()
@@ -137,7 +119,7 @@ class RunningWeight:
         if self.reduce == "mean":
             self._prepare_means(use, rows, batch, n_uses)
         with numerics.exact_matmul(use.windows, self.rows_FK):  # powers of two: half precision stays as short
-            for part in self._parts(use, rows, values, n_uses):
+            for part in self._parts(use, rows, values):
                 self._add_part(part)
 
     def finish_batch(self, n_points: int, output_norms_B: Tensor | None) -> None:
@@ -146,53 +128,31 @@ class RunningWeight:
             n_outputs = int(self.outputs_B.max()) if isinstance(self.outputs_B, Tensor) else self.outputs_B
             self.n_outputs = max(self.n_outputs, n_outputs)
             if self.sums_TBFK is not None and self.counts_BF is not None:
-                self._raise_to_means(self.sums_TBFK, self.counts_BF, slice(None))
-        complexity = to_output = quadrants_B = None
-        if self.is_attributed:
-            norms_QB = torch.from_numpy(self._squares(n_points)).sqrt().numpy()
-            above_B, total_B = norms_QB[:TOTAL].sum(0), norms_QB[TOTAL]
-            complexity = float(_ratio(above_B, total_B).max())
-            if output_norms_B is not None:
-                to_output = float(_ratio(total_B, output_norms_B.numpy()).max())
-                quadrants_B = torch.from_numpy(_ratio(above_B, output_norms_B.numpy()))
-        self.sign_complexity = _running_max(self.sign_complexity, complexity)
-        self.output_ratio = _running_max(self.output_ratio, to_output)
-        if self.quadrants is None or quadrants_B is None:
-            self.quadrants = None
-        else:
-            self.quadrants.append(quadrants_B)
+                means_BFK = self.sums_TBFK.amax(0) / self.counts_BF.clamp(min=1)[..., None]
+                self._raise(slice(None), means_BFK.amax(0).clamp_(max=1))
+        self.norms.finish_batch(n_points, output_norms_B, is_attributed=self.is_attributed)
         self._start_batch()
 
     def sensitivities(self) -> Tensor:
         """The largest ratios so far times their weights."""
-        for (start, stop, n_groups), ratios in self.ratios.items():
-            rows = slice(start, stop)
-            weight_GRK = _rows_at(self.scaled_FK, rows).unflatten(0, (n_groups, -1))
-            self._raise_ratios(rows, ratios if self.kernel.fused is None else ratios.largest(), weight_GRK)
+        for (start, stop, *_), ratios in self.ratios.items():
+            self._raise(slice(start, stop), ratios.sensitivities().flatten(0, 1))
         return torch.zeros_like(self.scaled_FK) if self.best_FK is None else self.best_FK
 
-    def result(self) -> LayerSensitivities:
-        """The scores of this weight; raises if no input ever reached it."""
-        if self.order is None:
-            raise unreached_error(self.weight.name)
+    def result(self, order: int, mean_FK: Tensor | None) -> LayerSensitivities:
+        """What was found of this weight, with its place in the order of execution, and its means if they are known."""
         return LayerSensitivities(
             weight=self.weight,
             sensitivity_FK=self.sensitivities(),
-            order=self.order,
+            order=order,
             n_outputs=self.n_outputs,
-            sign_complexity=self.sign_complexity,
-            output_ratio=self.output_ratio,
-            quadrants_B=torch.cat(self.quadrants) if self.quadrants else None,
+            sign_complexity=self.norms.sign_complexity,
+            output_ratio=self.norms.output_ratio,
+            quadrants_B=torch.cat(self.norms.quadrants) if self.norms.quadrants else None,
+            mean_FK=mean_FK,
         )
 
     # --- One batch ----------------------------------------------------------------------------------------------------
-
-    def _squares(self, n_points: int) -> np.ndarray:
-        """The squared norms of all points of this batch, in the units of the model, Q x B; 0 without activations."""
-        total_QB = np.zeros((N_SQUARES, n_points))
-        for points, squares_QB, scale_B in self.squares:
-            total_QB[:, points] += _unscaled(squares_QB.cpu().numpy(), scale_B)
-        return total_QB
 
     def _prepare_means(self, use: WeightUse, rows: slice, batch: Batch, n_uses: int) -> None:
         """Makes room for the sums of this batch's points if several uses are summed, and counts their patches."""
@@ -221,17 +181,17 @@ class RunningWeight:
             squares_QB = self._try_in_memory(piece)
             if squares_QB is not None:
                 start = piece.points.stop
-                self.squares.append((piece.points, squares_QB, part.values.scale_B[piece.points]))
+                self.norms.add(piece.points, squares_QB, part.values.scale_B[piece.points])
 
     def _n_at_once(self, part: _Part) -> int:
         """How many points may be taken in at once: sums take as much memory as some copies of the weight per point."""
-        if self._is_maximum(part) or self._kernel(part).fused is not None:
+        if self._is_maximum(part) or self._kernel(part).is_fused:
             return max(1, len(part.use.windows) * self.chunk_bytes // self.given_bytes)
         n_weights = (part.rows.stop - part.rows.start) * self.weight.fan_in
         return max(1, self.chunk_bytes // (4 * FLOAT_BYTES * n_weights))  # two signs, with temporaries
 
     def _is_maximum(self, part: _Part) -> bool:
-        return self.reduce == "max" or (part.n_uses == 1 and part.use.n_positions == 1)  # the mean of one patch
+        return self.reduce == "max" or (self.sums_TBFK is None and part.use.n_positions == 1)  # the mean of one patch
 
     def _try_in_memory(self, part: _Part) -> Tensor | None:
         """What `_take_in` gives; None if memory ran out, after halving chunk_bytes; raises if that cannot help."""
@@ -240,7 +200,7 @@ class RunningWeight:
         except (MemoryError, RuntimeError) as error:
             if not numerics.is_out_of_memory(error):
                 raise
-        least = part.use.n_groups * self._bytes_per_window(part)  # of a patch
+        least = part.use.n_groups * bytes_per_window(self._ratios_of(part).weight_GRK)  # of a patch
         if self.chunk_bytes <= least:
             raise ModelError(
                 f"out of memory at {self.weight.name} even one patch at a time ({least} bytes)",
@@ -248,7 +208,7 @@ class RunningWeight:
                 option="exclude",
             )
         self.chunk_bytes //= 2
-        _log.warning("out of memory at %s: continuing with chunk_bytes=%d", self.weight.name, self.chunk_bytes)
+        _log.warning("out of memory at %s: continuing in pieces of %d bytes", self.weight.name, self.chunk_bytes)
         return None
 
     def _take_in(self, part: _Part) -> Tensor:
@@ -256,83 +216,30 @@ class RunningWeight:
 
         It may be tried again if it fails: it raises maxima, or adds once, as its last action.
         """
-        if self._kernel(part).fused is not None:
-            return self._by_windows(part)
-        return self._by_maxima(part) if self._is_maximum(part) else self._by_sums(part)
+        ratios, use, values, points = self._ratios_of(part), part.own_use, part.values, part.points
+        factors = values.factors_TB
+        if self._kernel(part).is_fused and use.windows.dtype != numerics.SCORE_DTYPE:
+            use, factors = replace(use, windows=values.scaled(use.windows, points)), values.signs_TB
+        factors_TB = torch.from_numpy(factors[:, points])
+        if self.sums_TBFK is None:
+            counts_B = None if self._is_maximum(part) else part.counts_B
+            squares_QB: Tensor = ratios.take_in(use, factors_TB, counts_B, self.chunk_bytes)
+            return squares_QB
+        sums_TBGRK, squares_QB = ratios.sums_of_points(use, factors_TB, self.chunk_bytes)
+        self.sums_TBFK[:, points, part.rows] += sums_TBGRK.flatten(2, 3)
+        return squares_QB
 
-    def _by_windows(self, part: _Part) -> Tensor:
-        """One call of a fused kernel."""
-        values, key = part.values, self._key(part)
-        windows, factors = part.own_use.windows, values.factors_TB
-        if windows.dtype != numerics.SCORE_DTYPE:
-            windows, factors = values.scaled(windows, part.points), values.signs_TB
-        factors_TB = torch.from_numpy(factors[:, part.points].astype(np.float32))
+    def _ratios_of(self, part: _Part) -> Any:
+        """The ratios of the rows and in the precision of this part."""
+        key = part.rows.start, part.rows.stop, part.use.n_groups, part.is_wide
         if key not in self.ratios:
-            assert self.kernel.fused is not None
-            self.ratios[key] = self.kernel.fused(*self._operands(part))
-        counts_B = None if self._is_maximum(part) else part.counts_B
-        squares_QB: Tensor = self.ratios[key].take_in(windows, part.use.n_position_dims, factors_TB, counts_B)
-        return squares_QB
-
-    def _by_maxima(self, part: _Part) -> Tensor:
-        """Raises the largest ratios, chunk by chunk; those in float64 become sensitivities at once, to save memory."""
-        max_chunk, key, squares = self._kernel(part).max_chunk, self._key(part), list[tuple[slice, Tensor]]()
-        assert max_chunk is not None
-        weight_GRK, factors_GR = self._operands(part)
-        for points, patches_GKP, occurs in self._chunks(part):
-            n_points = points.stop - points.start
-            known_GRK = None if part.is_wide else self.ratios.get(key)
-            known_GRK = torch.zeros_like(weight_GRK) if known_GRK is None else known_GRK
-            best_GRK, found_QB = max_chunk(patches_GKP, n_points, weight_GRK, factors_GR, occurs, known_GRK)
-            if part.is_wide:
-                self._raise_ratios(part.rows, best_GRK, weight_GRK)
-            else:
-                self.ratios[key] = best_GRK
-            squares.append((points, found_QB))
-        return _all_squares(squares, part)
-
-    def _by_sums(self, part: _Part) -> Tensor:
-        """Sums the ratios of points over their patches; they wait for other uses, or raise the sensitivities."""
-        sum_chunk, squares = self._kernel(part).sum_chunk, list[tuple[slice, Tensor]]()
-        assert sum_chunk is not None
-        weight_GRK, factors_GR = self._operands(part)
-        shape = 2, part.n_points, *weight_GRK.flatten(0, 1).shape
-        sums_TBFK = torch.zeros(shape, dtype=numerics.SCORE_DTYPE, device=self.scale_F.device)
-        for points, patches_GKP, occurs in self._chunks(part):
-            n_points = points.stop - points.start
-            ratios, found_QB = sum_chunk(patches_GKP, n_points, weight_GRK, factors_GR, occurs)
-            sums_TBFK[:, points] += (ratios * weight_GRK.abs()).flatten(2, 3).to(numerics.SCORE_DTYPE)
-            squares.append((points, found_QB))
-        squares_QB = _all_squares(squares, part)
-        if self.sums_TBFK is not None:
-            self.sums_TBFK[:, part.points, part.rows] += sums_TBFK
-        else:
-            self._raise_to_means(sums_TBFK, part.counts_B[:, None].to(sums_TBFK.device), part.rows)
-        return squares_QB
-
-    def _chunks(self, part: _Part) -> Iterator[tuple[slice, Tensor, Signs]]:
-        """The points of a part in pieces of bounded size: which of its points, their patches, the signs of these."""
-        dtype = numerics.BOUND_DTYPE if part.is_wide else numerics.SCORE_DTYPE
-        for points, windows in split_windows(
-            part.own_use, bytes_per_window=self._bytes_per_window(part), chunk_bytes=self.chunk_bytes
-        ):
-            of_all = slice(part.points.start + points.start, part.points.start + points.stop)
-            is_double = numerics.BOUND_DTYPE in (windows.dtype, dtype)
-            scale_B = part.values.scale_B[of_all].astype(np.float64 if is_double else np.float32)
-            patches_GKP = patches_of(
-                windows, part.use.n_position_dims, numerics.on_device(scale_B, windows.device), dtype
-            )
-            yield points, patches_GKP, part.values.occurs(of_all)
-
-    def _raise_to_means(self, sums_TBFK: Tensor, counts_BF: Tensor, rows: slice) -> None:
-        """Raises some rows to complete sums: mean over patches, max over quadrants and points (T3)."""
-        means_BFK = sums_TBFK.amax(0) / counts_BF.clamp(min=1)[..., None]
-        self._raise(rows, means_BFK.amax(0).clamp_(max=1))
-
-    def _raise_ratios(self, rows: slice, ratios_GRK: Tensor, weight_GRK: Tensor) -> None:
-        """Raises some rows to ratios times their weights."""
-        # into a copy of the weights: the ratios may have another memory layout
-        self._raise(rows, weight_GRK.abs().mul_(ratios_GRK).clamp_(max=1).flatten(0, 1).to(numerics.SCORE_DTYPE))
+            kernel, rows = self._kernel(part), part.rows
+            weight_FK = _rows_at(self.scaled_FK, rows)
+            if kernel.dtype == numerics.BOUND_DTYPE:
+                weight_FK = self.rows_FK[rows].to(kernel.dtype) * self.scale_F[rows, None]
+            each = weight_FK, _rows_at(self.factors_F, rows)
+            self.ratios[key] = kernel.ratios(*(tensor.unflatten(0, (part.use.n_groups, -1)) for tensor in each))
+        return self.ratios[key]
 
     def _raise(self, rows: slice, found_FK: Tensor) -> None:
         if self.best_FK is None and found_FK.shape[0] == self.weight.n_rows:
@@ -343,21 +250,20 @@ class RunningWeight:
 
     # --- Which points float32 holds -----------------------------------------------------------------------------------
 
-    def _parts(self, use: WeightUse, rows: slice, values: ValueRange, n_uses: int) -> Iterator[_Part]:
+    def _parts(self, use: WeightUse, rows: slice, values: ValueRange) -> Iterator[_Part]:
         """Parts with nonzero activations; those for which float32 might underflow are wide.
 
         Points of zeros add nothing: all their ratios are 0/0 := 0, and Z = 0. Sums of several uses are kept for each
         point, which no fused kernel does: they are wide too.
         """
         # Patches are divided by their sum at most, which is below fan-in x peak.
-        is_wide = self.reduce == "mean" and n_uses > 1 and self.kernel.fused is not None
-        whole = _Part(use, rows, values, slice(0, len(values.peak_B)), n_uses, is_wide)
+        is_wide = self.sums_TBFK is not None and self.kernel.is_fused
         lowest, highest = values.peaks
         if (
             ORDINARY_PEAKS[0] <= lowest <= highest <= ORDINARY_PEAKS[1]
             and values.smallest / (highest * self.weight.fan_in) * self.smallest_weight >= 2 * UNDERFLOW_GUARD
         ):  # holds for each point, with room for rounding
-            yield whole
+            yield _Part(use, rows, values, slice(0, len(values.peak_B)), is_wide)
             return
         with np.errstate(all="ignore"):
             ratio_B = values.smallest_B / (values.peak_B * self.weight.fan_in)
@@ -368,38 +274,46 @@ class RunningWeight:
         for kind, group in groupby(kinds):
             stop = start + len(list(group))
             if kind is not None:
-                yield replace(whole, points=slice(start, stop), is_wide=kind)
+                yield _Part(use, rows, values, slice(start, stop), is_wide=kind)
             start = stop
 
     def _kernel(self, part: _Part) -> KernelFunctions:
         return (self.kernel.in_float64 if part.is_wide else None) or self.kernel
 
-    def _key(self, part: _Part) -> tuple[int, int, int]:
-        return part.rows.start, part.rows.stop, part.use.n_groups
 
-    def _operands(self, part: _Part) -> tuple[Tensor, Tensor]:
-        """The scaled weights (G x R x K), and the factors (G x R) that undo their scale."""
-        n_groups, rows = part.use.n_groups, part.rows
-        if part.is_wide:
-            weight_FK = self.rows_FK[rows].to(numerics.BOUND_DTYPE) * self.scale_F[rows, None]
+class _RunningNorms:
+    """The largest ratios of norms so far, over all points; None once anything was unknown."""
+
+    def __init__(self) -> None:
+        self.sign_complexity: float | None = 0.0  # (T11)
+        self.output_ratio: float | None = 0.0  # ||Z(x)|| to the norm of the output (T12)
+        self.quadrants: list[Tensor] | None = []  # sums of ||Z^{st}(x)|| to the same, of each batch (T18)
+        self.squares: list[tuple[slice, Tensor, np.ndarray]] = []  # of some points of this batch; their scales
+
+    def add(self, points: slice, squares_QB: Tensor, scale_B: np.ndarray) -> None:
+        """Adds the squared norms of some points, which are of the points times their scales."""
+        self.squares.append((points, squares_QB, scale_B))
+
+    def finish_batch(self, n_points: int, output_norms_B: Tensor | None, *, is_attributed: bool) -> None:
+        """Ends a batch of so many points, whose outputs have these norms."""
+        complexity = to_output = quadrants_B = None
+        if is_attributed:
+            squares_QB = np.zeros((N_SQUARES, n_points))  # in the units of the model; 0 without activations
+            for points, found_QB, scale_B in self.squares:
+                squares_QB[:, points] += _unscaled(found_QB.cpu().numpy(), scale_B)
+            norms_QB = torch.from_numpy(squares_QB).sqrt().numpy()
+            above_B, total_B = norms_QB[:TOTAL].sum(0), norms_QB[TOTAL]
+            complexity = float(_ratio(above_B, total_B).max())
+            if output_norms_B is not None:
+                to_output = float(_ratio(total_B, output_norms_B.numpy()).max())
+                quadrants_B = torch.from_numpy(_ratio(above_B, output_norms_B.numpy()))
+        self.squares.clear()
+        self.sign_complexity = _running_max(self.sign_complexity, complexity)
+        self.output_ratio = _running_max(self.output_ratio, to_output)
+        if self.quadrants is None or quadrants_B is None:
+            self.quadrants = None
         else:
-            weight_FK = _rows_at(self.scaled_FK, rows)
-        return weight_FK.unflatten(0, (n_groups, -1)), _rows_at(self.factors_F, rows).unflatten(0, (n_groups, -1))
-
-    def _bytes_per_window(self, part: _Part) -> int:
-        """What a window of one group takes: its values, one signed copy, and seven numbers per row."""
-        n_rows_per_group = (part.rows.stop - part.rows.start) // part.use.n_groups
-        return FLOAT_BYTES * (2 * self.weight.fan_in + 7 * n_rows_per_group)
-
-
-def _all_squares(squares: list[tuple[slice, Tensor]], part: _Part) -> Tensor:
-    """The squares of norms that the chunks of a part gave, Q x B: of a point in several chunks their sum."""
-    if len(squares) == 1:
-        return squares[0][1]
-    squares_QB = torch.zeros(N_SQUARES, part.n_points, dtype=numerics.BOUND_DTYPE, device=part.use.windows.device)
-    for points, found_QB in squares:
-        squares_QB[:, points] += found_QB
-    return squares_QB
+            self.quadrants.append(quadrants_B)
 
 
 def _unscaled(squares_QB: np.ndarray, scale_B: np.ndarray) -> np.ndarray:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import torch
@@ -22,11 +21,8 @@ from sipp.inputs import (
     AnyData,
     Batch,
     ModelMap,
-    OnUse,
-    ValueRange,
     Weight,
     WeightUse,
-    copy_windows,
     depends_on_batch,
     hash_of_points,
     map_for,
@@ -34,14 +30,14 @@ from sipp.inputs import (
     read_uses,
     run_batch,
     scoring_mode,
-    start_value_range,
+    value_range,
 )
 from sipp.progress import progress_bar
 from sipp.results import NormStats, Reduce, SeenInputs, Selector, check, numerics
 from sipp.scoring import kernels
 from sipp.scoring.kernels import Kernel
-from sipp.scoring.running import RunningWeight
-from sipp.scoring.task import ChunkBytes, LayerSensitivities, ScoringTask, Sensitivities, task_of
+from sipp.scoring.running import RunningWeight, unreached_error
+from sipp.scoring.task import LayerSensitivities, ScoringTask, Sensitivities, task_of
 
 FEW_POINTS = 16  # in a batch, where sums for all of its points are held in memory
 MOST_CHECKED_AGAIN = 8  # points, when an output that seems to depend on others is checked again
@@ -60,14 +56,12 @@ def sensitivity(
     exclude: Selector | None = None,
     norm_stats: NormStats = "running",
     kernel: Kernel = "auto",
-    chunk_bytes: ChunkBytes = "auto",
     progress: bool = True,
 ) -> dict[str, Tensor]:
     """Returns the sensitivity of every prunable weight: {parameter name: float32 tensor of its shape}, in [0, 1].
 
-    `norm_stats="batch"` runs BatchNorm with the statistics of each batch, for networks that are not trained. `kernel`
-    and `chunk_bytes` (memory for scoring, beside the model) change the time and not the scores; `kernel="reference"` is
-    the definition.
+    `norm_stats="batch"` runs BatchNorm with the statistics of each batch, for networks that are not trained.
+    `kernel="reference"` computes the definition, slowly.
 
     Example:
         >>> import sipp, torch
@@ -77,9 +71,7 @@ def sensitivity(
         {'0.weight': (3, 4), '2.weight': (2, 3)}
     """
     check.flag("progress", progress)
-    task = task_of(
-        model, data, include=include, exclude=exclude, norm_stats=norm_stats, kernel=kernel, chunk_bytes=chunk_bytes
-    )
+    task = task_of(model, data, include=include, exclude=exclude, norm_stats=norm_stats, kernel=kernel)
     with progress_bar("scoring", task.points.n_points_known, shown=progress) as advance:
         scores = measure_sensitivities(task, reduce=reduce, on_batch=lambda batch: advance(batch.n_points))
     parameters = task.parameters()
@@ -104,30 +96,31 @@ def measure_sensitivities(
     model, norm_stats = task.model, task.norm_stats
     is_batch_dependent = depends_on_batch(model, norm_stats)
     both = with_means and reduce == "max"
-    scoring_pass = _ScoringPass(_running(task, reduce), _running(task, "mean") if both else {})
+    scoring_pass = _ScoringPass(task, _running(task, reduce), _running(task, "mean") if both else {})
+    seen, draws, sizes = set[str](), set[str](), list[int]()
     dependence, found = "", None
     with _current_device(model):
         for batch, found in _batches(task, waits=both or reduce == "mean"):
             hashes = batch.hashes()
-            scoring_pass.seen.update(hashes)
-            scoring_pass.draws.update([hash_of_points(hashes)] if is_batch_dependent else hashes)
-            on_use = scoring_pass.use_scorer(found.n_uses)
-            output = read_uses(model, task.layers, batch, on_use, found, norm_stats)
+            seen.update(hashes)
+            draws.update([hash_of_points(hashes)] if is_batch_dependent else hashes)
+            output = scoring_pass.run(batch, found)
             scoring_pass.finish_batch(output, batch)
-            if scoring_pass.n_batches == 1 and not is_batch_dependent:
+            if not sizes and not is_batch_dependent:
                 dependence = _dependence(model, batch, norm_stats, output)
+            sizes.append(batch.n_points)
             if on_batch is not None:
                 on_batch(batch)
     assert found is not None  # data without a batch is refused
     return Sensitivities(
         layers=scoring_pass.layers(),
-        n_points=scoring_pass.n_points,
-        largest_batch=scoring_pass.largest_batch,
+        n_points=sum(sizes),
+        largest_batch=max(sizes),
         reduce=reduce,
         norm_stats=norm_stats,
         batch_dependent=is_batch_dependent,
-        draws=frozenset(scoring_pass.draws),
-        seen=SeenInputs(frozenset(scoring_pass.seen), is_all=True),
+        draws=frozenset(draws),
+        seen=SeenInputs(frozenset(seen), is_all=True),
         dependence=dependence,
         map=found,
     )
@@ -137,85 +130,51 @@ def measure_sensitivities(
 class _ScoringPass:
     """The running scores of all weights in one pass over the data."""
 
+    task: ScoringTask
     running: dict[str, RunningWeight]
     means: dict[str, RunningWeight]  # empty if none are asked for, or patches cannot be assigned to points
-    n_met: int = 0  # weights that have had a use
-    n_points: int = 0
-    n_batches: int = 0
-    largest_batch: int = 0
-    seen: set[str] = field(default_factory=set)  # hashes of all points
-    draws: set[str] = field(default_factory=set)  # of the points, or of the batches if points depend on them
-    waiting: Callable[[], None] | None = None  # scores the last use
+    met: dict[str, int] = field(default_factory=dict)  # weights that were used, and their place in order of first use
 
-    def use_scorer(self, n_uses: dict[str, int]) -> OnUse:
-        """A function that scores the uses of one batch.
-
-        Chunk sizes depend on the value range. To avoid a GPU sync, the previous use is processed while the range is
-        copied. It is read from a copy of its windows, because the model may have overwritten its own by then.
-        """
+    def run(self, batch: Batch, found: ModelMap) -> Any:
+        """The model's output for a batch, whose uses of weights are scored on the way."""
 
         def on_use(weight: Weight, use: WeightUse, batch: Batch) -> None:
-            mine = self.running[weight.name]
-            if mine.order is None:
-                mine.order, self.n_met = self.n_met, self.n_met + 1
-            is_async = _is_async(use.windows)
-            if is_async and not use.is_own_copy:
-                use = replace(use, windows=copy_windows(use.windows))
-            values = start_value_range(use.windows, mine.kernel.extremes)
-            self.add_waiting()
-            self.waiting = partial(self._add, weight.name, use, batch, values, n_uses.get(weight.name, 1))
-            if not is_async:
-                self.add_waiting()
+            name, mine, n_uses = weight.name, self.running[weight.name], found.n_uses.get(weight.name, 1)
+            self.met.setdefault(name, len(self.met))
+            values = value_range(use.windows, mine.kernel.extremes)
+            mine.add(use, batch, values, n_uses)
+            if not use.attributed:  # a use that the probe did not meet is not attributed either
+                self.means = {}
+            elif name in self.means:
+                self.means[name].add(use, batch, values, n_uses)
 
-        return on_use
-
-    def add_waiting(self) -> None:
-        """Scores the use that waits, if there is one."""
-        add, self.waiting = self.waiting, None
-        if add is not None:
-            add()
-
-    def _add(self, name: str, use: WeightUse, batch: Batch, values: Callable[[], ValueRange], n_uses: int) -> None:
-        value_range = values()
-        self.running[name].add(use, batch, value_range, n_uses)
-        if name in self.means and not use.attributed:  # a use that the probe did not meet is not attributed either
-            self.means = {}
-        elif name in self.means:
-            self.means[name].add(use, batch, value_range, n_uses)
-
-    def layers(self) -> tuple[LayerSensitivities, ...]:
-        """The scores of all weights."""
-        scores = {name: one.result() for name, one in self.running.items()}
-        means = {name: one.sensitivities() for name, one in self.means.items()}
-        return tuple(replace(layer, mean_FK=means.get(name)) for name, layer in scores.items())
+        task = self.task
+        return read_uses(task.model, task.layers, batch, on_use, found, task.norm_stats)
 
     def finish_batch(self, output: Any, batch: Batch) -> None:
         """Ends a batch."""
-        self.add_waiting()
         on_device_B = outputs.output_norms(output, batch.n_points)
         norms_B = None if on_device_B is None else on_device_B.cpu()
         for one in (*self.running.values(), *self.means.values()):
             one.finish_batch(batch.n_points, norms_B)
-        self.n_points, self.n_batches = self.n_points + batch.n_points, self.n_batches + 1
-        self.largest_batch = max(self.largest_batch, batch.n_points)
 
-
-def _is_async(windows: Tensor) -> bool:
-    """Whether operations on the tensor are asynchronous, so that other work can run meanwhile."""
-    return windows.is_cuda
+    def layers(self) -> tuple[LayerSensitivities, ...]:
+        """The scores of all weights; raises if no input ever reached one."""
+        for name in self.running:
+            if name not in self.met:
+                raise unreached_error(name)
+        means = {name: one.sensitivities() for name, one in self.means.items()}
+        return tuple(one.result(self.met[name], means.get(name)) for name, one in self.running.items())
 
 
 def _running(task: ScoringTask, reduce: Reduce) -> dict[str, RunningWeight]:
     """The running state of every weight, empty."""
     device = numerics.device_of(task.model)
-    kernel, n_bytes = kernels.pick(task.kernel, device), chunk_bytes_on(task.chunk_bytes, device)
+    kernel, n_bytes = kernels.pick(task.kernel, device), chunk_bytes_on(device)
     parameters = task.parameters()
-    found = {
+    return {
         weight.name: RunningWeight(weight, parameters[weight.name], kernel, reduce, n_bytes) for weight in task.weights
     }
-    for one in found.values():
-        one.scale()
-    return found
 
 
 def ratios_of(task: ScoringTask, draw: Batch, known: ModelMap | None) -> tuple[list[tuple[Weight, Tensor]], ModelMap]:
@@ -224,13 +183,11 @@ def ratios_of(task: ScoringTask, draw: Batch, known: ModelMap | None) -> tuple[l
     And what is known of the model, for the next call.
     """
     found = map_for(task.model, task.layers, draw, known, task.norm_stats)
-    scoring_pass = _ScoringPass(_running(task, "max"), {})
+    scoring_pass = _ScoringPass(task, _running(task, "max"), {})
     with _current_device(task.model):
-        on_use = scoring_pass.use_scorer(found.n_uses)
-        read_uses(task.model, task.layers, draw, on_use, found, task.norm_stats)
-        scoring_pass.add_waiting()
-    running = scoring_pass.running.values()
-    return [(one.weight, one.sensitivities()) for one in running if one.order is not None], found
+        scoring_pass.run(draw, found)
+    running = scoring_pass.running.items()
+    return [(one.weight, one.sensitivities()) for name, one in running if name in scoring_pass.met], found
 
 
 def _batches(task: ScoringTask, *, waits: bool) -> Iterator[tuple[Batch, ModelMap]]:
@@ -268,10 +225,8 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
     return reason
 
 
-def chunk_bytes_on(chunk_bytes: ChunkBytes, device: torch.device) -> int:
-    """The number of bytes that "auto" means on this device, or the one that was given."""
-    if chunk_bytes != "auto":
-        return chunk_bytes
+def chunk_bytes_on(device: torch.device) -> int:
+    """How much memory patches and what is made of them may take on this device, beside the model."""
     if device.type != "cuda":
         return AUTO_CHUNK_BYTES
     total = torch.cuda.get_device_properties(device).total_memory

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor, nn
 
@@ -35,8 +35,6 @@ from sipp.results import (
 )
 from sipp.scoring.kernels import Kernel
 
-ChunkBytes = int | Literal["auto"]
-
 LOGITS = "logits_to_keep"  # of models of transformers: at how many last positions logits are computed
 
 
@@ -51,7 +49,6 @@ class ScoringTask:
     norm_stats: NormStats = "running"  # of BatchNorm: its own, or those of each batch
     loss: Loss | None = None  # of (outputs, labels), for methods that take gradients; None: cross-entropy
     kernel: Kernel = "auto"
-    chunk_bytes: ChunkBytes = "auto"  # memory for scoring, in addition to the model
     read: set[str] | None = None  # collects the hashes of all inputs that `batches` gives
 
     @cached_property
@@ -116,7 +113,6 @@ def task_of(
     norm_stats: NormStats = "running",
     loss: Loss | None = None,
     kernel: Kernel = "auto",
-    chunk_bytes: ChunkBytes = "auto",
     warns: bool = True,
 ) -> ScoringTask:
     """A model without its wrappers, with the weights that are chosen by `include` and `exclude`.
@@ -126,11 +122,9 @@ def task_of(
     check.choice("norm_stats", norm_stats, get_args(NormStats))
     if loss is not None and not callable(loss):
         raise OptionError(f"loss={loss!r:.60} must be a function of (outputs, labels), such as F.cross_entropy")
-    if not (isinstance(chunk_bytes, str) and chunk_bytes == "auto"):
-        check.whole("chunk_bytes", chunk_bytes, least=1)
     model = unwrap(model)
     layers = find_prunable_layers(model, include=include, exclude=exclude, warns=warns)
-    return ScoringTask(model, layers, _data_for(model, data), seed, norm_stats, loss, kernel, chunk_bytes)
+    return ScoringTask(model, layers, _data_for(model, data), seed, norm_stats, loss, kernel)
 
 
 def _data_for(model: nn.Module, data: AnyData | None) -> Data | None:

@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import sipp
 from sipp.inputs.data import Batch
 from sipp.inputs.layers.conv import conv_uses
-from sipp.inputs.patches import Weight, start_value_range
+from sipp.inputs.patches import Weight, value_range
 from sipp.results.options import Reduce
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference
+from sipp.scoring.kernels.chunks import Chunk
 from sipp.scoring.running import RunningWeight
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -63,12 +64,11 @@ def test_chunks_agree(shape: tuple[int, int, int, int], occurs: tuple[bool, bool
     a = a if all(occurs) else a.abs() * (a > -0.5) * (1 if occurs[0] else -1)
     factors, before = torch.rand(groups, rows, generator=generator).double(), torch.zeros_like(weight)
     before[:, 0, 0] = 0.8  # known already
-    given = a, 2, weight, factors, occurs
-    wide = a.double(), 2, weight.double(), factors, occurs
-    assert reference.KERNEL.max_chunk is not None and reference.KERNEL.sum_chunk is not None
+    given = Chunk(a, 2, weight, factors, occurs)
+    wide = Chunk(a.double(), 2, weight.double(), factors, occurs)
     for one, other in (
-        (gpu.max_chunk(*given, before.clone()), reference.KERNEL.max_chunk(*wide, before)),
-        (gpu.sum_chunk(*given), reference.KERNEL.sum_chunk(*wide)),
+        (gpu.max_chunk(given, before.clone()), reference.max_chunk(wide, before)),
+        (gpu.sum_chunk(given), reference.sum_chunk(wide)),
     ):
         torch.testing.assert_close(one[0].double(), other[0], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(one[1], other[1], rtol=1e-5, atol=1e-9)
@@ -120,9 +120,8 @@ def n_launches(reduce: Reduce, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many it takes to take in one use of a convolution, once more."""
     model, weight = nn.Conv2d(2, 4, 3), Weight("weight", (), "Conv2d", 4, 18, rows_last=False)
     running, launches = RunningWeight(weight, model.weight, gpu.KERNEL, reduce, 1 << 20), _Launches()
-    running.scale()
     (use,) = conv_uses(model, (torch.rand(3, 2, 6, 6),), {}, 3)
-    batch, values = Batch(0, "", (), {}, None, 3), start_value_range(use.windows, gpu.extremes)()
+    batch, values = Batch(0, "", (), {}, None, 3), value_range(use.windows, gpu.KERNEL.extremes)
     with monkeypatch.context() as patch:
         for name in ("_invert", "_reaches", "_raise_best"):
             patch.setattr(gpu, name, launches.counted(getattr(gpu, name)))
@@ -204,31 +203,3 @@ def test_weights_beyond_the_reach_of_32_bits(tmp_path: Path) -> None:
     signs = torch.tensor([1, 0, 1])  # the second row has a positive weight
     expected = (a.view(-1, 1) * inverse[:, signs, torch.arange(n_rows)]).amax(0)
     assert torch.equal(best[::fan_in].clone().view(torch.float32), expected)
-
-
-def lines() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(5, 300, generator=generator)
-    odd = x.clone()
-    odd[0, 7], odd[1, 299], odd[2, 0] = torch.nan, torch.inf, -torch.inf
-    odd[3] = 0.0
-    odd[4, :2] = torch.tensor([1e-45, -0.0])
-    return {
-        "plain": x,
-        "one number": x[:, :1],
-        "odd": odd,
-        "all above 0": x.abs() + 1,
-        "every second": x[:, ::2],
-        "lines that overlap": x.flatten().as_strided((4, 100), (50, 1)),
-        "float64": x.double() * 1e-200,
-        "float16": x.half(),
-        "bfloat16": x.bfloat16(),
-    }
-
-
-@pytest.mark.parametrize("case", lines())
-def test_extremes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "LINE_BLOCK", 32)
-    monkeypatch.setattr(gpu, "LINE_BLOCKS", 2)
-    x = lines()[case]
-    torch.testing.assert_close(gpu.extremes(x), reference.extremes(x).double(), rtol=0, atol=0, equal_nan=True)

@@ -17,7 +17,7 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     from sipp.scoring.kernels import gpu
 
     def compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], n_warps: int) -> str:
-        ones = ("n_groups", "n_rows", "n_lines", "n_parts", "value_stride")
+        ones = ("n_groups", "n_rows")
         constants = constants | {name: 1 for name in ones if name in kernel.arg_names}  # as Triton does
         signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
         source = ASTSource(kernel, signature, constexprs=constants)
@@ -34,5 +34,4 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     for is_second, rows_last in ((False, True), (True, False)):
         constants = {"SIGN": 0, "IS_SECOND": is_second, "ROWS_LAST": rows_last, "ROWS": 64, "PATCHES": gpu.PATCHES}
         assert "div.rn.f32" in compiled(gpu._invert, pointers, constants, 4)
-    compiled(gpu._extremes, {"values": "*fp32", "parts": "*fp64"}, {"BLOCK": 1024, "BLOCKS": 16}, 4)
     compiled(gpu._reaches, pointers, {"ROWS": 64, "PATCHES": gpu.PATCHES}, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import ModelError, OptionError
+from sipp.errors import ModelError
+from sipp.inputs.patches import WeightUse
 from sipp.results.options import Reduce
 from sipp.scoring.kernels import cpu, reference
+from sipp.scoring.kernels.chunks import Chunk, ChunkRatios
 from sipp.scoring.kernels.protocol import KernelFunctions
 from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
 from sipp.scoring.task import LayerSensitivities, task_of
@@ -32,15 +35,15 @@ def limited(most_patches: int, error: BaseException) -> KernelFunctions:
     """The reference with room for `most_patches` patches at once."""
 
     def guarded(real: Any) -> Any:
-        def chunk(patches_GKP: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-            if patches_GKP.shape[2] > most_patches:
+        def of_chunk(chunk: Chunk, *rest: Any) -> tuple[Tensor, Tensor]:
+            if chunk.patches_GKP.shape[2] > most_patches:
                 raise error
-            return real(patches_GKP, *rest)
+            return real(chunk, *rest)
 
-        return chunk
+        return of_chunk
 
-    kernel = reference.KERNEL
-    return replace(kernel, max_chunk=guarded(kernel.max_chunk), sum_chunk=guarded(kernel.sum_chunk))
+    functions = map(guarded, (reference.max_chunk, reference.sum_chunk))
+    return replace(reference.KERNEL, ratios=partial(ChunkRatios, *functions))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, kernel: KernelFunctions, reduce: str) -> tuple[LayerSensitivities, ...]:
@@ -57,7 +60,7 @@ def test_a_smaller_chunk_and_the_same_result(
     expected = run(monkeypatch, limited(10**9, error), reduce)
     assert not caplog.records
     got = run(monkeypatch, limited(20, error), reduce)
-    assert "chunk_bytes" in caplog.text
+    assert "in pieces of" in caplog.text
     for one, other in zip(got, expected, strict=True):
         assert torch.allclose(one.sensitivity_FK, other.sensitivity_FK, rtol=1e-6)
         assert reduce == "mean" or torch.equal(one.sensitivity_FK, other.sensitivity_FK)
@@ -82,11 +85,11 @@ def test_the_fused_kernel_takes_fewer_points(reduce: Reduce, monkeypatch: pytest
     expected = sipp.sensitivity(model, [data], reduce=reduce)
     real, asked = cpu.Ratios.take_in, list[int]()
 
-    def tight(ratios: cpu.Ratios, windows: Tensor, *rest: Any) -> Tensor:
-        asked.append(len(windows))
-        if len(windows) > 1:
+    def tight(ratios: cpu.Ratios, use: WeightUse, *rest: Any) -> Tensor:
+        asked.append(len(use.windows))
+        if len(use.windows) > 1:
             raise MemoryError
-        return real(ratios, windows, *rest)
+        return real(ratios, use, *rest)
 
     monkeypatch.setattr(cpu.Ratios, "take_in", tight)
     got = sipp.sensitivity(model, [data], reduce=reduce)
@@ -101,12 +104,8 @@ def test_the_fused_kernel_takes_fewer_points(reduce: Reduce, monkeypatch: pytest
         sipp.sensitivity(model, [data], reduce=reduce)
 
 
-def test_a_chunk_is_chosen_by_device_and_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_chosen_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for gib, wanted in ((8, 1 << 30), (128, 2 << 30)):
         there = SimpleNamespace(total_memory=gib << 30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, there=there: there)
-        assert chunk_bytes_on("auto", torch.device("cuda")) == wanted > chunk_bytes_on("auto", torch.device("cpu")) > 0
-    assert chunk_bytes_on(123, torch.device("cuda")) == 123
-    for wrong in (0, -1, 1.5, "much"):
-        with pytest.raises(OptionError, match="chunk_bytes"):
-            task_of(nn.Linear(2, 2), chunk_bytes=wrong)  # type: ignore[arg-type]
+        assert chunk_bytes_on(torch.device("cuda")) == wanted > chunk_bytes_on(torch.device("cpu")) > 0

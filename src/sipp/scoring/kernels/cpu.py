@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sipp.inputs import WeightUse
 from sipp.native import compiling, memory, threads
 from sipp.results import numerics
 from sipp.scoring.kernels import loops, plain_loops, reference
 from sipp.scoring.kernels.loops import EVERY_PRODUCT, MEANS, SKIPPING, SUM_BLOCK, Job, Scratch, Weights
-from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions
+from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, sensitivities_of
 from sipp.scoring.kernels.vector_code import (
     BLOCK,
     DOUBLE_BYTES,
@@ -65,7 +66,7 @@ class Ratios:
 
     def __init__(self, weight_GRK: Tensor, row_factors_GR: Tensor) -> None:
         """row_factors_GR take the scale of the weights out of norms again."""
-        self.shape = weight_GRK.shape
+        self.weight_GRK, self.shape = weight_GRK, weight_GRK.shape
         self.computes_every_product = weight_GRK[0].numel() <= MOST_WEIGHTS  # else looks for what can be skipped
         self.weights = pack_weights(weight_GRK, row_factors_GR)
         self.maxima: Tensor | None = None  # of single patches, as compiled loops keep them
@@ -80,19 +81,24 @@ class Ratios:
             largest = torch.maximum(largest, maxima[..., :n_rows])
         return largest.transpose(1, 2)
 
+    def sensitivities(self) -> Tensor:
+        """The largest of them so far times their weights, G x R x K."""
+        return sensitivities_of(self.largest(), self.weight_GRK)
+
     def take_in(
-        self, windows: Tensor, n_position_dims: int, factors_TB: Tensor, counts_B: Tensor | None = None
+        self, use: WeightUse, factors_TB: Tensor, counts_B: Tensor | None = None, _chunk_bytes: int = 0
     ) -> Tensor:
         """Takes the ratios of all patches into the largest, and gives ||Z^{st}(x)||^2, ||Z(x)||^2 of each point.
 
-        These are Q x B, float64, of the points as they are scaled. `windows` is a float32 view (B, G, *positions,
-        *fan_in); factors_TB[t, b] is the scale that brings point b to a peak near 1, with the sign of t, or 0 where the
-        point has no activation of that sign. The larger the ratios already are, the more is skipped.
+        These are Q x B, float64, of the points as they are scaled. The windows are float32; factors_TB[t, b] is the
+        scale that brings point b to a peak near 1, with the sign of t, or 0 where the point has no activation of that
+        sign. The larger the ratios already are, the more is skipped. No patches are laid out in chunks.
 
         With `counts_B` it takes the means over a point's patches, of each sign: point b has counts_B[b] of them, others
         that its windows show are 0. They are summed in the same order whatever stands beside them.
         """
-        form = _form(tuple(windows.shape), windows.stride(), n_position_dims)
+        windows = use.windows
+        form = _form(tuple(windows.shape), windows.stride(), use.n_position_dims)
         _, n_rows, fan_in = self.shape
         n_points, n_positions, way = len(windows), len(form.positions), self._way(counts_B)
         best = self._ratios_of(way)
@@ -103,7 +109,7 @@ class Ratios:
             shares_B = counts_B.clamp(min=1).to(torch.float32).reciprocal()  # 1 / integers: of torch's default dtype
             of_points = threads.cut_evenly(n_points, n_threads)
             cuts = [(first * n_positions, last * n_positions) for first, last in of_points]
-        factors_TB = factors_TB.contiguous()
+        factors_TB = factors_TB.to(torch.float32).contiguous()
         has_positive, has_negative = np.logical_or.reduce(factors_TB.numpy() != 0, axis=1).tolist()
         n_summed = BLOCK if n_positions % BLOCK == 0 else 1
         squares_QX = memory.zeros(N_SQUARES, n_points * n_positions // n_summed, dtype=torch.float64)
@@ -158,7 +164,7 @@ class Ratios:
         return self.maxima
 
 
-KERNEL = KernelFunctions(extremes, fused=Ratios, in_float64=plain_loops.KERNEL)
+KERNEL = KernelFunctions(extremes, Ratios, torch.float32, in_float64=plain_loops.KERNEL, is_fused=True)
 
 
 def _stretches(n_patches: int, n_threads: int) -> list[tuple[int, int]]:

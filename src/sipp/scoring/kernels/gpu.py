@@ -11,7 +11,7 @@ TF32, which holds every bit of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import triton
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from sipp.results import numerics
 from sipp.scoring.kernels import protocol, reference
-from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, Signs
+from sipp.scoring.kernels.chunks import Chunk, ChunkRatios
+from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions
 
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
 CHUNK = 128  # patches looked at together, a power of two
 MOST_SINGLE = 32  # patches of a chunk that are taken one by one; where more are above the bar, all of them are
 PATCHES = 32  # of one program that turns sums into reciprocals, or looks for the largest of these
-LINE_BLOCK, LINE_BLOCKS = 1024, 16  # values of a line that a program looks at together, and how often
 # four times as many warps as an H200 can hold: later ones start with the maxima of earlier ones, and none is waited for
 PROGRAMS_WANTED = 4 * 132 * 64
 SHORTEST_STRETCH = 1024  # patches of a program: its first chunk costs the most
@@ -40,52 +40,32 @@ LEAST_REACH: tl.constexpr = tl.constexpr(protocol.LEAST_REACH)
 BAR_SLACK: tl.constexpr = tl.constexpr(protocol.BAR_SLACK)
 
 
-def max_chunk(
-    patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs, best_GRK: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`protocol.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima.
+def max_chunk(chunk: Chunk, best_GRK: Tensor) -> tuple[Tensor, Tensor]:
+    """`chunks.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima.
 
     best_GRK is raised in place unless it has gaps.
     """
-    squares_QGP, signed_GRK = _no_squares(patches_GKP), weight_GRK.contiguous()
-    for part_GKP, inverse_GPSR, totals in _inverted(
-        patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=True
-    ):
+    squares_QGP, signed_GRK = _no_squares(chunk.patches_GKP), chunk.weight_GRK.contiguous()
+    for part_GKP, inverse_GPSR, totals in _inverted(chunk, squares_QGP, rows_last=True):
         best_GRK = _raised(part_GKP, inverse_GPSR, totals.sum(0), signed_GRK, best_GRK)
-    return best_GRK, _by_point(squares_QGP, n_points)
+    return best_GRK, _by_point(squares_QGP, chunk.n_points)
 
 
-def sum_chunk(
-    patches_GKP: Tensor, n_points: int, weight_GRK: Tensor, row_factors_GR: Tensor, occurs: Signs
-) -> tuple[Tensor, Tensor]:
-    """`protocol.sum_chunk` in few launches."""
-    squares_QGP = _no_squares(patches_GKP)
-    sums_TBGRK = torch.zeros(2, n_points, *weight_GRK.shape, dtype=torch.float32, device=patches_GKP.device)
-    signs = [t for t in range(2) if occurs[t]]
-    found = _inverted(patches_GKP, weight_GRK, row_factors_GR, occurs, squares_QGP, rows_last=False)
+def sum_chunk(chunk: Chunk) -> tuple[Tensor, Tensor]:
+    """`chunks.sum_chunk` in few launches."""
+    n_points, weight_GRK, squares_QGP = chunk.n_points, chunk.weight_GRK, _no_squares(chunk.patches_GKP)
+    sums_TBGRK = torch.zeros(2, n_points, *weight_GRK.shape, dtype=torch.float32, device=weight_GRK.device)
+    signs = [t for t in range(2) if chunk.occurs[t]]
+    found = _inverted(chunk, squares_QGP, rows_last=False)
     for t, (part_GKP, inverse_GLP, _) in zip(signs, found):
         positives_BGRK, negatives_BGRK = _sums_by_point(part_GKP, inverse_GLP, n_points).chunk(2, dim=2)
         sums_TBGRK[t] = torch.where(weight_GRK > 0, positives_BGRK, negatives_BGRK)
     return sums_TBGRK, _by_point(squares_QGP, n_points)
 
 
-def extremes(values_BN: Tensor) -> Tensor:
-    """3 x B, float64: lowest, highest, smallest magnitude above 0 or infinity of each line; NaN where a line has one.
-
-    In one reading, where torch's operations take five.
-    """
-    n_lines, n_values = values_BN.shape
-    n_parts = triton.cdiv(n_values, LINE_BLOCK * LINE_BLOCKS)
-    parts = torch.empty(3, n_lines, n_parts, dtype=torch.float64, device=values_BN.device)
-    _extremes[(n_lines * n_parts,)](
-        values_BN, parts, *values_BN.stride(), n_lines, n_parts, n_values, BLOCK=LINE_BLOCK, BLOCKS=LINE_BLOCKS
-    )
-    found = parts.amin(2)  # NaN, where there is one
-    found[1].neg_()
-    return found
-
-
-KERNEL = KernelFunctions(extremes, sum_chunk, max_chunk, in_float64=reference.KERNEL)
+KERNEL = KernelFunctions(
+    reference.extremes, partial(ChunkRatios, max_chunk, sum_chunk), dtype=torch.float32, in_float64=reference.KERNEL
+)
 
 # Lines L are the rows by both signs of their weights: S x R.
 
@@ -117,20 +97,13 @@ def _by_point(squares_QGP: Tensor, n_points: int) -> Tensor:
     return squares_QGP.unflatten(-1, (n_points, -1)).sum((1, 3))
 
 
-def _inverted(
-    patches_GKP: Tensor,
-    weight_GRK: Tensor,
-    row_factors_GR: Tensor,
-    occurs: Signs,
-    squares_QGP: Tensor,
-    *,
-    rows_last: bool,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _inverted(chunk: Chunk, squares_QGP: Tensor, *, rows_last: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each sign t that occurs: the patches a^t, 1/D^{st} (G x P x S x R, or as lines G x L x P), and their sums.
 
     The sums are of blocks of patches (blocks x G x S x R). On the way it notes the squared norms of the quadrants, and
     of the output: the last one is of all signs.
     """
+    patches_GKP, _, weight_GRK, row_factors_GR, occurs = chunk
     n_groups, n_rows, _ = weight_GRK.shape
     n_patches = patches_GKP.shape[-1]
     both_GLK, first_GLP = _both_signs(weight_GRK), None
@@ -266,33 +239,6 @@ def _invert(  # type: ignore[no-untyped-def]
     tl.store(squares + (2 * SIGN * n_groups + group) * n_patches + p, positives, is_patch)
     tl.store(squares + ((2 * SIGN + 1) * n_groups + group) * n_patches + p, negatives, is_patch)
     tl.store(squares + (4 * n_groups + group) * n_patches + p, outputs, is_patch)
-
-
-@triton.jit
-def _extremes(  # type: ignore[no-untyped-def]
-    values, parts, line_stride, value_stride, n_lines, n_parts, n_values, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
-):
-    """parts[x, b, part]: of a part of line b the lowest, the highest with its sign turned, the smallest magnitude."""
-    line = (tl.program_id(0) // n_parts).to(tl.int64)
-    part = tl.program_id(0) % n_parts
-    start = part.to(tl.int64) * BLOCK * BLOCKS
-    lowest = tl.full((BLOCK,), float("inf"), tl.float64)
-    highest = tl.full((BLOCK,), float("-inf"), tl.float64)
-    smallest = tl.full((BLOCK,), float("inf"), tl.float64)
-    n_odd = tl.zeros((BLOCK,), tl.int32)
-    for i in range(BLOCKS):
-        at = start + i * BLOCK + tl.arange(0, BLOCK)
-        inside = at < n_values
-        value = tl.load(values + line * line_stride + at * value_stride, inside, other=0.0).to(tl.float64)
-        n_odd += (value != value).to(tl.int32)
-        lowest = tl.where(inside, tl.minimum(lowest, value), lowest)
-        highest = tl.where(inside, tl.maximum(highest, value), highest)
-        magnitude = tl.abs(value)
-        smallest = tl.where(magnitude > 0, tl.minimum(smallest, magnitude), smallest)
-    odd = tl.where(tl.sum(n_odd, axis=0) > 0, float("nan"), 0.0)  # by count: what is least of NaN is not agreed upon
-    tl.store(parts + line * n_parts + part, tl.min(lowest, axis=0) + odd)
-    tl.store(parts + (n_lines + line) * n_parts + part, -tl.max(highest, axis=0) + odd)
-    tl.store(parts + (2 * n_lines + line) * n_parts + part, tl.min(smallest, axis=0) + odd)
 
 
 @triton.jit

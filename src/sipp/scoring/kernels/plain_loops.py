@@ -7,18 +7,18 @@ the same order whatever stands beside them and however many threads there are, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from sipp.native import compiling, memory, threads
-from sipp.scoring.kernels import reference
-from sipp.scoring.kernels.protocol import KernelFunctions, max_chunk, sum_chunk
+from sipp.scoring.kernels import chunks, reference
+from sipp.scoring.kernels.protocol import KernelFunctions
 
 CompiledLoop, double_at, put_double = compiling.CompiledLoop, compiling.double_at, compiling.put_double
 DOUBLE_BYTES = 8
+IS_MAXIMUM, IS_SUM = 0, 1  # of products
 
 
 def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
@@ -29,27 +29,25 @@ def quadrant_sums(weight_GRK: Tensor, patches_GKP: Tensor) -> Tensor:
 
 def max_times(patches_GKP: Tensor, inverse_SGRP: Tensor, positive_GRK: Tensor) -> Tensor:
     """max over p of  a_kp * (1/D)_rp  with D of the weight's own sign: the (max, x) product of T2. Shape G x R x K."""
-    shape = *positive_GRK.shape, patches_GKP.shape[-1]
-    return _filled(_raise_to_products, positive_GRK.shape, shape, positive_GRK, patches_GKP.mT, inverse_SGRP)
+    sizes = *positive_GRK.shape, patches_GKP.shape[-1], IS_MAXIMUM
+    return _filled(_take_products, positive_GRK.shape, sizes, positive_GRK, patches_GKP.mT, inverse_SGRP)
 
 
 def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor) -> Tensor:
     """sum over the N patches of each point of the products of T3: B x G x R x K."""
-    shape, found = (*positive_GRK.shape, patches_GKBN.shape[-1]), list[Tensor]()
+    sizes, found = (*positive_GRK.shape, patches_GKBN.shape[-1], IS_SUM), list[Tensor]()
     for patches_GKN, inverse_SGRN in zip(patches_GKBN.unbind(2), inverse_SGRBN.unbind(3)):
-        found.append(_filled(_add_products, shape[:3], shape, positive_GRK, patches_GKN.mT, inverse_SGRN))
+        found.append(_filled(_take_products, sizes[:3], sizes, positive_GRK, patches_GKN.mT, inverse_SGRN))
     return torch.stack(found)
 
 
-KERNEL = KernelFunctions(
-    reference.extremes, partial(sum_chunk, quadrant_sums, sum_times), partial(max_chunk, quadrant_sums, max_times)
-)
+max_chunk = partial(chunks.max_chunk, quadrant_sums, max_times)
+sum_chunk = partial(chunks.sum_chunk, quadrant_sums, sum_times)
+KERNEL = KernelFunctions(reference.extremes, partial(chunks.ChunkRatios, max_chunk, sum_chunk))
 
 
-def _filled(
-    loop: Callable[..., None], shape: tuple[int, ...], sizes: tuple[int, int, int, int], *given: Tensor
-) -> Tensor:
-    """What a loop makes of these, in float64; sizes are groups, rows of each, fan-in and patches.
+def _filled(loop: compiling.CompiledLoop, shape: tuple[int, ...], sizes: tuple[int, ...], *given: Tensor) -> Tensor:
+    """What a loop makes of these, in float64; sizes are groups, rows of each, fan-in and patches, and what is found.
 
     A row is one thread's: its sums do not depend on their number.
     """
@@ -57,7 +55,7 @@ def _filled(
     result = memory.zeros(*shape, dtype=torch.float64)
     addresses = [memory.address(x, torch.float64) for x in (*held, result)]
     cuts = threads.cut_evenly(sizes[0] * sizes[1], torch.get_num_threads())
-    threads.run_parallel(lambda i: loop(*addresses, *sizes, *cuts[i]), len(cuts))
+    compiling.call_each(loop, [(*addresses, *sizes, *cut) for cut in cuts])
     return result
 
 
@@ -79,35 +77,18 @@ def _add_sums(
 
 
 @CompiledLoop
-def _add_products(
-    positive_GRK: int, patches_GPK: int, inverse_SGRP: int, sums_GRK: int,
-    n_groups: int, n_rows: int, fan_in: int, n_patches: int, first: int, last: int,
+def _take_products(
+    positive_GRK: int, patches_GPK: int, inverse_SGRP: int, found_GRK: int,
+    n_groups: int, n_rows: int, fan_in: int, n_patches: int, is_sum: int, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Adds a_k / D to the sum of each weight, patch after patch, for rows first.. of all groups together."""
+    """Takes a_k / D into the sum or the maximum of each weight, patch by patch, for rows first.. of all groups."""
     for row in range(first, last):
-        positive, out = positive_GRK + row * fan_in * DOUBLE_BYTES, sums_GRK + row * fan_in * DOUBLE_BYTES
-        for p in range(n_patches):
-            line = patches_GPK + (row // n_rows * n_patches + p) * fan_in * DOUBLE_BYTES
-            above = double_at(inverse_SGRP, row * n_patches + p)
-            below = double_at(inverse_SGRP, (n_groups * n_rows + row) * n_patches + p)
-            for k in range(fan_in):
-                inverse = above if double_at(positive, k) > 0.0 else below
-                put_double(out, k, double_at(out, k) + double_at(line, k) * inverse)
-
-
-@CompiledLoop
-def _raise_to_products(
-    positive_GRK: int, patches_GPK: int, inverse_SGRP: int, best_GRK: int,
-    n_groups: int, n_rows: int, fan_in: int, n_patches: int, first: int, last: int,
-) -> None:  # fmt: skip
-    """Raises the maximum of each weight to a_k / D, patch after patch, for rows first.. of all groups together."""
-    for row in range(first, last):
-        positive, best = positive_GRK + row * fan_in * DOUBLE_BYTES, best_GRK + row * fan_in * DOUBLE_BYTES
+        positive, out = positive_GRK + row * fan_in * DOUBLE_BYTES, found_GRK + row * fan_in * DOUBLE_BYTES
         for p in range(n_patches):
             line = patches_GPK + (row // n_rows * n_patches + p) * fan_in * DOUBLE_BYTES
             above = double_at(inverse_SGRP, row * n_patches + p)
             below = double_at(inverse_SGRP, (n_groups * n_rows + row) * n_patches + p)
             for k in range(fan_in):
                 product = double_at(line, k) * (above if double_at(positive, k) > 0.0 else below)
-                known = double_at(best, k)
-                put_double(best, k, product if product > known else known)
+                known = double_at(out, k)
+                put_double(out, k, known + product if is_sum else (product if product > known else known))
