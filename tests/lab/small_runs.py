@@ -11,6 +11,7 @@ from torch import Tensor
 from sipp_lab.recipes import Recipe, load_recipe
 from sipp_lab.runs import stages
 from sipp_lab.runs.folder import FINAL, load_checkpoint, load_state, read_records, without_times
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (
@@ -71,6 +72,7 @@ def killed_at_every_checkpoint(
     patch.setattr(stages, "save_checkpoint", dying)
     while True:
         try:
-            return run(recipe, out=out, device="cpu", checkpoint_seconds=0.0, accept_changes=True)
+            how = RunOptions(out=out, device="cpu", accept_changes=True)
+            return run(recipe, how, checkpoint_seconds=0.0)
         except Killed:
             assert n_saved < 1000

@@ -10,6 +10,7 @@ from sipp.errors import OptionError
 from sipp_lab.own_code import import_named, own_images, own_network
 from sipp_lab.recipes import Code, load_recipe
 from sipp_lab.runs.folder import load_state
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import run
 
 MINE = """
@@ -48,20 +49,20 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_uses_the_users_network_and_data(mine: Path) -> None:
     code = Code(net="mine_for_runs:make", data="mine_for_runs:load")
     recipe = load_recipe("digits-iterative", settings=SETTINGS, code=code)
-    done = run(recipe, out=mine / "runs", device="cpu")
+    done = run(recipe, RunOptions(out=mine / "runs", device="cpu"))
     assert [r["net"] for r in done.records] == ["own"] * 3 and done.records[1]["pruned"]["kept"] == 60
     torch.manual_seed(0)
     start = own_network("mine_for_runs:make").state_dict()
     still = load_recipe("digits-at-init", settings=(*SETTINGS, "train.rate=1.0e-30"), code=code)
-    kept = run(still, out=mine / "runs", device="cpu")
+    kept = run(still, RunOptions(out=mine / "runs", device="cpu"))
     assert torch.equal(
         load_state(kept.folder / "seed0.dense" / "final.safetensors")[0]["model.1.weight"], start["1.weight"]
     )
-    assert run(recipe, out=mine / "runs", device="cpu").n_made == 0
+    assert run(recipe, RunOptions(out=mine / "runs", device="cpu")).n_made == 0
     with open(mine / "mine_for_runs.py", "a") as file:
         file.write("# changed")
     with pytest.raises(OptionError, match="mine_for_runs:make source"):
-        run(recipe, out=mine / "runs", device="cpu")
+        run(recipe, RunOptions(out=mine / "runs", device="cpu"))
 
 
 def test_no_file_names_code(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_wrong_networks(name: str, mine: Path) -> None:
         own_network(spec)
     recipe = load_recipe("digits-iterative", settings=SETTINGS, code=Code(net=spec))
     with pytest.raises(OptionError):
-        run(recipe, out=mine / "runs", device="cpu")
+        run(recipe, RunOptions(out=mine / "runs", device="cpu"))
     assert not (mine / "runs").exists()
 
 

@@ -12,6 +12,7 @@ from sipp.scoring import methods
 from sipp_lab.own_code import load_scores
 from sipp_lab.recipes import Code, load_recipe
 from sipp_lab.runs.folder import read_run
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import FinishedRun, run
 
 SCORES = """
@@ -45,7 +46,7 @@ def made(folder: Path, names: str) -> FinishedRun:
     code = Code(net="mine_for_scores:make", data="mine_for_scores:load")
     sys.path.insert(0, str(folder))
     recipe = load_recipe("digits-iterative", settings=(*SETTINGS, f"prune.methods=[{names}]"), code=code)
-    return run(recipe, out=folder / "runs", device="cpu")
+    return run(recipe, RunOptions(out=folder / "runs", device="cpu"))
 
 
 def test_own_scores_are_part_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

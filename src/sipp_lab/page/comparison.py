@@ -12,17 +12,17 @@ from sipp_lab.page.article import choices
 from sipp_lab.page.panels import Panel
 from sipp_lab.page.plots import accuracy_plot
 from sipp_lab.runs.folder import Run
-from sipp_lab.studies import Study
+from sipp_lab.studies import Form, Study
 
 
-def comparison(panels: Sequence[Panel], study: Study | None) -> Article:
+def comparison(panels: Sequence[Panel], study: Study | None, form: Form) -> Article:
     """The article on all panels of a page, or on a study."""
     sections = [_main_comparison(panels)] if len(panels) > 1 else []
     tables: list[tuple[str, Mapping[str, Any]]] = []
     if study is not None:
-        about = f"{study.source}. The paper: {study.claim} {study.note}".rstrip()
+        about = f"{study.source}. The paper: {study.claim} {study.note(form)}".rstrip()
         sections.append(Section("Study", Finding(study.description, about)))
-        facts = {"study": study.name, "form": study.form, "source": study.source, "the paper's claim": study.claim}
+        facts = {"study": study.name, "form": form, "source": study.source, "the paper's claim": study.claim}
         tables.append(("What this shows", facts))
     n_done, n_stages = (sum(n) for n in zip(*((len(panel.run.records), panel.run.n_stages) for panel in panels)))
     return Article(

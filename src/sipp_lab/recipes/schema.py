@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from sipp.errors import OptionError
-from sipp.results import PruneOptions, check
-from sipp_lab.arms import arm_of
+from sipp.results import PruneOptions, Sheet, Table, check
 from sipp_lab.nets import INPUT_SHAPES, net_spec
+from sipp_lab.recipes.arms import arm_of
 
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
-StepKind = Literal["auto", "eager", "compiled"]
 OWN = "own"  # a network or data from the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slash, no "..", no space
@@ -101,8 +100,6 @@ class Training(_Section):
     """memory layout that suits convolutions on GPUs"""
     eval_every: Count = 1
     """epochs between evaluations on the test set; the last epoch is always evaluated"""
-    step: StepKind = "auto"
-    """how a step runs: as written, also compiled; on a GPU with all images in memory both become a CUDA graph"""
     distill: Distill | None = None
     """learn the dense parent's outputs as well; only in retrain"""
 
@@ -247,7 +244,7 @@ class Recipe(_Section):
         from sipp_lab.pipelines import PIPELINES  # which read recipes
 
         check.choice("pipeline", self.pipeline, tuple(PIPELINES))
-        if self.retrain is not None and not PIPELINES[self.pipeline].has_parent:
+        if self.retrain is not None and PIPELINES[self.pipeline].parent is None:
             raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
         if self.train.distill is not None:
             raise ValueError("train.distill: the dense network has no parent to learn from; set retrain.distill")
@@ -290,6 +287,18 @@ def recipe_keys(recipe: Recipe) -> list[dict[str, Any]]:
             value = None if value is None else value[part]
         rows.append({"key": key, "value": value, "meaning": meaning})
     return rows
+
+
+def keys_sheet(recipe: Recipe) -> Sheet:
+    """Every key of a recipe, its value in YAML notation, and what it means."""
+    rows = tuple((row["key"], _as_yaml(row["value"]), row["meaning"]) for row in recipe_keys(recipe))
+    return Sheet(recipe.name, tables=(Table(("key", "value", "meaning"), rows, texts=("value", "meaning")),))
+
+
+def _as_yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ import functools
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,8 +29,8 @@ from torch import Tensor
 import sipp
 from sipp.errors import DataError, OptionError, SippError
 from sipp.files import TEMPORARY, make_folder, read_file, sha256_of, write_atomic
-from sipp.results import from_json, to_json
-from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, stages_of
+from sipp.results import Sheet, Table, from_json, to_json, words
+from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, Stage, stages_of
 
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
@@ -41,7 +41,6 @@ CHECKPOINT = "checkpoint.pt"
 DIGEST_BYTES = 64  # at the start of a checkpoint
 REMOVE = "remove it; the same command makes it again, and what was pruned from it"
 KEY = "values"  # of the JSON text in the metadata of a state
-CLOCK_FIELDS = ("seconds", "part_seconds")  # fields of a record that vary between identical runs
 
 Values = dict[str, Any]
 
@@ -190,9 +189,14 @@ def is_done(folder: Path, stage_name: str) -> bool:
     return (folder / stage_name / FINAL).is_file()
 
 
-def write_records(folder: Path, records: list[Values]) -> None:
-    """Rewrites `records.jsonl` if it changes."""
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+def records_of(folder: Path, stages: Sequence[Stage]) -> list[Values]:
+    """The records of those stages that are done."""
+    return [load_values(folder / one.name / FINAL)["record"] for one in stages if is_done(folder, one.name)]
+
+
+def write_records(folder: Path, stages: Sequence[Stage]) -> None:
+    """Rewrites `records.jsonl` from the networks that are done, if it changes."""
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records_of(folder, stages)).encode()
     path = folder / RECORDS
     if not path.is_file() or path.read_bytes() != text:
         write_atomic(path, text)
@@ -213,9 +217,9 @@ def read_records(folder: Path) -> list[Values]:
         ) from error
 
 
-def without_times(record: Values) -> Values:
-    """The record without times: equal for all runs of a configuration, resumed or not."""
-    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
+def without_times(record: Mapping[str, Any]) -> Values:
+    """The record without its seconds: equal for all runs of a configuration, resumed or not."""
+    return {key: value for key, value in record.items() if key != "seconds"}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -301,3 +305,15 @@ def _status(folder: Path) -> RunStatus:
         return RunStatus(folder, what=f"{error.filename or folder}: {error.strerror or error}", fix="allow reading it")
     state: Any = "running" if is_locked(folder) else "finished" if run.finished else "stopped"
     return RunStatus(folder, str(run.config["pipeline"]), len(run.records), run.n_stages, state, len(run.origins))
+
+
+def runs_sheet(runs: Sequence[RunStatus]) -> Sheet:
+    """How far each run has got; broken ones with what to do."""
+    rows = []
+    for run in runs:
+        note = "" if run.n_origins == 1 else f", {run.n_origins} origins (resumed with changes)"
+        counts = "" if run.state == "broken" else f"{run.n_done} of {run.n_stages}"
+        rows.append((run.folder.name, run.pipeline, counts, run.state + note))
+    broken = " ".join(f"broken: {run.what}; {run.fix}." for run in runs if run.state == "broken")
+    table = Table(("run", "pipeline", "networks", "state"), tuple(rows), texts=("pipeline", "state"))
+    return Sheet(words.counted(len(runs), "run"), tables=(table,) if rows else (), note=broken)

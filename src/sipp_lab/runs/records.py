@@ -99,7 +99,6 @@ class NetworkRecord:
     after: Accuracy  # of training, on the test inputs
     train_loss: float
     seconds: float
-    part_seconds: Mapping[str, float] = field(default_factory=dict)  # by part of the stage
     multiply_adds: int | None = None  # of one input with the weights that are left; None: not counted
     pruned: Pruned | None = None  # before retraining, against the network it was pruned from; None if dense
     before: Accuracy | None = None  # right after pruning

@@ -8,7 +8,7 @@ import pytest
 
 from sipp.errors import OptionError
 from sipp_lab.recipes import config_of, load_recipe, recipe_names
-from sipp_lab.training.step import learning_rate
+from sipp_lab.training import learning_rate
 
 # The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
 # epochs, momentum, Nesterov, weight decay, delta, alpha.

@@ -1,20 +1,50 @@
-"""Training: the update against a hand-written one, order, masks, resuming after any step, evaluation."""
+"""Training: the update, the schedule and the distilled loss by hand; order, masks, resuming, evaluation."""
 
 import copy
+import math
+import sys
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lab.hyperparameters import hyperparameters
+from hypothesis import given, strategies as st
 from torch import nn
 
 from sipp.errors import ModelError
-from sipp_lab.data.imageset import ImageSet
-from sipp_lab.data.splits import epoch_order, split_images
-from sipp_lab.training.feed import Feed, eval_batches, train_batches
-from sipp_lab.training.loop import TrainState, evaluate, new_state, train
-from sipp_lab.training.step import learning_rate
+from sipp_lab.data.feed import NO_LABEL, Feed, epoch_order, split_images
+from sipp_lab.data.images import ImageSet
+from sipp_lab.recipes.schema import Decay, Distill, Training
+from sipp_lab.training import (
+    TrainState,
+    distilled_losses,
+    evaluate,
+    learning_rate,
+    new_state,
+    set_rate,
+    train,
+    train_step,
+)  # fmt: skip
+
+
+def hyperparameters(
+    epochs: int,
+    batch_size: int,
+    rate: float,
+    *,
+    warmup_epochs: float = 0.0,
+    factor: float = 1.0,
+    milestones: tuple[int, ...] | None = (),
+    every: int | None = None,
+    **others: Any,
+) -> Training:
+    """SGD with a momentum of 0.9 and a constant rate, unless told otherwise."""
+    decay = Decay(factor=factor, milestones=milestones if every is None else None, every=every)
+    given = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.0, "augment": False, **others}
+    if given["optimizer"] == "adam":
+        given["momentum"] = None
+    return Training(epochs=epochs, batch_size=batch_size, rate=rate, warmup_epochs=warmup_epochs, decay=decay, **given)
+
 
 SCHEDULE: dict[str, Any] = {"rate": 0.05, "warmup_epochs": 1.0, "factor": 0.1, "milestones": (1,)}
 HYPER = hyperparameters(2, 8, **SCHEDULE, weight_decay=1e-3)
@@ -87,7 +117,7 @@ def test_continues_to_the_same_bits_after_any_epoch() -> None:
         kept.append(copy.deepcopy(state))
 
     start = new_state(make_net(channels=3, dropout=0.3), hyper)
-    whole = train(start, feed, hyper, seed=3, on_epoch=keep)
+    whole = train(start, feed, hyper, seed=3, after_epoch=keep)
     for state in kept[:-1]:
         torch.rand(state.epoch)  # whatever others draw in between
         resumed = train(state, feed, hyper, seed=3)
@@ -99,10 +129,10 @@ def test_continues_to_the_same_bits_after_any_epoch() -> None:
 def test_every_step_has_a_seed_of_its_own() -> None:
     seeds = list[int]()
 
-    def note(state: TrainState) -> None:
+    def note(n_done: int, state: TrainState) -> None:
         seeds.append(torch.initial_seed())
 
-    train(new_state(make_net(), HYPER), make_feed(), HYPER, seed=7, on_step=note)
+    train(new_state(make_net(), HYPER), make_feed(), HYPER, seed=7, after_step=note)
     assert len(set(seeds)) == len(seeds) == 2 * 4
 
 
@@ -121,12 +151,12 @@ def test_pruned_weights_stay_zero(options: dict[str, Any]) -> None:
     before = net[5].weight.detach().clone()
     state = new_state(net, hyper, masks=masks)
 
-    def check(state: TrainState) -> None:
+    def check(n_done: int, state: TrainState) -> None:
         weight = state.model.get_parameter("5.weight")
         assert not bool(weight[~masks["5.weight"]].any())
 
     with torch.backends.mkldnn.flags(enabled=False):  # oneDNN has no bfloat16 on older processors
-        train(state, feed, hyper, seed=0, on_step=check)
+        train(state, feed, hyper, seed=0, after_step=check)
     kept = masks["5.weight"]
     assert not torch.equal(net[5].weight[kept], before[kept])  # and the others do learn
 
@@ -135,9 +165,9 @@ def test_every_item_once_an_epoch_in_another_order() -> None:
     feed = make_feed()
     orders = []
     for epoch in (0, 1):
-        batches = list(train_batches(feed, HYPER, seed=0, epoch=epoch))
-        assert [len(labels) for _, (_, labels) in batches] == [8, 8, 8, 2]
-        orders.append(torch.cat([images for _, (images, _) in batches]).flatten(1).sum(1))
+        batches = list(feed.train_batches(8, augment=False, seed=0, epoch=epoch))
+        assert [len(labels) for _, labels in batches] == [8, 8, 8, 2]
+        orders.append(torch.cat([images for images, _ in batches]).flatten(1).sum(1))
     assert torch.equal(orders[0].sort().values, orders[1].sort().values) and not torch.equal(*orders)
 
 
@@ -148,7 +178,7 @@ def test_evaluates_in_eval_mode_and_gives_the_mode_back() -> None:
     found = evaluate(net, feed, feed.splits.test)
     assert net.training and not net[1].training
     net.eval()
-    images, labels = next(eval_batches(feed, feed.splits.test))
+    images, labels = next(feed.eval_batches(feed.splits.test))
     with torch.no_grad():
         logits = net(images)
     assert (found.n, found.n_top1, found.n_top5) == (20, int((logits.argmax(1) == labels).sum()), 20)
@@ -177,5 +207,84 @@ def test_out_of_memory_names_the_size_to_set(monkeypatch: pytest.MonkeyPatch) ->
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(net, "forward", forward)
-    with pytest.raises(ModelError, match=r"epoch 1, step 1, with batch_size=8; set train.batch_size to 4"):
+    with pytest.raises(
+        ModelError, match=r"epoch 1, step 1: out of memory with batch_size=8; set train.batch_size to 4"
+    ):
         train(new_state(net, HYPER), feed, HYPER, seed=0)
+
+
+# --- the loss of distillation -----------------------------------------------------------------------------------------
+
+WEIGHT, T = 0.3, 2.5
+
+
+def by_hand(logits: list[list[float]], labels: list[int], taught: list[list[float]]) -> float:
+    """The sum of (1 - w) CE + w T^2 sum_c p_c (log p_c - log q_c), item by item."""
+
+    def softmax(row: list[float], t: float) -> list[float]:
+        top = [math.exp(value / t) for value in row]
+        return [one / sum(top) for one in top]
+
+    total = 0.0
+    for row, label, target in zip(logits, labels, taught):
+        if label == NO_LABEL:
+            continue
+        p, q = softmax(target, T), softmax(row, T)
+        kl = sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q))
+        total += (1 - WEIGHT) * -math.log(softmax(row, 1.0)[label]) + WEIGHT * T**2 * kl
+    return total
+
+
+def test_the_loss_is_its_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    taught = torch.randn(6, 4, generator=generator, dtype=torch.float64) * 3
+    labels = torch.tensor([0, 3, 1, NO_LABEL, 2, 2])
+    found = distilled_losses(logits, labels, taught, Distill(weight=WEIGHT, temperature=T)).sum()
+    expected = by_hand(logits.tolist(), labels.tolist(), taught.tolist())
+    assert math.isclose(found.item(), expected, rel_tol=1e-12)
+
+
+def test_a_step_follows_the_teacher_and_leaves_it_alone() -> None:
+    torch.manual_seed(0)
+    net, parent = nn.Linear(5, 3), nn.Linear(5, 3).eval().requires_grad_(False)
+    images, labels = torch.randn(16, 5), torch.zeros(16, dtype=torch.long)
+    before, untaught = {k: v.clone() for k, v in parent.state_dict().items()}, net.weight.detach().clone()
+    # The labels, all 0, count nothing.
+    hyper = hyperparameters(1, 16, 1.0, momentum=0.0, distill=Distill(weight=1.0, temperature=1.0))
+    state = new_state(net, hyper)
+    losses = []  # added up
+    for n_done in range(401):
+        set_rate(state.optimizer, float(n_done > 0))
+        train_step(state, hyper, images, labels, 16, parent)
+        losses.append(state.sums[0].item() / 16)
+    assert torch.equal(net(images).argmax(1), parent(images).argmax(1)) and losses[0] > 0.05
+    assert not torch.equal(net.weight, untaught)
+    assert all(torch.equal(before[k], v) for k, v in parent.state_dict().items())
+
+
+# --- the learning rate, written out epoch by epoch --------------------------------------------------------------------
+
+
+def slow_rate(peak: float, warmup: float, factor: float, decays: list[int], epoch: float) -> float:
+    """The table's words: linear from 0 over the warm-up, times the factor once for every decay epoch reached."""
+    value = peak
+    if epoch < warmup:
+        value = peak * epoch / warmup
+    for decay in decays:
+        if epoch >= decay:
+            value *= factor
+    return value
+
+
+@given(
+    st.floats(0.001, 1.0),
+    st.sampled_from([0.0, 1.0, 5.0]),
+    st.sampled_from([0.1, 0.2, 0.5]),
+    st.lists(st.integers(1, 60), unique=True, max_size=4),
+    st.floats(0, 80),
+)
+def test_milestones(peak: float, warmup: float, factor: float, decays: list[int], epoch: float) -> None:
+    hyper = hyperparameters(90, 1, peak, warmup_epochs=warmup, factor=factor, milestones=tuple(sorted(decays)))
+    expected = slow_rate(peak, warmup, factor, decays, epoch)
+    assert math.isclose(learning_rate(hyper, epoch), expected, rel_tol=1e-12, abs_tol=sys.float_info.min)

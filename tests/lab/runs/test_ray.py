@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,25 @@ import torch
 from lab.small_runs import contents, small
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp_lab.parallel import on_ray
-from sipp_lab.parallel.on_ray import RunOnRay, train_stage
-from sipp_lab.parallel.processes import Processes
 from sipp_lab.recipes import config_of
+from sipp_lab.runs import on_ray
+from sipp_lab.runs.context import load_feed
 from sipp_lab.runs.folder import code_version, open_run
+from sipp_lab.runs.on_ray import RunOnRay, train_stage
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.records import Origin
 from sipp_lab.runs.running import FinishedRun, run
 from sipp_lab.runs.stages import plan
-from sipp_lab.training.setup import load_feed
 
 RAY = RunOptions(engine="ray")
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
 TWO = "prune.methods=[sipp-hybrid, magnitude]"
 ITERATIVE, AT_INIT = small("digits-iterative", TWO), small("digits-at-init", TWO)
+
+
+def on_ray_in(out: Path, at_once: int) -> RunOptions:
+    return RunOptions(out=out, device="cpu", engine="ray", at_once=at_once)
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------
@@ -59,7 +61,7 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The iterative run of one process that nobody disturbed."""
-    return run(ITERATIVE, out=tmp_path_factory.mktemp("whole"), device="cpu")
+    return run(ITERATIVE, RunOptions(out=tmp_path_factory.mktemp("whole"), device="cpu"))
 
 
 def processes(root: int) -> dict[int, str]:
@@ -87,16 +89,9 @@ def workers() -> list[int]:
 def test_two_workers_give_the_records_and_weights_of_one_process(
     whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most_at_once = 0
-
-    def look(n_done: float) -> None:
-        nonlocal most_at_once
-        most_at_once = max(most_at_once, len(workers()))
-
     monkeypatch.setattr(on_ray, "train_network", None)  # in this process only: whatever is made, other processes make
-    done = run(ITERATIVE, out=tmp_path, device="cpu", ray=RunOptions(engine="ray", at_once=2), on_progress=look)
+    done = run(ITERATIVE, on_ray_in(tmp_path, 2))
     assert contents(done.folder) == contents(whole.folder) and done.n_made == len(plan(ITERATIVE)) == 5
-    assert most_at_once <= 2  # that two begin together is tested below: here it depends on how soon processes start
 
 
 # the last of these: a worker that is started anew imports everything again
@@ -119,24 +114,24 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
             time.sleep(0.001)
 
     few = small("digits-at-init", "prune.methods=[sipp-hybrid]", "train.epochs=6")
-    alone = run(few, out=tmp_path / "one", device="cpu")
-    again = partial(run, few, out=tmp_path / "two", device="cpu", ray=RunOptions(engine="ray", at_once=1))
+    alone = run(few, RunOptions(out=tmp_path / "one", device="cpu"))
+    how = on_ray_in(tmp_path / "two", 1)
     killer = threading.Thread(target=kill_once)
     killer.start()
-    done = again(checkpoint_seconds=0.0)
+    done = run(few, how, checkpoint_seconds=0.0)
     killer.join()
     assert len(killed) == 1 and done.n_made == 3
-    run(few, out=tmp_path / "two", device="cpu", accept_changes=True)  # removes what the dead left
+    run(few, RunOptions(out=tmp_path / "two", device="cpu", accept_changes=True))  # removes what the dead left
     assert contents(done.folder) == contents(alone.folder)
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
-    assert again(accept_changes=True).n_made == 0
+    assert run(few, replace(how, accept_changes=True)).n_made == 0
 
 
 @pytest.mark.usefixtures("cluster")
 def test_an_error_in_one_stage_ends_the_run_and_keeps_its_kind(tmp_path: Path) -> None:
     diverges = small("digits-at-init", "prune.methods=[magnitude]", "train.rate=1.0e+30")
     with pytest.raises(ModelError, match=r"seed0\..*: training diverged"):
-        run(diverges, out=tmp_path, device="cpu", ray=RunOptions(engine="ray", at_once=2))
+        run(diverges, on_ray_in(tmp_path, 2))
 
 
 # --- without Ray ----------------------------------------------------------------------------------------------------
@@ -145,13 +140,14 @@ def test_an_error_in_one_stage_ends_the_run_and_keeps_its_kind(tmp_path: Path) -
 def test_where_ray_is_missing_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"pip install '\.\[ray\]'"):
-        run(ITERATIVE, out=tmp_path / "runs", device="cpu", ray=RAY)
+        run(ITERATIVE, replace(RAY, out=tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
-def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sipp_lab.runs.running.n_processes", lambda: 2)
     with pytest.raises(OptionError, match="accelerate"):
-        run(ITERATIVE, out=tmp_path, ray=RAY, processes=Processes(0, 2))
+        run(ITERATIVE, replace(RAY, out=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -188,7 +184,7 @@ def test_shares_of_the_machines() -> None:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[RunOnRay]:
     """A run whose folder is open; what a task does with it happens in this process."""
-    feed = load_feed(ITERATIVE, data_root=tmp_path, device=torch.device("cpu"))
+    feed = load_feed(ITERATIVE, tmp_path, torch.device("cpu"))
     origin = Origin(data=feed.splits.digest, code=code_version(), device="cpu")
     with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
         yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 60.0, origin)

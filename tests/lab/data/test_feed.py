@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from hypothesis import given, settings, strategies as st
 
-from sipp_lab.data.digits import load_digits
-from sipp_lab.data.imagefolder import FolderIndex
-from sipp_lab.data.imageset import ImageSet
-from sipp_lab.data.splits import PARTS, Splits, epoch_order, split_images
+from sipp_lab.data.feed import PARTS, Splits, epoch_order, split_images
+from sipp_lab.data.folder import FolderIndex
+from sipp_lab.data.images import ImageSet
+from sipp_lab.data.sets import load_digits
 
 
 def made(seed: int = 0, content_hash: str = "a") -> Splits:

@@ -25,16 +25,15 @@ from typing import Any
 
 from sipp.errors import DataError, OptionError, SippError
 from sipp.extras import needed_for
+from sipp_lab.data.feed import Feed
 from sipp_lab.own_code import load_scores
 from sipp_lab.pipelines import PIPELINES
 from sipp_lab.recipes import Recipe, config_of
-from sipp_lab.runs.context import RunContext
+from sipp_lab.runs.context import RunContext, code_version_of, device_named, load_feed, torch_settings
 from sipp_lab.runs.folder import MANIFEST, is_done, read_manifest
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.records import Origin, Stage
 from sipp_lab.runs.stages import left_to_train, train_network
-from sipp_lab.training.feed import Feed
-from sipp_lab.training.setup import code_version_of, device_named, load_feed, threads
 
 LOCAL = "local"  # Ray's address for starting a new instance here
 POLL_SECONDS = 0.25
@@ -58,7 +57,7 @@ class RunOnRay:
 
 def train_stage(run: RunOnRay, stage: Stage) -> None:
     """Runs in a Ray process: trains the stage into the run folder."""
-    with threads(run.n_threads):
+    with torch_settings(run.n_threads):
         context = RunContext(run.recipe, run.folder, _open_run(run), run.checkpoint_seconds)
         if not is_done(run.folder, stage.name):  # by an earlier try
             train_network(context, stage)
@@ -75,7 +74,7 @@ def _open_run(run: RunOnRay) -> Feed:
     for path in run.code:
         load_scores(path)
     device = device_named("cuda" if run.device == "cuda" else "cpu")
-    feed = load_feed(run.recipe, data_root=run.data_root, device=device)
+    feed = load_feed(run.recipe, run.data_root, device)
     origin = Origin(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
     if origin != run.origin:
         raise OptionError(
@@ -85,7 +84,7 @@ def _open_run(run: RunOnRay) -> Feed:
     return feed
 
 
-def run_on_ray(run: RunOnRay, how: RunOptions) -> Iterator[Stage]:
+def train_on_ray(run: RunOnRay, how: RunOptions) -> Iterator[Stage]:
     """Trains all stages that are not done, and yields each when it is; Ray is not started if there are none.
 
     If a process dies, another resumes its stage from the last checkpoint. An error in one stage ends all.
