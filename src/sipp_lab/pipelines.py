@@ -93,7 +93,7 @@ def _pruned_by_leader(
     context: RunContext, stage: Stage, network: Network, budget: int, norm_stats: NormStats
 ) -> Prepared:
     assert stage.method is not None
-    feed, spec, arm = context.feed, context.recipe.prune, arm_of(stage.method)
+    feed, (method, reduce) = context.feed, arm_of(stage.method)
     hyper = context.recipe.hyper_of(stage.method)
     model = context.module_of(network, hyper)
     with warnings.catch_warnings():
@@ -102,13 +102,14 @@ def _pruned_by_leader(
             model,
             list(feed.eval_batches(feed.splits.calibration, batch_size=SCORING_BATCH)),
             budget=budget,
-            method=arm.method,
+            method=method,
             seed=prune_seed(stage.seed, stage.method, stage.level),
             within=network.masks or None,
             statements=False,  # for other methods, they take longer than the pruning
             norm_stats=norm_stats,
             progress=False,  # a run has its own display
-            **{**spec.of_prune, "reduce": arm.reduce or spec.reduce},
+            reduce=reduce,
+            **context.recipe.prune.of_prune,
         )
     facts = {
         "pruned": replace(pruned, seen=SeenInputs()),

@@ -67,8 +67,8 @@ def test_studies_and_recipes_are_listed_and_explained() -> None:
 def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def on_ray(job: Any, how: RunOptions) -> Iterator[Any]:
-        asked.append((job.recipe.name, how.ray_address, how.at_once))
+    def on_ray(job: Any) -> Iterator[Any]:
+        asked.append((job.recipe.name, job.how.ray_address, job.how.at_once))
         yield from ()
 
     monkeypatch.setattr("sipp_lab.runs.running.train_on_ray", on_ray)

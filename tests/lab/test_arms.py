@@ -12,7 +12,7 @@ from sipp.errors import OptionError
 from sipp.report.palette import style_of
 from sipp_lab.nets import build
 from sipp_lab.page import render
-from sipp_lab.recipes.arms import Arm, arm_of
+from sipp_lab.recipes.arms import arm_of, label_of
 from sipp_lab.runs import stages
 from sipp_lab.runs.folder import FINAL, load_values, read_run
 from sipp_lab.runs.options import RunOptions
@@ -28,8 +28,8 @@ def masks(folder: Path, stage: str) -> dict[str, Tensor]:
 
 
 def test_labels() -> None:
-    assert arm_of("sipp-det  mean") == Arm("sipp-det", "mean") and arm_of("sipp-det  mean").label == "sipp-det mean"
-    assert arm_of("magnitude") == Arm("magnitude") and arm_of("sipp-rand max").label == "sipp-rand max"
+    assert arm_of("sipp-det  mean") == ("sipp-det", "mean") and label_of("sipp-det  mean") == "sipp-det mean"
+    assert arm_of("magnitude") == ("magnitude", "max") and arm_of("sipp-rand max") == arm_of("sipp-rand")
     for bad in ("", " ", "mean", "sipp-det median", "sipp-det mean max", "magnitude mean", "sipp-blend max", 3, None):
         with pytest.raises(OptionError):
             arm_of(bad)
@@ -44,9 +44,9 @@ def test_both_forms_in_one_run(tmp_path: Path) -> None:
     found = masks(both.folder, "seed0.sipp-det+mean.01")
     other = masks(both.folder, "seed0.sipp-det.01")
     assert not equal(found, other)
-    settings = ("prune.methods=[sipp-det]", "prune.reduce=mean", "prune.keeps=[0.3]")
+    settings = ("prune.methods=[sipp-det max]", "prune.keeps=[0.3]")
     alone = run(small("digits-iterative", *settings), RunOptions(out=tmp_path / "b", device="cpu"))
-    assert equal(found, masks(alone.folder, "seed0.sipp-det.01"))
+    assert equal(other, masks(alone.folder, "seed0.sipp-det+max.01"))
     read = read_run(both.folder)
     assert read.finished and read.notes == () and "sipp-det mean" in render([read])
     labels = ("sipp-det", "sipp-det mean", "magnitude")

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sipp.errors import OptionError
 from sipp.results import PruneOptions, Sheet, Table, check
 from sipp_lab.nets import INPUT_SHAPES, net_spec
-from sipp_lab.recipes.arms import arm_of
+from sipp_lab.recipes.arms import arm_of, label_of
 
 DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
@@ -119,14 +119,13 @@ class Training(_Section):
         return self
 
 
-FROM_PRUNE = ("delta", "c_constant", "k_constant", "draws", "allocation", "reduce", "repair")
+FROM_PRUNE = ("delta", "c_constant", "k_constant", "draws", "allocation", "repair")
 
 
 def _section_of_prune() -> Any:
     """A section with these options of `sipp.prune`: types, defaults, words and checks are those of `PruneOptions`."""
     hints = get_type_hints(PruneOptions, include_extras=True)
     defaults = {field.name: field.default for field in fields(PruneOptions)}
-    defaults["reduce"] = "max"  # by name, so that an arm without a reduction equals the one that says it
 
     def key(name: str) -> Any:
         def checked(value: Any) -> Any:
@@ -142,9 +141,7 @@ def _section_of_prune() -> Any:
 class Pruning(_section_of_prune()):  # type: ignore[misc]
     """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
 
-    methods: Annotated[
-        tuple[Annotated[str, AfterValidator(lambda label: arm_of(label).label)], ...], Field(min_length=1)
-    ]
+    methods: Annotated[tuple[Annotated[str, AfterValidator(label_of)], ...], Field(min_length=1)]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     alpha: Share | None = None
     """the share that each level KEEPS of what the level before kept"""
@@ -159,8 +156,7 @@ class Pruning(_section_of_prune()):  # type: ignore[misc]
             raise ValueError("give either alpha and levels, or keeps (a list of shares)")
         if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
             raise ValueError("keeps must decrease")
-        arms = [arm_of(label) for label in self.methods]
-        if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
+        if len({arm_of(label) for label in self.methods}) != len(self.methods):
             raise ValueError("a method is listed twice")
         return self
 

@@ -100,7 +100,7 @@ def code_version_of(recipe: Recipe) -> str:
         with torch.random.fork_rng(devices=[]):
             own_network(code.net)  # fails early if it cannot be built
     own = [name for name in (code.net, code.data) if name is not None]
-    rows = [known[arm_of(label).method] for label in recipe.prune.methods]
+    rows = [known[arm_of(label)[0]] for label in recipe.prune.methods]
     scores = [digest_of(row.name, row.score) for row in rows if row.is_own]
     return ", ".join([code_version(), *(digest_of(name) for name in own), *scores])
 

@@ -155,30 +155,27 @@ def test_shares_of_the_machines() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
     with_gpus = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}, *nodes[1:]]
-    origin = Origin(data="", code="", device="cpu")
 
-    def shares(n_threads: int | None, at_once: int | None, *, device: str = "cpu") -> Any:
-        """(networks at once, threads of each, what each takes of a machine)"""
+    def shares(n_threads: int | None, at_once: int | None, *, device: Any = "cpu", asked: Any = "auto") -> Any:
+        """(networks at once, what each takes of a machine)"""
         recipe = ITERATIVE.model_copy(update={"n_threads": n_threads})
-        job = RunOnRay(recipe, Path(), Path(), device, 60.0, origin)
-        how = RunOptions(engine="ray", at_once=at_once)
-        return on_ray._resources(with_gpus if device == "cuda" else nodes, job, how)
+        how = RunOptions(engine="ray", at_once=at_once, device=asked)
+        job = RunOnRay(recipe, Path(), how, device, 60.0, Origin(data="", code="", device="cpu"))
+        return on_ray._resources(found, job)
 
-    assert shares(2, None) == (5, 2, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
-    assert shares(64, None) == (1, 8, {"num_cpus": 8})
-    assert shares(None, None) == (11, 1, {"num_cpus": 1})  # no core has two networks, and none is idle
-    assert shares(None, 3) == (3, 3, {"num_cpus": 3})
-    assert shares(2, 3) == (3, 2, {"num_cpus": 2})
-    assert shares(2, 22) == (22, 2, {"num_cpus": 0.5}) and shares(None, 22) == (22, 1, {"num_cpus": 0.5})
-    assert shares(None, None, device="cuda") == (2, None, {"num_cpus": 1, "num_gpus": 1})
-    assert shares(None, 1, device="cuda")[0] == 1
-    job = RunOnRay(ITERATIVE, Path(), Path(), "cuda", 60.0, origin)
+    found = nodes
+    assert shares(2, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
+    assert shares(64, None) == (1, {"num_cpus": 8})
+    assert shares(None, None) == (11, {"num_cpus": 1})  # no core has two networks, and none is idle
+    assert shares(None, 3) == (3, {"num_cpus": 1}) and shares(2, 3) == (3, {"num_cpus": 2})
+    assert shares(2, 22) == (22, {"num_cpus": 0.5}) and shares(None, 22) == (22, {"num_cpus": 0.5})
     with pytest.raises(OptionError, match="no GPU"):
-        on_ray._resources(nodes, job, RAY)
-    job = replace(job, device="cpu")  # of a driver without a GPU
+        shares(None, None, device="cuda")
+    found = with_gpus
+    assert shares(None, None, device="cuda") == (2, {"num_cpus": 0, "num_gpus": 1})
+    assert shares(None, 1, device="cuda")[0] == 1 and shares(1, None, asked="cpu")[0] == 11
     with pytest.raises(OptionError, match="2 GPUs, but this machine has none; add --device cuda"):
-        on_ray._resources(with_gpus, job, RAY)
-    assert on_ray._resources(with_gpus, job, RunOptions(engine="ray", device="cpu"))[0] == 11
+        shares(None, None)  # the driver has no GPU
 
 
 @pytest.fixture
@@ -187,7 +184,7 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
     feed = load_feed(ITERATIVE, tmp_path, torch.device("cpu"))
     origin = Origin(data=feed.splits.digest, code=code_version(), device="cpu")
     with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
-        yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 60.0, origin)
+        yield RunOnRay(ITERATIVE, folder, RunOptions(data=tmp_path), "cpu", 60.0, origin)
 
 
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
