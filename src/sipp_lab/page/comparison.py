@@ -10,7 +10,6 @@ from sipp.results import words
 from sipp_lab.page import series
 from sipp_lab.page.article import choices
 from sipp_lab.page.panels import Panel
-from sipp_lab.page.plots import accuracy_plot
 from sipp_lab.runs.folder import Run
 from sipp_lab.studies import Form, Study
 
@@ -64,7 +63,9 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     caption = "Accuracy (top-1), mean over seeds, and its change in percentage points; keep: share of weights left."
     shown = tuple((name, cells[: n_columns - 1]) for name, cells in rows)
     table = PageTable(caption, head[:n_columns], shown, wraps=True)
-    drawn = [plot for i, panel in enumerate(panels) if (plot := accuracy_plot(panel.run, f"panel{i}", panel.title))]
+    drawn = [
+        plot for i, panel in enumerate(panels) if (plot := series.accuracy_plot(panel.run, f"panel{i}", panel.title))
+    ]
     return Section("Main comparison", finding, [drawn[i : i + 2] for i in range(0, len(drawn), 2)], table)
 
 

@@ -11,16 +11,8 @@ from sipp.results import to_json
 from sipp_lab.runs.folder import Run, without_times
 
 # Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained, also in
-# the published runs (train.together).
-QUIET = {
-    "name",
-    "train.eval_every",
-    "train.warmup_epochs",
-    "train.decay.milestones",
-    "train.together",
-    "train.step",
-    "prune.reduce",
-}
+# the published runs (train.together, train.step).
+QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
 LISTS = ("seed", "repetitions")  # keys that say which networks there are, not what they are
 
 
