@@ -1,10 +1,10 @@
-"""The pipeline gradual: budgets and masks along the schedule, one parent, killed and resumed to the same bits."""
+"""The pipeline gradual: budgets and masks along the schedule, one parent."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from lab.small_runs import STILL, contents, final, killed_at_every_checkpoint, small
+from lab.small_runs import STILL, final, small
 
 from sipp.results.gradual import budget_at, cut_times
 from sipp_lab.page import render
@@ -46,13 +46,3 @@ def test_weights_that_sampling_changed_are_those_that_are_trained(tmp_path: Path
     dense, sampled = final(done.folder, "seed0.dense"), final(done.folder, "seed0.sipp-rand.01")
     masks = {key.removeprefix("mask."): mask for key, mask in sampled.items() if key.startswith("mask.")}
     assert any(not torch.equal(sampled[f"model.{name}"], dense[f"model.{name}"] * mask) for name, mask in masks.items())
-
-
-def test_killed_between_its_cuts_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ("prune.methods=[sipp-hybrid]", "prune.levels=1", "train.epochs=6", "train.decay.milestones=[4]")
-    recipe = gradual(*settings)  # a method that changes values as well
-    whole, n_cut = run(recipe, RunOptions(out=tmp_path / "whole", device="cpu")), set()
-    done = killed_at_every_checkpoint(
-        recipe, tmp_path / "parts", monkeypatch, lambda saved: n_cut.add(len(saved["facts"].get("path", [])))
-    )
-    assert len(n_cut) >= 3 and contents(done.folder) == contents(whole.folder)

@@ -1,19 +1,17 @@
 """Pipelines: the ladder, shared parents, masks that only shrink, records, stopping and going on."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lab.small_runs import STILL, contents, saved, small
+from lab.small_runs import STILL, Killed, contents, killed_at_every_checkpoint, saved, small
 from torch import Tensor, nn
 
 from sipp.errors import DataError, OptionError
 from sipp_lab import pipelines, training
 from sipp_lab.runs import stages
-from sipp_lab.runs.folder import CHECKPOINT, FINAL, list_runs, read_records, read_run
+from sipp_lab.runs.folder import FINAL, list_runs, read_records, read_run
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.planning import planned_run
 from sipp_lab.runs.running import run
@@ -144,41 +142,20 @@ def test_a_second_run_trains_nothing_but_what_is_missing(tmp_path: Path) -> None
         run(recipe, RunOptions(out=tmp_path, device="cpu", accept_changes=True))
 
 
-class Stopped(BaseException):
-    """As SIGTERM and Ctrl-C raise it, anywhere."""
-
-
-def test_stopped_anywhere_and_resumed_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = small("digits-iterative", "prune.methods=[sipp-hybrid]", "prune.levels=1")
+@pytest.mark.parametrize("name", ["digits-iterative", "digits-gradual"])
+def test_killed_after_any_epoch_and_resumed_to_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A method that changes values as well, and epochs between the cuts of the gradual pipeline.
+    settings = ("prune.methods=[sipp-hybrid]", "prune.levels=1", "train.epochs=6", "train.batch_size=128")
+    recipe, n_cuts = small(name, *settings, "train.decay.milestones=[4]"), list[int]()
     whole = run(recipe, RunOptions(out=tmp_path / "whole", device="cpu"))
-    handler, n_stops = signal.getsignal(signal.SIGTERM), 0
-
-    def raise_stop(*given: Any) -> None:
-        raise Stopped
-
-    def stopped(state: TrainState, *given: Any) -> None:
-        train_step(state, *given)
-        if state.epoch == 1 and n_stops < 2:  # in the second of two epochs
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    train_step = training.train_step
-    monkeypatch.setattr(training, "train_step", stopped)
-    signal.signal(signal.SIGTERM, raise_stop)
-    how = RunOptions(out=tmp_path / "parts", device="cpu", accept_changes=True)
-    try:
-        for _ in range(8):
-            try:
-                resumed = run(recipe, how, checkpoint_seconds=0.0)
-                break
-            except Stopped:
-                n_stops += 1
-                assert list_runs(tmp_path / "parts")[0].state == "stopped"
-                assert list((tmp_path / "parts").glob(f"*/*/{CHECKPOINT}"))
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert n_stops == 2 and contents(resumed.folder) == contents(whole.folder)
-    assert read_records(resumed.folder) == resumed.records and read_run(resumed.folder).notes == ()
-    assert not list(resumed.folder.rglob(CHECKPOINT))
+    done = killed_at_every_checkpoint(
+        recipe, tmp_path / "parts", monkeypatch, lambda saved: n_cuts.append(len(saved["facts"].get("path", [])))
+    )
+    assert contents(done.folder) == contents(whole.folder) and len(n_cuts) == 2 * 5
+    assert len(set(n_cuts)) >= (3 if name == "digits-gradual" else 1)
+    assert read_records(done.folder) == done.records and read_run(done.folder).notes == ()
 
 
 def test_a_resumed_optimizer_has_the_memory_layout_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +169,14 @@ def test_a_resumed_optimizer_has_the_memory_layout_it_had(tmp_path: Path, monkey
     def stopped(path: Path, values: dict[str, Any]) -> None:
         save(path, values)
         noted(values["optimizer"].values())
-        raise Stopped
+        raise Killed
 
     def watched(state: TrainState, *given: Any, **options: Any) -> TrainState:
         noted(state.optimizer.state.values())
         return first(state, *given, **options)
 
     monkeypatch.setattr(stages, "save_checkpoint", stopped)
-    with pytest.raises(Stopped):
+    with pytest.raises(Killed):
         run(recipe, RunOptions(out=tmp_path, device="cpu"), checkpoint_seconds=0.0)
     monkeypatch.setattr(stages, "train", watched)
     run(recipe, RunOptions(out=tmp_path, device="cpu"))

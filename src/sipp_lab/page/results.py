@@ -71,11 +71,8 @@ def read_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
 
 
 def _is_result(folder: Path) -> bool:
-    """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
-    try:
-        return (folder / MANIFEST).exists() or any((folder / name).exists() for name in (RECORD_NAME, JOURNAL_NAME))
-    except OSError:
-        return True
+    """Whether this is a result, intact or not."""
+    return any((folder / name).exists() for name in (MANIFEST, RECORD_NAME, JOURNAL_NAME))
 
 
 def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:

@@ -26,11 +26,6 @@ ALTERNATIVES = {
 Values = dict[str, Any]
 
 
-def recipe_names() -> list[str]:
-    """The names of all built-in recipes."""
-    return list(RECIPES)
-
-
 def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
     """Loads a recipe by name or from a .yaml file, and applies `key=value` settings (dotted keys, YAML values).
 
@@ -71,7 +66,7 @@ def recipe_of(
 
 def _built_in(name: Any) -> Values:
     if not isinstance(name, str) or name not in RECIPES:
-        hint = check.nearest(name, recipe_names())
+        hint = check.nearest(name, RECIPES)
         raise OptionError(f"unknown recipe {name!r:.80}{hint}", fix=f"`sipp run` lists all; or give a {SUFFIX} file")
     return RECIPES[name]
 

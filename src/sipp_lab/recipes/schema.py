@@ -257,10 +257,8 @@ class Recipe(_Section):
         return tuple(range(self.seed, self.seed + self.repetitions))
 
 
-def check_recipe(values: Any, *, where: str) -> Recipe:
+def check_recipe(values: dict[str, Any], *, where: str) -> Recipe:
     """Validates a recipe; the error lists every problem with its key."""
-    if not isinstance(values, dict):
-        raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
         return Recipe.model_validate_json(json.dumps(values, default=str))
@@ -286,15 +284,9 @@ def recipe_keys(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def keys_sheet(recipe: Recipe) -> Sheet:
-    """Every key of a recipe, its value in YAML notation, and what it means."""
-    rows = tuple((row["key"], _as_yaml(row["value"]), row["meaning"]) for row in recipe_keys(recipe))
+    """Every key of a recipe, its value as JSON (which is YAML), and what it means."""
+    rows = tuple((row["key"], json.dumps(row["value"]), row["meaning"]) for row in recipe_keys(recipe))
     return Sheet(recipe.name, tables=(Table(("key", "value", "meaning"), rows, texts=("value", "meaning")),))
-
-
-def _as_yaml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_as_yaml, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,7 @@ import sipp
 from sipp.errors import DataError, OptionError, SippError
 from sipp.files import TEMPORARY, make_folder, read_file, sha256_of, write_atomic
 from sipp.results import Sheet, Table, from_json, to_json, words
-from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, Stage, stages_of
+from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, Stage
 
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
@@ -217,11 +217,6 @@ def read_records(folder: Path) -> list[Values]:
         ) from error
 
 
-def without_times(record: Mapping[str, Any]) -> Values:
-    """The record without its seconds: equal for all runs of a configuration, resumed or not."""
-    return {key: value for key, value in record.items() if key != "seconds"}
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 HOW_TO_REPAIR = "put back an intact copy of that file, or move its folder away and create it again"
@@ -263,18 +258,10 @@ def read_run(folder: Path) -> Run:
     """Reads a run folder, finished or not."""
     manifest, lines = read_manifest(folder), enumerate(read_records(folder), start=1)
     records = tuple(from_json(NetworkRecord, record, f"{folder / RECORDS} line {number}") for number, record in lines)
-    return Run(folder.resolve().name, manifest.config, manifest.origins, records, _n_stages(manifest, folder))
-
-
-def _n_stages(manifest: Manifest, folder: Path) -> int:
-    """How many networks the run has when it is finished."""
-    try:
-        config = manifest.config
-        prune = config["prune"]
-        levels = prune["levels"] if prune.get("keeps") is None else len(prune["keeps"])
-        return len(stages_of(range(config["repetitions"]), prune["methods"], levels))
-    except (KeyError, TypeError) as error:
-        raise DataError(f"its configuration is not that of a run ({error})", where=folder / MANIFEST) from error
+    config, prune = manifest.config, manifest.config["prune"]
+    n_levels = prune["levels"] if prune.get("keeps") is None else len(prune["keeps"])
+    n_stages = config["repetitions"] * (1 + len(prune["methods"]) * n_levels)
+    return Run(folder.resolve().name, config, manifest.origins, records, n_stages)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,15 +48,6 @@ class Stage:
     def dense(self) -> Stage:
         """The dense network of its seed."""
         return Stage(self.seed, None, 0)
-
-
-def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list[Stage]:
-    """All networks for these seeds, methods and levels, in training order."""
-    stages = []
-    for seed in seeds:
-        stages.append(Stage(seed, None, 0))
-        stages += [Stage(seed, method, level) for method in methods for level in range(1, levels + 1)]
-    return stages
 
 
 @dataclass(frozen=True)

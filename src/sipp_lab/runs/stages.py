@@ -31,13 +31,18 @@ from sipp_lab.runs.folder import (
     save_checkpoint,
     save_state,
 )
-from sipp_lab.runs.records import NetworkRecord, Stage, stages_of
+from sipp_lab.runs.records import NetworkRecord, Stage
 from sipp_lab.training import EpochRow, TrainState, in_eval_mode, new_state, train
 
 
 def plan(recipe: Recipe) -> list[Stage]:
     """All networks of a recipe's run, in training order."""
-    return stages_of(recipe.seeds, recipe.prune.methods, recipe.prune.n_levels)
+    stages = []
+    for seed in recipe.seeds:
+        stages.append(Stage(seed, None, 0))
+        for method in recipe.prune.methods:
+            stages += [Stage(seed, method, level) for level in range(1, recipe.prune.n_levels + 1)]
+    return stages
 
 
 def left_to_train(recipe: Recipe, folder: Path) -> list[Stage]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sipp.errors import OptionError
-from sipp_lab.recipes import config_of, load_recipe, recipe_names
+from sipp_lab.recipes import config_of, load_recipe
+from sipp_lab.recipes.table import RECIPES
 from sipp_lab.training import learning_rate
 
 # The two tables of the paper, written down apart from the recipes: epochs, warm-up, batch, rate, decay factor and
@@ -49,14 +50,14 @@ def test_every_number_of_the_tables(column: str, pipeline: str) -> None:
 
 
 def test_every_recipe_loads() -> None:
-    for name in recipe_names():
+    for name in RECIPES:
         recipe = load_recipe(name)
         assert learning_rate(recipe.train, recipe.train.epochs - 1e-9) > 0
         assert recipe.name == name and recipe.description
 
 
 def test_recipes_have_the_epochs_and_rates_of_the_authors() -> None:
-    for name in recipe_names():
+    for name in RECIPES:
         recipe = load_recipe(name)
         if "digits" not in name and name != "resnet20-cifar10-gradual":
             assert "sipp-det mean" in recipe.prune.methods

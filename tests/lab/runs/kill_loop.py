@@ -24,7 +24,7 @@ from sipp.verbs.prune import prune
 from sipp_lab.data.sets import load_digits
 from sipp_lab.nets import plain
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.folder import load_state, read_records, without_times
+from sipp_lab.runs.folder import load_state, read_records
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import run
 
@@ -81,7 +81,7 @@ def contents(out: Path) -> dict[str, object]:
     tensors: dict[str, object] = {
         str(path.relative_to(folder)): save(load_state(path)[0]) for path in sorted(folder.rglob("*.safetensors"))
     }
-    return {**tensors, "records": [without_times(record) for record in read_records(folder)]}
+    return {**tensors, "records": [{**record, "seconds": 0} for record in read_records(folder)]}
 
 
 def main(folder: Path, n_kills: int, seed: int) -> int:
