@@ -17,7 +17,7 @@ from torch import nn
 import sipp
 from sipp.errors import DataError, DeadRowsWarning, ModelError
 from sipp.results import NormStats, SeenInputs, budget_at, cut_times, to_json
-from sipp_lab.processes import from_leader, share_buffers
+from sipp_lab.processes import from_leader
 from sipp_lab.recipes.arms import arm_of
 from sipp_lab.recipes.table import WORDS
 from sipp_lab.runs.context import Network, RunContext
@@ -163,11 +163,11 @@ def gradual_cuts(context: RunContext, stage: Stage, n_steps: int) -> AfterStep:
     def cut(n_done: int, state: TrainState) -> None:
         if n_done not in times:
             return
-        share_buffers(state.model)  # the leader's network is scored
         current = Network.of(state.model, state.masks)
         budget = budget_at(times[n_done], _n_prunable(context, current), _level_budget(context, stage, current))
         network, facts = _cut_to(context, stage, current, budget)
-        state.model.load_state_dict(network.state)  # sampling rescales the weights it keeps (T8)
+        # The leader's network, with its BatchNorm statistics; sampling rescales the weights it keeps (T8).
+        state.model.load_state_dict(network.state)
         set_masks(state, network.masks)
         pruned = facts["pruned"]
         blend = pruned["choice"] and pruned["choice"]["taken"]

@@ -1,5 +1,7 @@
 """Pipelines: the ladder, shared parents, masks that only shrink, records, stopping and going on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from sipp.errors import DataError, OptionError
 from sipp_lab import pipelines, training
-from sipp_lab.runs import stages
+from sipp_lab.runs import running, stages
 from sipp_lab.runs.folder import FINAL, list_runs, read_records, read_run
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.planning import planned_run
@@ -121,7 +123,11 @@ def test_every_level_is_drawn_with_a_seed_of_its_own(tmp_path: Path) -> None:
     assert first["pruned"]["seed"] != second["pruned"]["seed"]
 
 
-def test_a_second_run_trains_nothing_but_what_is_missing(tmp_path: Path) -> None:
+def killed(*given: Any, **options: Any) -> None:
+    raise Killed
+
+
+def test_a_second_run_trains_nothing_but_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = small("digits-iterative", "prune.methods=[magnitude]")
     first = run(recipe, RunOptions(out=tmp_path, device="cpu"))
     before = contents(first.folder)
@@ -134,6 +140,11 @@ def test_a_second_run_trains_nothing_but_what_is_missing(tmp_path: Path) -> None
         lost = first.folder / f"seed0.magnitude.{level:02d}" / FINAL
         lost.unlink()
         assert planned_run(recipe, RunOptions(out=tmp_path, device="cpu")).n_new == n_made
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, "train_network", killed)
+            with pytest.raises(Killed):
+                run(recipe, RunOptions(out=tmp_path, device="cpu", accept_changes=True))
+        assert len(saved(first.folder)) == len(read_records(first.folder)) == 3 - n_made  # gone before anything is made
         assert run(recipe, RunOptions(out=tmp_path, device="cpu", accept_changes=True)).n_made == n_made
         assert contents(first.folder) == before
     assert [one.state for one in list_runs(tmp_path)] == ["finished"]
@@ -156,6 +167,26 @@ def test_killed_after_any_epoch_and_resumed_to_the_same_bits(
     assert contents(done.folder) == contents(whole.folder) and len(n_cuts) == 2 * 5
     assert len(set(n_cuts)) >= (3 if name == "digits-gradual" else 1)
     assert read_records(done.folder) == done.records and read_run(done.folder).notes == ()
+
+
+def test_the_bar_counts_every_epoch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[list[int]] = []
+
+    @contextmanager
+    def bar(title: str, total: int, *, shown: bool) -> Iterator[Any]:
+        counts.append([total])
+        yield counts[-1].append
+
+    monkeypatch.setattr(running, "progress_bar", bar)
+    recipe, how = small("digits-iterative", "prune.methods=[magnitude]", "prune.levels=1"), RunOptions(out=tmp_path)
+    with monkeypatch.context() as patch:
+        save = stages.save_checkpoint
+        patch.setattr(stages, "save_checkpoint", lambda path, values: killed(save(path, values)))
+        with pytest.raises(Killed):
+            run(recipe, how, checkpoint_seconds=0.0)
+    for _ in range(2):  # from the checkpoint of the first epoch to the end; with nothing left to do
+        run(recipe, how)
+    assert [(total, sum(done)) for total, *done in counts] == [(4, 0), (4, 4), (4, 4)]
 
 
 def test_a_resumed_optimizer_has_the_memory_layout_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from torch import nn
 
 from sipp.errors import ModelError
 from sipp_lab.data.feed import NO_LABEL, Feed, epoch_order, split_images
-from sipp_lab.data.images import ImageSet
+from sipp_lab.data.images import ImageSet, draw_shifts, normalise, shift
 from sipp_lab.recipes.schema import Decay, Distill, Training
+from sipp_lab.seeds import step_seed
 from sipp_lab.training import (
     TrainState,
     distilled_losses,
@@ -169,6 +170,20 @@ def test_every_item_once_an_epoch_in_another_order() -> None:
         assert [len(labels) for _, labels in batches] == [8, 8, 8, 2]
         orders.append(torch.cat([images for images, _ in batches]).flatten(1).sum(1))
     assert torch.equal(orders[0].sort().values, orders[1].sort().values) and not torch.equal(*orders)
+
+
+def test_augmentation_is_that_of_the_step_and_processes_get_parts_of_it() -> None:
+    feed = make_feed(uint8=True)
+    assert isinstance(feed.data, ImageSet)
+    whole = list(feed.train_batches(8, augment=True, seed=5, epoch=1))
+    for step, items in enumerate(epoch_order(feed.splits.train, seed=5, epoch=1).split(8)):
+        shifts = draw_shifts(len(items), torch.Generator().manual_seed(step_seed(5, 1, step)))
+        assert torch.equal(whole[step][0], normalise(shift(feed.data.images[items], shifts)))
+    for rank in range(3):  # the last batch has two items
+        *parts, last = feed.train_batches(8, augment=True, seed=5, epoch=1, share=(rank, 3))
+        for (images, labels), (of_all, all_labels) in zip(parts, whole):
+            assert torch.equal(images, of_all[rank::3]) and torch.equal(labels, all_labels[rank::3])
+        assert len(last[1]) == 1 and (int(last[1]) == NO_LABEL) == (rank == 2)
 
 
 def test_evaluates_in_eval_mode_and_gives_the_mode_back() -> None:

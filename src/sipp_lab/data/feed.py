@@ -26,25 +26,13 @@ NO_LABEL = -100  # torch's own ignore_index
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Sorted item numbers of the four parts, and a hash of the data."""
+    """Sorted item numbers of the four parts; `digest` is a SHA-256 of the data, the seed and all parts."""
 
     train: Tensor
     calibration: Tensor
     holdout: Tensor
     test: Tensor
-    n_train_part: int
-    seed: int
-    content_hash: str
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the data's hash, the seed and all four parts: equal digests mean equal experiments."""
-        parts: list[bytes | memoryview] = [f"{self.content_hash} {self.seed} {self.n_train_part}".encode()]
-        for name in PARTS:
-            items = getattr(self, name)
-            parts.append(f"{name} {items.numel()}".encode())
-            parts.append(items.cpu().contiguous().numpy().data)
-        return sha256_of(*parts)
+    digest: str  # equal digests mean equal experiments
 
 
 def n_left(n_items: int, *, n_calibration: int, n_holdout: int) -> int:
@@ -62,16 +50,12 @@ def split_images(data: ImageSet | FolderIndex, *, n_calibration: int, n_holdout:
     n_train = n_left(data.n_train, n_calibration=n_calibration, n_holdout=n_holdout)
     # A local generator, so that the recorded seed alone determines the split.
     order = torch.randperm(data.n_train, generator=torch.Generator().manual_seed(seed))
-    calibration, holdout, train = order.split([n_calibration, n_holdout, n_train])
-    return Splits(
-        train=train.sort().values,
-        calibration=calibration.sort().values,
-        holdout=holdout.sort().values,
-        test=torch.arange(data.n_train, data.n_train + data.n_test),
-        n_train_part=data.n_train,
-        seed=seed,
-        content_hash=data.content_hash,
-    )
+    calibration, holdout, train = (part.sort().values for part in order.split([n_calibration, n_holdout, n_train]))
+    parts = (train, calibration, holdout, torch.arange(data.n_train, data.n_train + data.n_test))
+    content: list[bytes | memoryview] = [f"{data.content_hash} {seed} {data.n_train}".encode()]
+    for name, items in zip(PARTS, parts):
+        content += [f"{name} {len(items)}".encode(), items.numpy().data]
+    return Splits(*parts, digest=sha256_of(*content))
 
 
 def epoch_order(items: Tensor, *, seed: int, epoch: int) -> Tensor:
