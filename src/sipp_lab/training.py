@@ -94,8 +94,8 @@ def train(
     *,
     seed: int,
     teacher: nn.Module | None = None,
-    after_step: AfterStep = lambda n_done, state: None,
-    after_epoch: Callable[[TrainState], None] = lambda state: None,
+    after_step: AfterStep | None = None,
+    after_epoch: Callable[[TrainState], None] | None = None,
 ) -> TrainState:
     """Trains to the last epoch.
 
@@ -125,10 +125,12 @@ def train(
                         fix=f"set train.batch_size to {max(1, hyper.batch_size // 2)} (and the rate with it), or use "
                         "more processes",
                     ) from error
-                after_step(state.epoch * n_steps + step + 1, state)
+                if after_step is not None:
+                    after_step(state.epoch * n_steps + step + 1, state)
             share_buffers(state.model)
             _end_epoch(state, feed, hyper, seed=seed)
-            after_epoch(state)
+            if after_epoch is not None:
+                after_epoch(state)
     return state
 
 

@@ -23,7 +23,9 @@ def load_set(name: str, root: Path) -> ImageSet | FolderIndex:
     """The data set of this name, from its folder in `root`."""
     if name == "imagenet":
         return index_folders(root / "imagenet")
-    return load_digits() if name == "digits" else load_mnist(root) if name == "mnist" else load_cifar10(root)
+    if name == "cifar10":
+        return load_cifar10(root)
+    return load_mnist(root) if name == "mnist" else load_digits()
 
 
 def data_sets(root: Path) -> dict[str, tuple[bool, str]]:

@@ -20,7 +20,6 @@ from sipp_lab.recipes import Recipe
 from sipp_lab.recipes.arms import arm_of
 from sipp_lab.recipes.schema import Training
 from sipp_lab.runs.folder import code_version
-from sipp_lab.runs.options import Device
 
 MODEL, MASK = "model.", "mask."  # prefixes of a network's tensors in a file
 
@@ -105,8 +104,8 @@ def code_version_of(recipe: Recipe) -> str:
     return ", ".join([code_version(), *(digest_of(name) for name in own), *scores])
 
 
-def device_named(name: Device) -> torch.device:
-    """The device with this name; "auto" is a GPU if there is one."""
+def device_named(name: str) -> torch.device:
+    """The device "cpu", "cuda", or "auto": a GPU if there is one."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise OptionError("torch finds no CUDA device on this machine", fix="use device cpu, or leave it out")

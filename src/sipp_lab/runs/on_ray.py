@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from sipp_lab.pipelines import PIPELINES
 from sipp_lab.recipes import Recipe, config_of
 from sipp_lab.runs.context import RunContext, code_version_of, device_named, load_feed, torch_settings
 from sipp_lab.runs.folder import MANIFEST, is_done, read_manifest
-from sipp_lab.runs.options import Device, RunOptions
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.records import Origin, Stage
 from sipp_lab.runs.stages import left_to_train, train_network
 
@@ -46,7 +46,7 @@ class RunOnRay:
     recipe: Recipe
     folder: Path
     how: RunOptions
-    device: Device
+    device: str  # "cpu" or "cuda"
     checkpoint_seconds: float
     origin: Origin
 
@@ -73,7 +73,7 @@ def train_stage(run: RunOnRay, stage: Stage) -> None:
             train_network(RunContext(recipe, run.folder, feed, run.checkpoint_seconds), stage)
 
 
-def train_on_ray(run: RunOnRay) -> Iterator[Stage]:
+def train_on_ray(run: RunOnRay) -> Generator[Stage, None, None]:
     """Trains all stages that are not done, and yields each when it is; Ray is not started if there are none.
 
     If a process dies, another resumes its stage from the last checkpoint. An error in one stage ends all.

@@ -18,7 +18,7 @@ from sipp_lab.recipes import Recipe, config_of
 from sipp_lab.runs.context import RunContext, code_version_of, device_named, load_feed, torch_settings
 from sipp_lab.runs.folder import Values, is_done, open_run, records_of, write_records
 from sipp_lab.runs.on_ray import RunOnRay, import_ray, train_on_ray
-from sipp_lab.runs.options import Device, RunOptions
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.records import Origin
 from sipp_lab.runs.stages import plan, remove_orphans, train_networks
 
@@ -126,12 +126,11 @@ def run(
         advance = stack.enter_context(progress_bar(f"{recipe.name}, epochs", sum(n_epochs.values()), shown=is_shown))
         advance(n_before)
         if on_ray:
-            kind: Device = "cuda" if device.type == "cuda" else "cpu"
-            finished = train_on_ray(RunOnRay(recipe, folder, how, kind, checkpoint_seconds, origin))
+            finished = train_on_ray(RunOnRay(recipe, folder, how, device.type, checkpoint_seconds, origin))
         else:
             finished = train_networks(RunContext(recipe, folder, feed, checkpoint_seconds, advance))
         n_made = 0
-        for stage in stack.enter_context(closing(finished)):  # type: ignore[type-var]  # before the lock is released
+        for stage in stack.enter_context(closing(finished)):  # before the lock is released
             n_made += 1
             if on_ray:
                 advance(n_epochs[stage])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -63,7 +63,7 @@ def remove_orphans(recipe: Recipe, folder: Path) -> None:
                 (folder / stage.name / name).unlink(missing_ok=True)
 
 
-def train_networks(context: RunContext) -> Iterator[Stage]:
+def train_networks(context: RunContext) -> Generator[Stage, None, None]:
     """Trains all stages that are not done, and yields each when it is."""
     for stage in from_leader(lambda: left_to_train(context.recipe, context.folder)):
         train_network(context, stage)
@@ -80,9 +80,9 @@ def train_network(context: RunContext, stage: Stage) -> None:
     context.advance(state.epoch)
 
     pipeline, last_saved = PIPELINES[context.recipe.pipeline], time.monotonic()
-    cuts = {}
+    cut = None
     if pipeline.after_step is not None and stage.method is not None:
-        cuts["after_step"] = pipeline.after_step(context, stage, hyper.epochs * context.feed.n_steps(hyper.batch_size))
+        cut = pipeline.after_step(context, stage, hyper.epochs * context.feed.n_steps(hyper.batch_size))
 
     def save_if_due() -> None:
         nonlocal last_saved
@@ -100,8 +100,8 @@ def train_network(context: RunContext, stage: Stage) -> None:
         hyper,
         seed=stage.seed,
         teacher=_teacher(context, stage),
+        after_step=cut,
         after_epoch=after_epoch,
-        **cuts,
     )
     _record(context, stage, state, time.monotonic() - began)
 
