@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -76,14 +76,15 @@ class ImageSet:
         What augmentation does to an item depends on (seed, epoch, step) and its place in the chunk, so it does not
         depend on the number of processes.
         """
+        move = partial(torch.Tensor.to, device=self.images.device, non_blocking=True)  # does not wait for a GPU
         for step, items in enumerate(chunks):
             places = share_of(torch.arange(len(items)), share)
-            mine = items[places].to(self.images.device)
+            mine = move(items[places])
             images = self.images[mine]
             if augment is not None:
                 generator = torch.Generator().manual_seed(step_seed(*augment, step))
                 offsets, mirrored = draw_shifts(len(items), generator)
-                images = shift(images, (offsets[:, places].to(images.device), mirrored[places].to(images.device)))
+                images = shift(images, (move(offsets[:, places]), move(mirrored[places])))
             yield images, self.labels[mine]
 
 

@@ -68,11 +68,11 @@ class Plan:
         for one in self.runs:
             counts = (f"{n:,}" for n in (one.n_all, one.n_there, one.n_new, one.n_epochs))
             rows.append((one.run, *counts, numbers.seconds(one.seconds)))
-        columns = ("run", "networks", "there", "to train", "epochs", "training alone")
+        columns = ("run", "networks", "there", "to train", "epochs", "training")
         left = f"{words.counted(self.n_new, 'network')} and {self.n_epochs:,} epochs to train"
         note = f"{left}: about {numbers.seconds(self.seconds)} here for the training alone, one network after another; "
         note += "pruning, tests and reading images come on top, and take longer than that for small networks"
-        table = Table(columns, tuple(rows), texts=("training alone",))
+        table = Table(columns, tuple(rows), texts=("training",))
         return Sheet("what is left to train", tables=(table,), note=note)
 
 
