@@ -10,7 +10,7 @@ from sipp.cli.commands.report_command import report
 from sipp.errors import OptionError
 from sipp.scoring import methods
 from sipp_lab.own_code import import_named, load_scores, own_images, own_network
-from sipp_lab.recipes import Code, load_recipe
+from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import load_state, read_run
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import FinishedRun, run
@@ -49,13 +49,13 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_uses_the_users_network_and_data(mine: Path) -> None:
-    code = Code(net="mine_for_runs:make", data="mine_for_runs:load")
-    recipe = load_recipe("digits-iterative", settings=SETTINGS, code=code)
+    own = {"net": "mine_for_runs:make", "data": "mine_for_runs:load"}
+    recipe = load_recipe("digits-iterative", settings=SETTINGS, **own)
     done = run(recipe, RunOptions(out=mine / "runs", device="cpu"))
-    assert [r["net"] for r in done.records] == ["own"] * 3 and done.records[1]["pruned"]["kept"] == 60
+    assert [r["net"] for r in done.records] == ["mine_for_runs:make"] * 3 and done.records[1]["pruned"]["kept"] == 60
     torch.manual_seed(0)
     start = own_network("mine_for_runs:make").state_dict()
-    still = load_recipe("digits-at-init", settings=(*SETTINGS, "train.rate=1.0e-30"), code=code)
+    still = load_recipe("digits-at-init", settings=(*SETTINGS, "train.rate=1.0e-30"), **own)
     kept = run(still, RunOptions(out=mine / "runs", device="cpu"))
     assert torch.equal(
         load_state(kept.folder / "seed0.dense" / "final.safetensors")[0]["model.1.weight"], start["1.weight"]
@@ -69,14 +69,14 @@ def test_a_run_uses_the_users_network_and_data(mine: Path) -> None:
 
 def test_no_file_names_code(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    for text in ("code: {net: 'os:abort'}", "net: own", "data: {name: own}", "net: 'os:abort'"):
+    for text in ("code: {net: 'os:abort'}", "net: own", "data: {name: 'os:abort'}", "net: 'os:abort'"):
         path.write_text(f"base: digits-iterative\n{text}\n")
         with pytest.raises(OptionError):
             load_recipe(str(path))
     with pytest.raises(OptionError, match="command line only"):
-        load_recipe("digits-iterative", settings=("code.net=os:abort",))
+        load_recipe("digits-iterative", settings=("net=os:abort",))
     with pytest.raises(OptionError, match="init"):
-        load_recipe("digits-iterative", settings=("init=pytorch",), code=Code(net="a:b"))
+        load_recipe("digits-iterative", settings=("init=pytorch",), net="a:b")
 
 
 @pytest.mark.parametrize("name", ["shouts", "ends", "net", "absent", "MISSING.x", "load", ""])
@@ -84,7 +84,7 @@ def test_wrong_networks(name: str, mine: Path) -> None:
     spec = f"mine_for_runs:{name}" if name != "MISSING.x" else "no_such_module:x"
     with pytest.raises(OptionError):
         own_network(spec)
-    recipe = load_recipe("digits-iterative", settings=SETTINGS, code=Code(net=spec))
+    recipe = load_recipe("digits-iterative", settings=SETTINGS, net=spec)
     with pytest.raises(OptionError):
         run(recipe, RunOptions(out=mine / "runs", device="cpu"))
     assert not (mine / "runs").exists()
@@ -126,8 +126,8 @@ def loaded(folder: Path, text: str) -> None:
 
 def made(folder: Path, names: str) -> FinishedRun:
     """A run of these methods on a network and data of the user's own."""
-    code = Code(net="mine_for_runs:make", data="mine_for_runs:load")
-    recipe = load_recipe("digits-iterative", settings=(*SETTINGS, f"prune.methods=[{names}]"), code=code)
+    own = {"net": "mine_for_runs:make", "data": "mine_for_runs:load"}
+    recipe = load_recipe("digits-iterative", settings=(*SETTINGS, f"prune.methods=[{names}]"), **own)
     return run(recipe, RunOptions(out=folder / "runs", device="cpu"))
 
 

@@ -26,7 +26,7 @@ class Panel:
 
 
 def network_and_data(run: Run) -> str:
-    """Which network on which data, with the names of the user's own code if used."""
+    """Which network on which data; published runs have the names of the user's own code apart."""
     code = run.config.get("code") or {}
     return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
 

@@ -15,14 +15,23 @@ from sipp.results import PruneOptions, Sheet, Table, check
 from sipp_lab.nets import INPUT_SHAPES, net_spec
 from sipp_lab.recipes.arms import arm_of, label_of
 
-DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
-OWN = "own"  # a network or data from the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slash, no "..", no space
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def is_own(name: str) -> bool:
+    """Whether this names a network or data of the user's own: package.module:callable."""
+    return ":" in name
+
+
+def _data_name(name: str) -> str:
+    if not is_own(name):
+        check.choice("data.name", name, tuple(INPUT_SHAPES))
+    return name
 
 
 class _Section(BaseModel):
@@ -35,7 +44,7 @@ class _Section(BaseModel):
 class DataSpec(_Section):
     """The data set, and how many of its training items are held back for calibration and holdout."""
 
-    name: DataName
+    name: Annotated[str, AfterValidator(_data_name)]
     """the data set"""
     n_calibration: Count
     """training inputs held back for scoring weights"""
@@ -176,15 +185,6 @@ class Pruning(_section_of_prune()):  # type: ignore[misc]
         return float((self.alpha or 0.0) ** level)
 
 
-class Code(_Section):
-    """The user's own code as package.module:callable; named on the command line, never in a file."""
-
-    net: str | None = None
-    """makes the network"""
-    data: str | None = None
-    """gives the data"""
-
-
 class Recipe(_Section):
     """One experiment: a network, data, training, pruning, and the pipeline that combines them."""
 
@@ -206,8 +206,6 @@ class Recipe(_Section):
     """training after a cut, as `train` but for what is given; with other epochs, the rate decays at the same shares"""
     prune: Pruning
     """methods and levels"""
-    code: Code = Code()
-    """the user's own code, named on the command line only"""
     repetitions: Count
     """number of seeds"""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -217,11 +215,9 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _network_fits_data(self) -> Recipe:
-        if (self.net == OWN) != (self.code.net is not None) or (self.data.name == OWN) != (self.code.data is not None):
-            raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
-        if self.net == OWN and self.init != "he":
+        if is_own(self.net) and self.init != "he":
             raise ValueError("init has no effect on your own network, which sets its own weights")
-        if OWN in (self.net, self.data.name):
+        if is_own(self.net) or is_own(self.data.name):
             return self
         spec = net_spec(self.net)
         if spec.input_shape != INPUT_SHAPES[self.data.name]:

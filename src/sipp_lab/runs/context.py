@@ -16,7 +16,7 @@ from sipp_lab.data.feed import Feed, split_images
 from sipp_lab.data.sets import load_set
 from sipp_lab.nets import build
 from sipp_lab.own_code import digest_of, own_images, own_network
-from sipp_lab.recipes import Recipe
+from sipp_lab.recipes import Recipe, is_own
 from sipp_lab.recipes.arms import arm_of
 from sipp_lab.recipes.schema import Training
 from sipp_lab.runs.folder import code_version
@@ -79,26 +79,25 @@ class RunContext:
         recipe = self.recipe
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if recipe.code.net is not None:
-                return own_network(recipe.code.net)
+            if is_own(recipe.net):
+                return own_network(recipe.net)
             return build(recipe.net, n_classes=self.feed.data.n_classes, init=recipe.init)
 
 
 def load_feed(recipe: Recipe, root: Path, device: torch.device) -> Feed:
     """Loads the recipe's data from `root` and splits it; images in memory are moved to the device."""
-    spec, own = recipe.data, recipe.code.data
-    data = load_set(spec.name, root) if own is None else own_images(own)
+    spec = recipe.data
+    data = own_images(spec.name) if is_own(spec.name) else load_set(spec.name, root)
     splits = split_images(data, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout)
     return Feed(data.to(device), splits, device)
 
 
 def code_version_of(recipe: Recipe) -> str:
     """The code behind a run's results: this package, torch, and the user's own network, data and scores if any."""
-    code, known = recipe.code, sipp.methods()
-    if code.net is not None:
+    known, own = sipp.methods(), [name for name in (recipe.net, recipe.data.name) if is_own(name)]
+    if is_own(recipe.net):
         with torch.random.fork_rng(devices=[]):
-            own_network(code.net)  # fails early if it cannot be built
-    own = [name for name in (code.net, code.data) if name is not None]
+            own_network(recipe.net)  # fails early if it cannot be built
     rows = [known[arm_of(label)[0]] for label in recipe.prune.methods]
     scores = [digest_of(row.name, row.score) for row in rows if row.is_own]
     return ", ".join([code_version(), *(digest_of(name) for name in own), *scores])

@@ -15,7 +15,7 @@ from sipp_lab.data.feed import Feed, n_left, split_images
 from sipp_lab.data.images import ImageSet
 from sipp_lab.nets import INPUT_SHAPES
 from sipp_lab.own_code import own_images
-from sipp_lab.recipes import Recipe, config_of
+from sipp_lab.recipes import Recipe, config_of, is_own
 from sipp_lab.recipes.schema import Training
 from sipp_lab.runs.context import RunContext, device_named, torch_settings
 from sipp_lab.runs.folder import run_name
@@ -82,7 +82,7 @@ def planned_run(recipe: Recipe, how: RunOptions) -> PlannedRun:
     A few steps are timed: of the dense network, and of a pruned one if it is trained otherwise.
     """
     name, spec, n_all = run_name(config_of(recipe)), recipe.data, len(plan(recipe))
-    own = None if recipe.code.data is None else own_images(recipe.code.data)
+    own = own_images(spec.name) if is_own(spec.name) else None
     n_train = N_TRAIN[spec.name] if own is None else own.n_train
     n_items = n_left(n_train, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout)
     shape = INPUT_SHAPES[spec.name] if own is None else tuple(own.images.shape[1:])

@@ -49,14 +49,13 @@ def run(
         from sipp_lab.recipes.table import RECIPES
 
         return listing("recipes", {name: row["description"] for name, row in RECIPES.items()})
-    from sipp_lab.recipes import Code, load_recipe
+    from sipp_lab.recipes import load_recipe
     from sipp_lab.recipes.schema import keys_sheet, recipe_keys
     from sipp_lab.runs.planning import Plan, planned_run
     from sipp_lab.runs.running import run_each, work_done
 
     load_code(how.code)
-    named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
-    chosen = load_recipe(recipe, settings=settings or (), code=named)
+    chosen = load_recipe(recipe, settings=settings or (), net=model, data=own_data)
     if show:
         values = {"kind": "recipe", "name": chosen.name, "keys": recipe_keys(chosen)}
         return Answer([keys_sheet(chosen)], values)
