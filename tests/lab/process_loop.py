@@ -17,15 +17,16 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
+from sipp.progress import progress_bar
 from sipp.verbs.prune import prune
 from sipp_lab.data.feed import Feed, split_images
 from sipp_lab.data.sets import load_digits
 from sipp_lab.nets import plain
 from sipp_lab.processes import from_leader, join_processes, n_processes, rank
 from sipp_lab.recipes import load_recipe
+from sipp_lab.runs import running
 from sipp_lab.runs.folder import load_state, read_records
 from sipp_lab.runs.options import RunOptions
-from sipp_lab.runs.running import run
 from sipp_lab.training import TrainState, new_state, set_masks, train
 
 plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
@@ -133,8 +134,14 @@ def whole_run(out: Path, *, name: str = "digits-at-init", dies_in: str = "") -> 
         if dies_in == "first":
             out.mkdir(parents=True, exist_ok=True)
             (out / "begun").touch()
+
+    def bar(title: str, total: int, *, shown: bool) -> Any:
+        assert shown == (rank() == 0)  # one bar for all processes
+        return progress_bar(title, total, shown=False)
+
+    running.progress_bar = bar
     recipe = load_recipe(name, settings=SETTINGS)
-    return run(recipe, RunOptions(out=out, device="cpu", accept_changes=True)).n_made
+    return running.run(recipe, RunOptions(out=out, device="cpu", accept_changes=True), progress=True).n_made
 
 
 def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:

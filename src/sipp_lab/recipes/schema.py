@@ -270,13 +270,8 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 
 def recipe_keys(recipe: Recipe) -> list[dict[str, Any]]:
     """{"key": its whole name, "value": None if unset, "meaning"} of every key that a recipe may have, in order."""
-    rows = []
-    for key, meaning in _keys_of(Recipe, ""):
-        value: Any = recipe.model_dump(mode="json")
-        for part in key.split("."):
-            value = None if value is None else value[part]
-        rows.append({"key": key, "value": value, "meaning": meaning})
-    return rows
+    keys = _keys_of(Recipe, recipe.model_dump(mode="json"))
+    return [{"key": key, "value": value, "meaning": meaning} for key, value, meaning in keys]
 
 
 def keys_sheet(recipe: Recipe) -> Sheet:
@@ -285,14 +280,14 @@ def keys_sheet(recipe: Recipe) -> Sheet:
     return Sheet(recipe.name, tables=(Table(("key", "value", "meaning"), rows, texts=("value", "meaning")),))
 
 
-def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
-    """(key, what it means) of every key, in order."""
+def _keys_of(section: type[BaseModel], values: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(key, value, what it means) of every key, in order; of a section that is unset, all values are None."""
     for name, field in section.model_fields.items():
-        inner = _section_in(field.annotation)
+        inner, value = _section_in(field.annotation), None if values is None else values[name]
         if inner is None:
-            yield prefix + name, field.description or ""
+            yield prefix + name, value, field.description or ""
         else:
-            yield from _keys_of(inner, f"{prefix}{name}.")
+            yield from _keys_of(inner, value, f"{prefix}{name}.")
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
@@ -310,7 +305,7 @@ def _described(problem: dict[str, Any]) -> str:
     start, kind, value = "".join(f"{part}." for part in path), problem["type"], problem["input"]
     key = start + last
     if kind == "extra_forbidden":
-        below = (name.removeprefix(start) for name, _ in _keys_of(Recipe, "") if name.startswith(start))
+        below = (name.removeprefix(start) for name, *_ in _keys_of(Recipe) if name.startswith(start))
         known = list(dict.fromkeys(name.partition(".")[0] for name in below))
         hint = check.nearest(key, [start + name for name in known])
         return f"unknown key {key!r}{hint}; known: {', '.join(known)}"

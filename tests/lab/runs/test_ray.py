@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lab.small_runs import contents, small
 
 from sipp.errors import DataError, ModelError, OptionError
 from sipp_lab.recipes import config_of
-from sipp_lab.runs import on_ray
+from sipp_lab.runs import on_ray, running
 from sipp_lab.runs.context import load_feed
 from sipp_lab.runs.folder import code_version, open_run
 from sipp_lab.runs.on_ray import RunOnRay, train_stage
@@ -89,9 +89,17 @@ def workers() -> list[int]:
 def test_two_workers_give_the_records_and_weights_of_one_process(
     whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    n_at_once: list[int] = []
+
+    @contextmanager
+    def looking(title: str, total: int, *, shown: bool) -> Iterator[Any]:
+        yield lambda n: n_at_once.append(len(workers()))
+
+    monkeypatch.setattr(running, "progress_bar", looking)
     monkeypatch.setattr(on_ray, "train_network", None)  # in this process only: whatever is made, other processes make
     done = run(ITERATIVE, on_ray_in(tmp_path, 2))
     assert contents(done.folder) == contents(whole.folder) and done.n_made == len(plan(ITERATIVE)) == 5
+    assert max(n_at_once) <= 2  # that two begin together is tested below: here it depends on how soon processes start
 
 
 # the last of these: a worker that is started anew imports everything again
