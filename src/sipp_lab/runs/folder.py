@@ -204,17 +204,24 @@ def write_records(folder: Path, stages: Sequence[Stage]) -> None:
 
 def read_records(folder: Path) -> list[Values]:
     """The records of a run, finished or not."""
-    path, records = folder / RECORDS, list[Values]()
+    path, fix = folder / RECORDS, "run the recipe again with the same --out: records are rebuilt from the networks"
+    lines = read_file(path).splitlines() if path.is_file() else []
+    return [_json_of(line, path, fix) for line in lines]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a run."""
+    path = folder / MANIFEST
+    manifest: Manifest = from_json(Manifest, _json_of(read_file(path), path), path)
+    return manifest
+
+
+def _json_of(text: bytes, path: Path, fix: str = "") -> Any:
+    """The JSON values in a part of a file."""
     try:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            records.append(json.loads(line))
-        return records
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"is not whole (line {len(records) + 1}: {error})",
-            where=path,
-            fix="run the recipe again with the same --out: records are rebuilt from the networks",
-        ) from error
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"is not whole ({error})", where=path, fix=fix) from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -241,17 +248,6 @@ class Run:
         """What a reader should know."""
         is_ours = f"{self.origins[-1].code}, ".startswith(f"{code_version()}, ")  # the user's own code follows
         return () if is_ours else ("These results were produced by a different version of the code.",)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a run."""
-    path = folder / MANIFEST
-    try:
-        values = json.loads(read_file(path))
-    except ValueError as error:
-        raise DataError(f"is not JSON ({error})", where=path) from error
-    manifest: Manifest = from_json(Manifest, values, path)
-    return manifest
 
 
 def read_run(folder: Path) -> Run:
@@ -288,8 +284,6 @@ def _status(folder: Path) -> RunStatus:
         run = read_run(folder)
     except SippError as error:
         return RunStatus(folder, what=error.fault, fix=error.fix or HOW_TO_REPAIR)
-    except OSError as error:
-        return RunStatus(folder, what=f"{error.filename or folder}: {error.strerror or error}", fix="allow reading it")
     state: Any = "running" if is_locked(folder) else "finished" if run.finished else "stopped"
     return RunStatus(folder, str(run.config["pipeline"]), len(run.records), run.n_stages, state, len(run.origins))
 
