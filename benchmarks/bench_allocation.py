@@ -56,7 +56,9 @@ def read_runs(folder: Path) -> list[Row]:
         allocation = config["prune"].get("allocation")  # older runs do not say: their code had other rules
         if allocation is None:
             continue
-        net = config["code"]["net"].partition(":")[2] if config["net"] == "own" else config["net"]
+        net = str(config.get("code", {}).get("net") or config["net"]).rpartition(":")[
+            2
+        ]  # older runs have own code apart
         once = config["pipeline"] == "iterative" and len(config["prune"]["keeps"] or ()) == 1
         pipeline = "one cut" if once else config["pipeline"]
         init = config["init"] if pipeline == "at-init" else None

@@ -41,8 +41,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.results.shrunk import ChannelsLeft, Shrunk
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.transforms import draw_shifts, normalise, shift
+from sipp_lab.data.images import draw_shifts, normalise, shift
+from sipp_lab.data.sets import load_cifar10
 from sipp_lab.nets import build
 
 N_POINTS = 1_000

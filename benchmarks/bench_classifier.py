@@ -17,8 +17,8 @@ from common import write_figures
 
 import sipp
 from sipp.errors import DeadRowsWarning
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.transforms import normalise
+from sipp_lab.data.images import normalise
+from sipp_lab.data.sets import load_cifar10
 from sipp_lab.nets import build
 
 INITS = ("fan-out", "he")

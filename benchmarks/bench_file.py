@@ -26,8 +26,8 @@ from torch import nn
 import sipp
 from sipp.results.options import Precision
 from sipp.results.saved_file import SavedFile, entropy_bytes
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.transforms import normalise
+from sipp_lab.data.images import normalise
+from sipp_lab.data.sets import load_cifar10
 from sipp_lab.nets import build
 from sipp_lab.nets.registry import NETS
 

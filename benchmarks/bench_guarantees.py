@@ -21,8 +21,8 @@ from scipy.stats import beta
 from torch import Tensor, nn
 
 import sipp
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.transforms import normalise
+from sipp_lab.data.images import normalise
+from sipp_lab.data.sets import load_cifar10
 from sipp_lab.nets import build
 
 METHODS: tuple[str, ...] = ("magnitude", "sipp-det", "sipp-hybrid")

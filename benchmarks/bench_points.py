@@ -22,8 +22,8 @@ from sipp.errors import DeadRowsWarning
 from sipp.pruning.cutting import cut, rank
 from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.transforms import normalise
+from sipp_lab.data.images import normalise
+from sipp_lab.data.sets import load_cifar10
 from sipp_lab.nets import build
 
 N_POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)

@@ -32,10 +32,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.results.shrunk import Shrunk
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.digits import load_digits
-from sipp_lab.data.imageset import ImageSet
-from sipp_lab.data.transforms import draw_shifts, normalise, shift
+from sipp_lab.data.images import ImageSet, draw_shifts, normalise, shift
+from sipp_lab.data.sets import load_cifar10, load_digits
 from sipp_lab.nets import build
 
 KEEPS = (0.05, 0.02)

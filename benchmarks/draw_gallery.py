@@ -22,6 +22,7 @@ from sipp_lab.demo import RECIPE, SETTINGS
 from sipp_lab.page import read_results, series
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import Run
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import run
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +72,7 @@ def study(folder: Path) -> str:
 
 def demo(folder: Path) -> None:
     """What `sipp demo` trains, just pruned and retrained."""
-    run(load_recipe(RECIPE, settings=SETTINGS), out=folder / "demo", device="cpu")
+    run(load_recipe(RECIPE, settings=SETTINGS), RunOptions(out=folder / "demo", device="cpu"))
     (made,) = (found for found in read_results([folder / "demo"])[0] if isinstance(found, Run))
     figure = Figure(figsize=(2 * SIZE[0], SIZE[1] + 0.4), layout="constrained")
     for axes, metric, title in zip(figure.subplots(1, 2), ("before_top1", "top1"), ("just pruned", "retrained")):

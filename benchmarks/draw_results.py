@@ -63,7 +63,7 @@ def panels(runs: list[Run]) -> Figure:
     figure = Figure(figsize=(2 * SIZE[0], SIZE[1] * -(-len(shown) // 2)), layout="constrained")
     places = list(figure.subplots(-(-len(shown) // 2), 2, squeeze=False).flat)
     for axes, panel in zip(places, shown):
-        metric = series.default_metric(panel.run)
+        metric = series.metrics_of(panel.run)[0]
         draw_curves(axes, series.metric_curves(panel.run, metric), panel.title, f"{series.METRICS[metric].label} (%)")
     for axes in places[len(shown) :]:
         axes.set_axis_off()

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.transforms import normalise
+from sipp_lab.data.images import normalise
+from sipp_lab.data.sets import load_cifar10
 from sipp_lab.nets import build
 
 BATCH = 500

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import sipp
-from sipp_lab.data.digits import load_digits
-from sipp_lab.data.splits import split_images
+from sipp_lab.data.feed import split_images
+from sipp_lab.data.sets import load_digits
 from sipp_lab.nets import build
 
 digits = load_digits()

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import sipp
 from sipp.results.jsonio import from_json, to_json
 from sipp.verbs.certify import certify_accuracy
-from sipp_lab.data.digits import load_digits
-from sipp_lab.data.splits import split_images
+from sipp_lab.data.feed import split_images
+from sipp_lab.data.sets import load_digits
 
 digits = load_digits()
 splits = split_images(digits, n_calibration=200, n_holdout=400, seed=0)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from sipp_lab.data.transforms import MEAN, STD, normalise
+from sipp_lab.data.images import MEAN, STD, normalise
 from sipp_lab.nets import build
 
 MY_PY = """import torch

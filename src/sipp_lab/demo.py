@@ -9,12 +9,11 @@ from typing import Any
 
 from sipp.extras import needed_for
 from sipp.files import check_file
-from sipp.progress import progress_bar
 from sipp.results import Sheet, Table, shown
 from sipp_lab.page import read_results, write_results
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.running import UNITS, moving, run
-from sipp_lab.runs.stages import plan
+from sipp_lab.runs.options import RunOptions
+from sipp_lab.runs.running import run
 
 RECIPE = "digits-iterative"
 # not all methods, to keep it short
@@ -64,11 +63,7 @@ def run_demo(folder: Path, *, progress: bool = True, settings: tuple[str, ...] =
     page = folder / "page.html"
     check_file(page, force=force, makes_folder=True)
     recipe = load_recipe(RECIPE, settings=settings)
-    n_networks = len(plan(recipe))
-    with (
-        tempfile.TemporaryDirectory() as runs,
-        progress_bar("train, prune, retrain", UNITS * n_networks, shown=progress, in_percent=True) as advance,
-    ):
-        done = run(recipe, out=Path(runs), device="cpu", on_progress=moving(advance))
+    with tempfile.TemporaryDirectory() as runs:
+        done = run(recipe, RunOptions(out=Path(runs), device="cpu"), progress=progress)
         write_results(page, *read_results([Path(runs)]), force=force)
     return Demo(done.records, page)

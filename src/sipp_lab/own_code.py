@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,11 +21,28 @@ from torch import nn
 import sipp
 from sipp.errors import OptionError
 from sipp.files import sha256_of
-from sipp_lab.data.imageset import ImageSet
+from sipp_lab.data.images import ImageSet
 
 DIGEST_LENGTH = 12
 CALLABLE = "give package.module:callable, which is called without arguments"
 SETS = "(training images, training labels, test images, test labels)"
+
+
+@contextmanager
+def user_code(spec: str, what: str, *, fix: str = CALLABLE) -> Iterator[None]:
+    """Turns what the user's code raises in the block, or its exit, into an OptionError."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and type(error) is not SystemExit:  # a signal on its way out
+            raise
+        module = spec.partition(":")[0]
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise OptionError(
+                f"there is no module {module!r} in {Path.cwd()}, nor among the installed packages",
+                fix=f"start in the folder of {module.replace('.', '/')}.py, or give another package.module:callable",
+            ) from error
+        raise OptionError(f"{spec!r} gives no {what} ({type(error).__name__}: {error})", fix=fix) from error
 
 
 def import_named(spec: str) -> Any:
@@ -39,8 +57,9 @@ def import_named(spec: str) -> Any:
 
 
 def own_network(spec: str) -> nn.Module:
-    """Calls the user's function and returns its network in train mode."""
-    model = _call_named(spec, "network")
+    """Calls the user's function and returns its network in train mode; a network itself would be shared by seeds."""
+    with user_code(spec, "network"):
+        model = import_named(spec)()
     if not isinstance(model, nn.Module):
         raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
     return model.train()
@@ -48,7 +67,8 @@ def own_network(spec: str) -> nn.Module:
 
 def own_images(spec: str) -> ImageSet:
     """Calls the user's function and returns its data: float32 images N x C x H x W and labels 0, 1, ..."""
-    tensors = _call_named(spec, "data")
+    with user_code(spec, "data"):
+        tensors = import_named(spec)()
     parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, torch.Tensor) for part in parts):
         raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
@@ -60,46 +80,21 @@ def own_images(spec: str) -> ImageSet:
     return ImageSet("own", images, labels, len(parts[0]), int(labels.max()) + 1)
 
 
-def _call_named(spec: str, what: str) -> Any:
-    """Calls the named function or class; refuses a network object, which all seeds would share."""
-    maker = call_user_code(spec, what, lambda: import_named(spec))
-    if isinstance(maker, nn.Module) or not callable(maker):
-        raise OptionError(f"{spec!r} is a {type(maker).__name__}, not a function or class", fix=CALLABLE)
-    return call_user_code(spec, what, maker)
-
-
 def load_scores(path: Path) -> None:
     """Executes a Python file that registers at least one method; it can import modules beside it."""
     option = f"--code {path}"
     if path.suffix != ".py" or not path.is_file():
         raise OptionError("there is no Python file of this name", where=option, fix="give a .py file")
-    before = sipp.methods()
+    before, file = sipp.methods(), path.resolve()
     module = ModuleType(f"sipp_code_{path.stem}")
-    module.__file__ = code = str(path.resolve())
+    module.__file__ = str(file)
     sys.modules[module.__name__] = module
-    if str(path.resolve().parent) not in sys.path:
-        sys.path.insert(0, str(path.resolve().parent))
-    call_user_code(
-        option, "scores", lambda: exec(compile(path.read_bytes(), code, "exec"), vars(module)), fix="correct the file"
-    )
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    with user_code(option, "scores", fix="correct the file"):
+        exec(compile(path.read_bytes(), str(file), "exec"), vars(module))
     if all(before.get(name) is row for name, row in sipp.methods().items()):
         raise OptionError("it registers no method", where=option, fix="call sipp.register_method(name, function) in it")
-
-
-def call_user_code(spec: str, what: str, work: Callable[[], Any], *, fix: str = CALLABLE) -> Any:
-    """Returns work(); OptionError if the user's code raises or exits."""
-    try:
-        return work()
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and type(error) is not SystemExit:  # a signal on its way out
-            raise
-        module = spec.partition(":")[0]
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise OptionError(
-                f"there is no module {module!r} in {Path.cwd()}, nor among the installed packages",
-                fix=f"start in the folder of {module.replace('.', '/')}.py, or give another package.module:callable",
-            ) from error
-        raise OptionError(f"{spec!r} gives no {what} ({type(error).__name__}: {error})", fix=fix) from error
 
 
 def digest_of(name: str, code: Any = None) -> str:
@@ -107,9 +102,6 @@ def digest_of(name: str, code: Any = None) -> str:
 
     A run is not resumed with other code.
     """
-
-    def source() -> bytes:
-        return Path(inspect.getsourcefile(import_named(name) if code is None else code) or "").read_bytes()
-
-    content = call_user_code(name, "source", source, fix="define it in a file")
+    with user_code(name, "source", fix="define it in a file"):
+        content = Path(inspect.getsourcefile(import_named(name) if code is None else code) or "").read_bytes()
     return f"{name} source {sha256_of(content)[:DIGEST_LENGTH]}"

@@ -22,20 +22,29 @@ QUICK = (
 
 
 @dataclass(frozen=True)
-class StudyRow:
+class Study:
     """One study; `small` are the panels of its short form if they are not the short forms of the full ones."""
 
+    name: str
     description: str
     source: str  # the figure of the paper
     claim: str  # what the paper says about it
     panels: tuple[Panel, ...]
     small: tuple[Panel, ...] = ()
 
-    def panels_of(self, form: Form) -> tuple[Panel, ...]:
-        """The panels of a form."""
-        if form == "full":
-            return self.panels
-        return self.small or tuple({**panel, "base": panel["base"] + SHORT} for panel in self.panels)
+    def note(self, form: Form) -> str:
+        """What a short form is not; empty for the paper's schedules."""
+        return QUICK if form == "short" else ""
+
+    def recipes(self, form: Form, settings: Sequence[str] = ()) -> list[Recipe]:
+        """The recipes of a form, in the order of the panels, with these settings (`key=value`) over each."""
+        panels = self.panels
+        if form == "short":
+            panels = self.small or tuple({**panel, "base": panel["base"] + SHORT} for panel in self.panels)
+        return [
+            recipe_of(panel, where=f"study {self.name!r}, {form}, recipe {number}", settings=settings)
+            for number, panel in enumerate(panels, start=1)
+        ]
 
 
 def _panels(*names: str, **over: Any) -> tuple[Panel, ...]:
@@ -56,8 +65,9 @@ _TWO = {"methods": ["sipp-blend", "magnitude"]}
 _VARIANTS = {"methods": ["sipp-det mean", "sipp-det max", "sipp-rand", "sipp-hybrid", "magnitude"]}
 _SHORT_GRADUAL = "resnet20-cifar10-gradual-short"
 
-STUDIES: dict[str, StudyRow] = {
-    "blend": StudyRow(
+ALL = (
+    Study(
+        "blend",
         "sipp-blend against magnitude, LAMP and the paper's det; iterative, gradual, gradual with distillation",
         "no figure of the paper; sipp-blend (T20), the gradual schedule and distillation are ours",
         "none",
@@ -72,7 +82,8 @@ STUDIES: dict[str, StudyRow] = {
             _distilled(_SHORT_GRADUAL, prune=_TWO),
         ),
     ),
-    "paper-at-init": StudyRow(
+    Study(
+        "paper-at-init",
         "prune the initial network, then train, six networks on CIFAR-10",
         "Random-init + prune + train (section 6.3), three panels, and the six of the supplement",
         "At low prune ratios all methods do uniformly well. Beyond 90 % magnitude drops to chance (10 %); SNIP does "
@@ -80,21 +91,24 @@ STUDIES: dict[str, StudyRow] = {
         "of SiPP do so or better. det tends to be best at small prune ratios, rand at extreme ones.",
         _panels(*(f"{net}-cifar10-at-init" for net in ON_CIFAR10)),
     ),
-    "paper-cnn5": StudyRow(
+    Study(
+        "paper-cnn5",
         "CNN5, both pipelines; a small one on digits here, CIFAR-10 in the full form",
         "Section 6.1 names CNN5 among the networks; no figure shows it",
         "SiPP performs consistently across networks and pipelines.",
         _panels("cnn5-cifar10-iterative", "cnn5-cifar10-at-init"),
         _panels("digits-cnn5-iterative", "digits-cnn5-at-init", repetitions=3),
     ),
-    "paper-fully-connected": StudyRow(
+    Study(
+        "paper-fully-connected",
         "a fully-connected network, both pipelines; digits here, MNIST in the full form",
         "Section 6 names fully-connected networks; no figure shows one",
         "SiPP prunes fully-connected, convolutional and residual networks alike.",
         _panels("lenet-300-100-mnist-iterative", "lenet-300-100-mnist-at-init"),
         _panels("digits-fc-iterative", "digits-fc-at-init", repetitions=3),
     ),
-    "paper-iterative": StudyRow(
+    Study(
+        "paper-iterative",
         "prune and retrain level by level, six networks on CIFAR-10, ResNet18 and ResNet101 on ImageNet",
         "Iterative prune + retrain (section 6.2), its six panels, the large form in the supplement, and ImageNet",
         "SiPP (det) is en par with magnitude (learning-rate rewinding) on every network; SNIP is much lower.",
@@ -105,49 +119,19 @@ STUDIES: dict[str, StudyRow] = {
         ),
         _panels(*(f"{net}-cifar10-iterative-short" for net in ON_CIFAR10)),
     ),
-    "paper-variants": StudyRow(
+    Study(
+        "paper-variants",
         "det, rand and hybrid side by side, prune and retrain level by level, ResNet20 and ResNet56",
         "The three variations of the algorithm (supplement), two panels",
         "The three variants of SiPP perform very similarly, so the simplest of them (det) stands for all.",
         _panels("resnet20-cifar10-iterative", "resnet56-cifar10-iterative", prune=_VARIANTS),
     ),
-}
+)
+STUDIES = {study.name: study for study in ALL}
 
 
-@dataclass(frozen=True)
-class Study:
-    """One form of a study: its recipes, in the order of the panels, in which they also run."""
-
-    name: str
-    form: Form
-    description: str
-    source: str
-    claim: str
-    recipes: tuple[Recipe, ...]
-
-    @property
-    def title(self) -> str:
-        return f"Study {self.name} ({self.form})"
-
-    @property
-    def note(self) -> str:
-        """What a short form is not; empty for the paper's schedules."""
-        return "" if self.form == "full" else QUICK
-
-
-def study_names() -> list[str]:
-    """The names of all studies."""
-    return list(STUDIES)
-
-
-def load_study(name: str, *, form: Form = "short", settings: Sequence[str] = ()) -> Study:
-    """Loads a study by name, and applies the settings (`key=value`) to all its recipes."""
-    if name not in STUDIES:
-        hint = check.nearest(name, study_names())
-        raise OptionError(f"unknown study {name!r:.60}{hint}", fix=f"known: {', '.join(study_names())}")
-    row = STUDIES[name]
-    recipes = tuple(
-        recipe_of(panel, where=f"study {name!r}, {form}, recipe {number}", settings=settings)
-        for number, panel in enumerate(row.panels_of(form), start=1)
-    )
-    return Study(name, form, row.description, row.source, row.claim, recipes)
+def study_named(name: str) -> Study:
+    """The study with this name."""
+    if name in STUDIES:
+        return STUDIES[name]
+    raise OptionError(f"unknown study {name!r:.60}{check.nearest(name, STUDIES)}", fix=f"known: {', '.join(STUDIES)}")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from sipp.cli import networks
 from sipp.files import write_json
-from sipp_lab.data.cifar10 import CIFAR10
+from sipp_lab.data.sets import CIFAR10
 
 Words = list[object]
 Make = Callable[[Path], Words]
@@ -127,7 +127,7 @@ def test_a_missing_gpu_is_named(tmp_path: Path) -> None:
 
 
 def test_a_set_that_cannot_be_fetched_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sipp_lab.data.cifar10.CIFAR10", replace(CIFAR10, url="http://127.0.0.1:9/x"))
+    monkeypatch.setattr("sipp_lab.data.sets.CIFAR10", replace(CIFAR10, url="http://127.0.0.1:9/x"))
     done = run("data", "cifar10", tmp_path)  # fault 33
     assert done.returncode == 2 and "data_batch_1.bin" in done.stderr and not files_in(tmp_path)
 

@@ -17,7 +17,7 @@ from sipp.cli.inputs import Reader
 from sipp.cli.options import Reading
 from sipp.cli.sources import source_of
 from sipp.inputs import data_of
-from sipp_lab.data.transforms import normalise
+from sipp_lab.data.images import normalise
 from sipp_lab.nets import build
 
 TWO = ["--model", "resnet20", "--size", 16, "--dense", "two.pt", "--pruned", "two.pt"]

@@ -10,7 +10,7 @@ from commandline import files_in, refused, run, told
 
 from sipp_lab import demo
 from sipp_lab.runs.options import RunOptions
-from sipp_lab.studies import study_names
+from sipp_lab.studies import STUDIES
 
 SMALL = (
     "--set=train.epochs=1", "--set=train.decay={factor: 0.5, every: 1}", "--set=train.batch_size=256",
@@ -41,7 +41,7 @@ def test_a_study_from_nothing_to_its_page(tmp_path: Path) -> None:
 def test_a_run_is_planned_trained_and_listed(tmp_path: Path) -> None:
     words = ["run", "digits-iterative", *SMALL, "--set=prune.methods=[magnitude]", "--out", tmp_path]
     done = run(*words, "--dry-run")
-    assert re.search(r"2 networks and 2 epochs to train: about [0-9.]+ s here, one network after another", done.stdout)
+    assert re.search(r"2 networks and 2 epochs to train: about [0-9.]+ s here for the training alone", done.stdout)
     assert not list(tmp_path.iterdir())
     found = told(*words)
     assert found["n_made"] == 2 and [one["method"] for one in found["records"]] == [None, "magnitude"]
@@ -56,7 +56,7 @@ def test_a_plan_refuses_what_the_run_refuses(tmp_path: Path) -> None:
 
 
 def test_studies_and_recipes_are_listed_and_explained() -> None:
-    assert [one["name"] for one in told("study")["studies"]] == study_names()
+    assert [one["name"] for one in told("study")["studies"]] == [*STUDIES]
     assert "digits-iterative" in [one["name"] for one in told("run")["recipes"]]
     text = run("run", "vgg16-cifar10-iterative", "--show").stdout
     assert any(line.split()[:2] == ["retrain.epochs", "150"] for line in text.splitlines())
@@ -67,11 +67,11 @@ def test_studies_and_recipes_are_listed_and_explained() -> None:
 def test_a_study_hands_its_engine_to_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def on_ray(job: Any, how: RunOptions) -> Iterator[Any]:
-        asked.append((job.recipe.name, how.ray_address, how.at_once))
+    def on_ray(job: Any) -> Iterator[Any]:
+        asked.append((job.recipe.name, job.how.ray_address, job.how.at_once))
         yield from ()
 
-    monkeypatch.setattr("sipp_lab.runs.running.run_on_ray", on_ray)
+    monkeypatch.setattr("sipp_lab.runs.running.train_on_ray", on_ray)
     monkeypatch.setattr("sipp_lab.runs.running.import_ray", lambda: None)
     words = ["study", "paper-fully-connected", *SMALL, "--out", tmp_path, "--at-once", 3]
     run(*words, "--engine", "ray")
@@ -94,8 +94,8 @@ def test_two_short_demos_agree_and_end_with_a_page(tmp_path: Path) -> None:
 
 
 def test_a_stopped_demo_leaves_the_disk_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(recipe: object, *, out: Path, **options: object) -> None:
-        (out / "half").mkdir()
+    def stopped(recipe: object, how: RunOptions, **options: object) -> None:
+        (how.out / "half").mkdir()
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sipp_lab.demo.run", stopped)

@@ -14,6 +14,7 @@ from fresh_process import run_script
 from sipp.errors import OptionError
 from sipp_lab.recipes import load_recipe
 from sipp_lab.runs.folder import list_runs
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import run
 
 KILL_LOOP = Path(__file__).parent.parent / "lab" / "runs" / "kill_loop.py"
@@ -56,7 +57,7 @@ def test_a_process_that_is_asked_to_stop(tmp_path: Path) -> None:
         wait_for(tmp_path, "*/manifest.json", process)
         assert [one.state for one in list_runs(tmp_path)] == ["running"]
         with pytest.raises(OptionError, match=f"in use by process {process.pid}"):
-            run(load_recipe("digits-iterative", settings=(*SMALL, *endless)), out=tmp_path, device="cpu")
+            run(load_recipe("digits-iterative", settings=(*SMALL, *endless)), RunOptions(out=tmp_path, device="cpu"))
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE_S)
     finally:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sipp_lab.recipes import Recipe, load_recipe
 from sipp_lab.runs import stages
-from sipp_lab.runs.folder import FINAL, load_checkpoint, load_state, read_records, without_times
+from sipp_lab.runs.folder import FINAL, load_checkpoint, load_state, read_records
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (
@@ -52,7 +53,7 @@ def contents(folder: Path) -> list[Any]:
         for name, tensors in saved(folder).items()
         for key, tensor in sorted(tensors.items())
     ]
-    return [*names, *raw, *(without_times(record) for record in read_records(folder))]
+    return [*names, *raw, *({**record, "seconds": 0} for record in read_records(folder))]
 
 
 def killed_at_every_checkpoint(
@@ -71,6 +72,7 @@ def killed_at_every_checkpoint(
     patch.setattr(stages, "save_checkpoint", dying)
     while True:
         try:
-            return run(recipe, out=out, device="cpu", checkpoint_seconds=0.0, accept_changes=True)
+            how = RunOptions(out=out, device="cpu", accept_changes=True)
+            return run(recipe, how, checkpoint_seconds=0.0)
         except Killed:
             assert n_saved < 1000

@@ -1,4 +1,4 @@
-"""A run of a user's own network and data, named by the caller and never by a file."""
+"""A user's own network, data and scores in runs: named on the command line, never by a file, and recorded."""
 
 import sys
 from pathlib import Path
@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from sipp.cli.commands.report_command import report
 from sipp.errors import OptionError
-from sipp_lab.own_code import import_named, own_images, own_network
-from sipp_lab.recipes import Code, load_recipe
-from sipp_lab.runs.folder import load_state
-from sipp_lab.runs.running import run
+from sipp.scoring import methods
+from sipp_lab.own_code import import_named, load_scores, own_images, own_network
+from sipp_lab.recipes import load_recipe
+from sipp_lab.runs.folder import load_state, read_run
+from sipp_lab.runs.options import RunOptions
+from sipp_lab.runs.running import FinishedRun, run
 
 MINE = """
 import torch
@@ -46,34 +49,34 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_uses_the_users_network_and_data(mine: Path) -> None:
-    code = Code(net="mine_for_runs:make", data="mine_for_runs:load")
-    recipe = load_recipe("digits-iterative", settings=SETTINGS, code=code)
-    done = run(recipe, out=mine / "runs", device="cpu")
-    assert [r["net"] for r in done.records] == ["own"] * 3 and done.records[1]["pruned"]["kept"] == 60
+    own = {"net": "mine_for_runs:make", "data": "mine_for_runs:load"}
+    recipe = load_recipe("digits-iterative", settings=SETTINGS, **own)
+    done = run(recipe, RunOptions(out=mine / "runs", device="cpu"))
+    assert [r["net"] for r in done.records] == ["mine_for_runs:make"] * 3 and done.records[1]["pruned"]["kept"] == 60
     torch.manual_seed(0)
     start = own_network("mine_for_runs:make").state_dict()
-    still = load_recipe("digits-at-init", settings=(*SETTINGS, "train.rate=1.0e-30"), code=code)
-    kept = run(still, out=mine / "runs", device="cpu")
+    still = load_recipe("digits-at-init", settings=(*SETTINGS, "train.rate=1.0e-30"), **own)
+    kept = run(still, RunOptions(out=mine / "runs", device="cpu"))
     assert torch.equal(
         load_state(kept.folder / "seed0.dense" / "final.safetensors")[0]["model.1.weight"], start["1.weight"]
     )
-    assert run(recipe, out=mine / "runs", device="cpu").n_made == 0
+    assert run(recipe, RunOptions(out=mine / "runs", device="cpu")).n_made == 0
     with open(mine / "mine_for_runs.py", "a") as file:
         file.write("# changed")
     with pytest.raises(OptionError, match="mine_for_runs:make source"):
-        run(recipe, out=mine / "runs", device="cpu")
+        run(recipe, RunOptions(out=mine / "runs", device="cpu"))
 
 
 def test_no_file_names_code(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    for text in ("code: {net: 'os:abort'}", "net: own", "data: {name: own}", "net: 'os:abort'"):
+    for text in ("code: {net: 'os:abort'}", "net: own", "data: {name: 'os:abort'}", "net: 'os:abort'"):
         path.write_text(f"base: digits-iterative\n{text}\n")
         with pytest.raises(OptionError):
             load_recipe(str(path))
     with pytest.raises(OptionError, match="command line only"):
-        load_recipe("digits-iterative", settings=("code.net=os:abort",))
+        load_recipe("digits-iterative", settings=("net=os:abort",))
     with pytest.raises(OptionError, match="init"):
-        load_recipe("digits-iterative", settings=("init=pytorch",), code=Code(net="a:b"))
+        load_recipe("digits-iterative", settings=("init=pytorch",), net="a:b")
 
 
 @pytest.mark.parametrize("name", ["shouts", "ends", "net", "absent", "MISSING.x", "load", ""])
@@ -81,9 +84,9 @@ def test_wrong_networks(name: str, mine: Path) -> None:
     spec = f"mine_for_runs:{name}" if name != "MISSING.x" else "no_such_module:x"
     with pytest.raises(OptionError):
         own_network(spec)
-    recipe = load_recipe("digits-iterative", settings=SETTINGS, code=Code(net=spec))
+    recipe = load_recipe("digits-iterative", settings=SETTINGS, net=spec)
     with pytest.raises(OptionError):
-        run(recipe, out=mine / "runs", device="cpu")
+        run(recipe, RunOptions(out=mine / "runs", device="cpu"))
     assert not (mine / "runs").exists()
 
 
@@ -92,3 +95,69 @@ def test_wrong_data(name: str, mine: Path) -> None:
     with pytest.raises(OptionError):
         own_images(f"mine_for_runs:{name}")
     assert own_images("mine_for_runs:load").n_classes == 3 and import_named("mine_for_runs:load")
+
+
+# --- scores ---------------------------------------------------------------------------------------------------------
+
+SCORES = """
+import torch, sipp
+POWER = 2
+def raised(weight): return weight.abs() ** POWER
+def squares(task):
+    return {name: raised(weight) for name, weight in task.parameters().items()}
+sipp.register_method("squares", squares)
+"""
+MORE = """
+def cubes(task): return {name: weight.abs() ** 3 for name, weight in task.parameters().items()}
+sipp.register_method("cubes", cubes)
+"""
+
+
+@pytest.fixture
+def own_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_ROWS", dict(methods._ROWS))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def loaded(folder: Path, text: str) -> None:
+    (folder / "scores.py").write_text(text)
+    load_scores(folder / "scores.py")
+
+
+def made(folder: Path, names: str) -> FinishedRun:
+    """A run of these methods on a network and data of the user's own."""
+    own = {"net": "mine_for_runs:make", "data": "mine_for_runs:load"}
+    recipe = load_recipe("digits-iterative", settings=(*SETTINGS, f"prune.methods=[{names}]"), **own)
+    return run(recipe, RunOptions(out=folder / "runs", device="cpu"))
+
+
+@pytest.mark.usefixtures("mine", "own_list")
+def test_own_scores_are_part_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded(tmp_path, SCORES)
+    first = made(tmp_path, "magnitude, squares")
+    assert first.n_made == 3 and made(tmp_path, "magnitude, squares").n_made == 0
+    (tmp_path / "more.py").write_text("import sipp\n" + MORE)
+    load_scores(tmp_path / "more.py")
+    assert made(tmp_path, "magnitude, squares").folder == first.folder  # a score that the recipe does not name
+    loaded(tmp_path, SCORES.replace("POWER = 2", "POWER = 4"))
+    with pytest.raises(OptionError, match="squares source"):  # its file changed
+        made(tmp_path, "magnitude, squares")
+
+    monkeypatch.setattr(methods, "_ROWS", {row.name: row for row in methods.METHODS})  # without the code
+    with pytest.raises(OptionError, match="squares"):
+        load_recipe("digits-iterative", settings=("prune.methods=[squares]",))
+    assert read_run(first.folder).notes == ()  # a fresh run of own code: no false alarm
+    page = tmp_path / "page.html"
+    report([first.folder], out=page)
+    text = page.read_text()
+    assert "squares" in text and "different version" not in text
+
+
+@pytest.mark.usefixtures("own_list")
+@pytest.mark.parametrize("text", ["1 / 0", "raise SystemExit(3)", "x = 1", None])
+def test_files_that_register_nothing(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "scores.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OptionError, match="--code"):
+        load_scores(path)

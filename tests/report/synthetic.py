@@ -45,7 +45,6 @@ HEAD = {"recipe": "r", "pipeline": "p", "net": "n", "data": "d"}
 def dense(seed: int, top1: float = 0.93) -> dict[str, Any]:
     record = NetworkRecord(
         **HEAD, seed=seed, method=None, level=0, after=accuracy(top1), train_loss=0.1, seconds=100.0,
-        part_seconds={"train": 99.5},
     )  # fmt: skip
     values: dict[str, Any] = to_json(record)
     return values
@@ -97,7 +96,6 @@ def level_record(
         **HEAD, seed=seed, method=method, level=level, after=accuracy(top1), before=accuracy(top1 / 2),
         pruned=facts(layers, method=method, epsilon=5e4 / keep if method.startswith("sipp") else None),
         certificate=certificate(epsilon), train_loss=0.1, seconds=110.0,
-        part_seconds={"prune": 5.0, "certify": 2.0, "train": 102.5},
     )  # fmt: skip
     values: dict[str, Any] = to_json(record)
     return values

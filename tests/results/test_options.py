@@ -43,6 +43,6 @@ def test_recipes_take_words_and_checks_from_the_record() -> None:
     for name in FROM_PRUNE:
         (option,) = (one for one in hints[name].__metadata__ if isinstance(one, Option))
         assert words[f"prune.{name}"] == option.words
-        assert Pruning.model_fields[name].default == ("max" if name == "reduce" else DEFAULTS[name])
+        assert Pruning.model_fields[name].default == DEFAULTS[name]
     with pytest.raises(sipp.errors.OptionError, match=r"prune\.c_constant.*greater than 0"):
         load_recipe("digits-iterative", settings=["prune.c_constant=-1.0"])

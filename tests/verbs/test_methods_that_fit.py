@@ -13,7 +13,7 @@ from sipp.errors import OptionError
 from sipp.inputs.data import data_of
 from sipp.repairing import repair_network, split_data
 from sipp.scoring.methods import METHODS
-from sipp_lab.arms import arm_of
+from sipp_lab.recipes.arms import arm_of
 from tests.oracles.sparsegpt import sparsegpt
 
 FITTED = ("sparsegpt", "alps")

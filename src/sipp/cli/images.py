@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sipp.cli.errors import CommandError, naming_option
 from sipp.errors import DataError
-from sipp_lab.data.imagefolder import PARTS, SUFFIXES, FolderIndex, folder_batches, index_folders
-from sipp_lab.data.transforms import MEAN, STD, normalise
+from sipp_lab.data.folder import PARTS, SUFFIXES, FolderIndex, index_folders
+from sipp_lab.data.images import MEAN, STD, normalise
 
 FIX = "give imagenet, cifar10, none, or MEAN/STD for bytes x as (x / 255 - MEAN) / STD: 0.5,0.5,0.5/0.25,0.25,0.25"
 
@@ -79,6 +79,4 @@ def index_images(path: Path) -> FolderIndex:
 
 def read_images(index: FolderIndex, items: Tensor, side: int | None) -> tuple[Tensor, Tensor]:
     """These images as bytes, with their labels."""
-    read = folder_batches(index, items, mode="val", batch_size=max(1, len(items)), side=side)
-    images, labels = (torch.cat(parts) for parts in zip(*read))
-    return images, labels
+    return next(index.batches([items], side=side))

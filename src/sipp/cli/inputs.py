@@ -19,8 +19,7 @@ from sipp.cli.sources import INPUTS, LABELS, Source, array_file, source_of
 from sipp.cli.texts import N_SEQUENCES, is_language_model, is_text, sentences, sequences
 from sipp.errors import DataError
 from sipp.results import HELD_BACK_ONE_IN, Method, numerics, words
-from sipp_lab.data.cifar10 import load_cifar10
-from sipp_lab.data.digits import load_digits
+from sipp_lab.data.sets import load_cifar10, load_digits
 from sipp_lab.nets import NETS
 
 N_HOLDOUT = 5000  # default for image folders, whose images are large

@@ -20,8 +20,8 @@ from sipp.errors import ModelError, OptionError
 from sipp.files import WEIGHTS_NAME, metadata_of
 from sipp.results import NormStats, words
 from sipp_lab.nets import NETS, build, n_classes_in
-from sipp_lab.own_code import call_user_code, import_named
-from sipp_lab.training.setup import device_named
+from sipp_lab.own_code import import_named, user_code
+from sipp_lab.runs.context import device_named
 
 INDEX = f"{WEIGHTS_NAME}.index.json"  # of weights in several files
 WAYS = f"my.py:function, package.module:function, hf:DIR, or one of {', '.join(NETS)}"
@@ -114,8 +114,9 @@ def _build(spec: str) -> nn.Module:
                 f"{file} is not in the current folder", fix=f"start in its folder, and give {path.name}:{function}"
             )
         spec = f"{'.'.join(path.with_suffix('').parts)}:{function}"
-    named = call_user_code(spec, "network", lambda: import_named(spec))
-    model = named if isinstance(named, nn.Module) else call_user_code(spec, "network", named)
+    with user_code(spec, "network"):
+        named = import_named(spec)
+        model = named if isinstance(named, nn.Module) else named()
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"

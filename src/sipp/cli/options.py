@@ -80,7 +80,7 @@ WORDS = OF_PRUNING | {
         "Which part of the output to compare, if there are several: an index or a name (logits).", parse=_index_or_name
     ),
     "force": out("Replace what exists there, never files that the command reads."),
-    "dry_run": out("Show the training that is left and its hours. Train nothing."),
+    "dry_run": out("Show what is left to train, and how long the training alone may take. Train nothing."),
     "as_json": out("Print one JSON document to stdout, and everything else to stderr.", names=("--json",)),
     "device": _machine("Where to compute."),
     "batchnorm": _machine(

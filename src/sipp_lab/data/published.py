@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import tarfile
 import tempfile
@@ -43,36 +42,29 @@ class Published:
         return f"its {len(self.files)} files ({', '.join(self.files)})"
 
     def read(self, root: Path | str) -> dict[str, np.ndarray]:
-        """The bytes of each file in `root`/folder (or in `root` itself), plain or gzipped; DataError if any differs."""
+        """The bytes of each file in `root`/folder, or in `root` itself; DataError if any differs."""
         root = Path(root)
         place = root / self.folder if (root / self.folder).is_dir() else root
-        found = {name: self._read(root, place, name) for name in self.files}
-        for name, data in found.items():
-            if (digest := sha256_of(data.data)) != self.files[name][1]:
-                expected = self.files[name][1]
+        found = {}
+        for name, (size, digest) in self.files.items():
+            try:
+                found[name] = data = np.fromfile(place / name, np.uint8)
+            except OSError as error:
                 raise DataError(
-                    f"it is not the file of {self.name} as published (sha256 {digest[:12]} instead of {expected[:12]})",
+                    f"{self.name} cannot be read: {place / name} ({error})",
+                    fix=f"put {self.by_hand} into {place}, or fetch them: sipp data {self.command} {root}",
+                ) from error
+            if len(data) != size:
+                raise DataError(
+                    f"{len(data)} bytes instead of {size}: it is cut, or not {self.name}", where=place / name
+                )
+            if (actual := sha256_of(data.data)) != digest:
+                raise DataError(
+                    f"it is not the file of {self.name} as published (sha256 {actual[:12]} instead of {digest[:12]})",
                     where=place / name,
                     fix="fetch it again",
                 )
         return found
-
-    def _read(self, root: Path, place: Path, name: str) -> np.ndarray:
-        size, path = self.files[name][0], place / name
-        try:
-            if path.is_file():
-                data = np.fromfile(path, np.uint8)
-            else:
-                with gzip.open(f"{path}.gz") as file:
-                    data = np.frombuffer(file.read(size + 1), np.uint8)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{self.name} cannot be read: {path} ({error})",
-                fix=f"put {self.by_hand} into {place}, or fetch them: sipp data {self.command} {root}",
-            ) from error
-        if len(data) != size:
-            raise DataError(f"{len(data)} bytes instead of {size}: it is cut, or not {self.name}", where=path)
-        return data
 
     def fetch(self, root: Path | str, *, progress: Advance | None = None) -> Path:
         """Downloads the files into `root`/folder unless they are there, checks them, and returns the folder.

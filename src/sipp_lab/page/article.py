@@ -9,7 +9,6 @@ from sipp.report import Article, Finding, PageCell, PageTable, Section, numbers,
 from sipp.results import Certificate, to_json, words
 from sipp_lab.page import series
 from sipp_lab.page.panels import Panel
-from sipp_lab.page.plots import Plot, accuracy_plot, certified_plot, layers_plot
 from sipp_lab.runs.folder import Run
 
 
@@ -61,7 +60,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
         "methods": str(len(series.methods_of(run))),
         "seeds": str(len(series.seeds_of(run))),
         "test inputs": "unknown" if test is None else f"{test:,}",
-        "total time": numbers.seconds(series.seconds_of(run)),
+        "total time": numbers.seconds(sum(record.seconds for record in run.records)),
     }
     return [(name, value, "") for name, value in tiles.items()]
 
@@ -69,21 +68,19 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
 def _sections(run: Run, ident: str) -> list[Section]:
     """The sections that have plots, in order; the first, which method to use, is always there."""
     choice = best_choice(run) or Finding("No pruned network is finished yet", "The plots fill in as the run goes on.")
-    accuracies = _rows([accuracy_plot(run, f"{ident}-accuracy")])
-    first = Section("Which to use", choice, accuracies, method_table(run), note=spread_words(run))
-    if not series.methods_of(run):
-        return [first]
-    others = [
-        Section("Certificates", certificate_finding(run), _rows([certified_plot(run, f"{ident}-certified")])),
-        Section("Layers", layers_finding(run), _rows([layers_plot(run, f"{ident}-layers")])),
-    ]
-    return [first, *(section for section in others if section.rows or section.topic == "Certificates")]
+    accuracies = _row(series.accuracy_plot(run, f"{ident}-accuracy"))
+    sections = [Section("Which to use", choice, accuracies, method_table(run), note=spread_words(run))]
+    if series.methods_of(run):
+        certified = _row(series.certified_plot(run, f"{ident}-certified"))
+        sections.append(Section("Certificates", certificate_finding(run), certified))
+        if layers := _row(series.layers_plot(run, f"{ident}-layers")):
+            sections.append(Section("Layers", layers_finding(run), layers))
+    return sections
 
 
-def _rows(*rows: list[Plot]) -> list[list[Plot]]:
-    """The rows of plots, without plots and rows that are empty."""
-    known = [[plot for plot in row if plot] for row in rows]
-    return [row for row in known if row]
+def _row(plot: series.Plot) -> list[list[series.Plot]]:
+    """The rows of plots of a section with this plot, which may be empty."""
+    return [[plot]] if plot else []
 
 
 def _origins(panel: Panel) -> dict[str, Any]:

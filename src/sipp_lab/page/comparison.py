@@ -10,19 +10,18 @@ from sipp.results import words
 from sipp_lab.page import series
 from sipp_lab.page.article import choices
 from sipp_lab.page.panels import Panel
-from sipp_lab.page.plots import accuracy_plot
 from sipp_lab.runs.folder import Run
-from sipp_lab.studies import Study
+from sipp_lab.studies import Form, Study
 
 
-def comparison(panels: Sequence[Panel], study: Study | None) -> Article:
+def comparison(panels: Sequence[Panel], study: Study | None, form: Form) -> Article:
     """The article on all panels of a page, or on a study."""
     sections = [_main_comparison(panels)] if len(panels) > 1 else []
     tables: list[tuple[str, Mapping[str, Any]]] = []
     if study is not None:
-        about = f"{study.source}. The paper: {study.claim} {study.note}".rstrip()
+        about = f"{study.source}. The paper: {study.claim} {study.note(form)}".rstrip()
         sections.append(Section("Study", Finding(study.description, about)))
-        facts = {"study": study.name, "form": study.form, "source": study.source, "the paper's claim": study.claim}
+        facts = {"study": study.name, "form": form, "source": study.source, "the paper's claim": study.claim}
         tables.append(("What this shows", facts))
     n_done, n_stages = (sum(n) for n in zip(*((len(panel.run.records), panel.run.n_stages) for panel in panels)))
     return Article(
@@ -64,7 +63,9 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
     caption = "Accuracy (top-1), mean over seeds, and its change in percentage points; keep: share of weights left."
     shown = tuple((name, cells[: n_columns - 1]) for name, cells in rows)
     table = PageTable(caption, head[:n_columns], shown, wraps=True)
-    drawn = [plot for i, panel in enumerate(panels) if (plot := accuracy_plot(panel.run, f"panel{i}", panel.title))]
+    drawn = [
+        plot for i, panel in enumerate(panels) if (plot := series.accuracy_plot(panel.run, f"panel{i}", panel.title))
+    ]
     return Section("Main comparison", finding, [drawn[i : i + 2] for i in range(0, len(drawn), 2)], table)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sipp.report import flatten
-from sipp.results import to_json
-from sipp_lab.runs.folder import Run, without_times
+from sipp_lab.runs.folder import Run
+from sipp_lab.runs.records import NetworkRecord
 
 # Differences that titles do not mention: details of the schedule, and how (not to what) networks are trained, also in
-# the published runs (train.together).
+# the published runs (train.together, train.step).
 QUIET = {"name", "train.eval_every", "train.warmup_epochs", "train.decay.milestones", "train.together", "train.step"}
 LISTS = ("seed", "repetitions")  # keys that say which networks there are, not what they are
 
@@ -26,7 +26,7 @@ class Panel:
 
 
 def network_and_data(run: Run) -> str:
-    """Which network on which data, with the names of the user's own code if used."""
+    """Which network on which data; published runs have the names of the user's own code apart."""
     code = run.config.get("code") or {}
     return f"{code.get('net') or run.config['net']} on {code.get('data') or run.config['data']['name']}"
 
@@ -48,10 +48,8 @@ def panels_of(runs: Sequence[Run]) -> list[Panel]:
 
 def _comparable_config(run: Run) -> dict[str, Any]:
     """The configuration without seeds and methods."""
-    config = {key: value for key, value in run.config.items() if key not in LISTS}
-    if config.get("code"):  # the user's own scores are methods too
-        config["code"] = {key: value for key, value in config["code"].items() if key != "methods"}
-    return {**config, "prune": {key: value for key, value in config["prune"].items() if key != "methods"}}
+    prune = {key: value for key, value in run.config["prune"].items() if key != "methods"}
+    return {**{key: value for key, value in run.config.items() if key not in LISTS}, "prune": prune}
 
 
 def _same_setting(run: Run, other: Run) -> bool:
@@ -63,22 +61,18 @@ def _agree(run: Run, other: Run) -> bool:
     """Whether the networks that both runs contain are identical; otherwise they cannot share a panel."""
     first, second = _records_by_key(run), _records_by_key(other)
     return all(
-        _comparable_record(first[key]) == _comparable_record(second[key]) for key in first.keys() & second.keys()
+        replace(first[key], seconds=0.0) == replace(second[key], seconds=0.0) for key in first.keys() & second.keys()
     )
 
 
-def _records_by_key(run: Run) -> dict[tuple[int, str | None, int], Any]:
+def _records_by_key(run: Run) -> dict[tuple[int, str | None, int], NetworkRecord]:
     return {(record.seed, record.method, record.level): record for record in run.records}
-
-
-def _comparable_record(record: Any) -> dict[str, Any]:
-    return without_times(to_json(record))
 
 
 def _merge(group: Sequence[Run]) -> Run:
     if len(group) == 1:
         return group[0]
-    records: dict[Any, Any] = {}
+    records: dict[tuple[int, str | None, int], NetworkRecord] = {}
     methods: dict[str, None] = {}
     for run in group:
         records = {**_records_by_key(run), **records}
@@ -91,22 +85,15 @@ def _merge(group: Sequence[Run]) -> Run:
 def _titles(runs: Sequence[Run]) -> list[str]:
     """The titles: network, data and pipeline, plus the settings that differ if that is ambiguous."""
     short = [f"{network_and_data(run)}, {run.config['pipeline']}" for run in runs]
+    configs = [dict(flatten(_comparable_config(run))) for run in runs]
     titles = []
-    for index, run in enumerate(runs):
-        namesakes = [
-            dict(flatten(_comparable_config(other))) for other, title in zip(runs, short) if title == short[index]
-        ]
-        differ = {
-            key
-            for config in namesakes
-            for key in config
-            if any(config.get(key) != other.get(key) for other in namesakes)
-        }
-        own = dict(flatten(_comparable_config(run)))
-        shown = [key for key in sorted(differ - QUIET) if own.get(key) is not None]
+    for title, own in zip(short, configs):
+        namesakes = [config for config, other in zip(configs, short) if other == title]
+        differ = [key for key, value in own.items() if any(one.get(key) != value for one in namesakes)]
+        shown = [key for key in sorted(set(differ) - QUIET) if own[key] is not None]
         ends = [key.rpartition(".")[2] for key in shown]
         names = [end if ends.count(end) == 1 else key for key, end in zip(shown, ends)]  # train.epochs, retrain.epochs
         words = [f"{name} {own[key]}" for name, key in zip(names, shown)]
-        titles.append(short[index] + (f" ({', '.join(words)})" if words else ""))
+        titles.append(title + (f" ({', '.join(words)})" if words else ""))
     ends = [f"run {run.name.rpartition('-')[2]}" for run in runs]  # the hash in its name
     return [title if titles.count(title) == 1 else f"{title}, {end}" for title, end in zip(titles, ends)]

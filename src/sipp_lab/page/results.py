@@ -20,7 +20,7 @@ from sipp_lab.page.article import panel_article
 from sipp_lab.page.comparison import comparison
 from sipp_lab.page.panels import panels_of
 from sipp_lab.runs.folder import HOW_TO_REPAIR, MANIFEST, Run, read_run
-from sipp_lab.studies import Study
+from sipp_lab.studies import Form, Study
 
 DEPTH = 2  # of nested folders: results/STUDY/RUN
 RUN_WORDS = {
@@ -71,11 +71,8 @@ def read_results(paths: Sequence[Path]) -> tuple[list[Result], list[Broken]]:
 
 
 def _is_result(folder: Path) -> bool:
-    """Whether this is a result, intact or not; an unreadable folder counts, and fails later."""
-    try:
-        return (folder / MANIFEST).exists() or any((folder / name).exists() for name in (RECORD_NAME, JOURNAL_NAME))
-    except OSError:
-        return True
+    """Whether this is a result, intact or not."""
+    return any((folder / name).exists() for name in (MANIFEST, RECORD_NAME, JOURNAL_NAME))
 
 
 def _result_folders(path: Path, depth: int = DEPTH) -> list[Path]:
@@ -106,12 +103,13 @@ def write_results(
     *,
     force: bool,
     study: Study | None = None,
+    form: Form = "short",
     title: str = "",
 ) -> None:
     """Writes the page of these results; an existing file is replaced only with `force`."""
     check_file(path, force=force, makes_folder=True)
     make_folder(path.parent)
-    text = render(results, broken, study=study, title=title)
+    text = render(results, broken, study=study, form=form, title=title)
     write_atomic(path, text.encode(errors="replace"))  # a folder name may not be valid text
 
 
@@ -120,6 +118,7 @@ def render(
     broken: Sequence[Broken] = (),
     *,
     study: Study | None = None,
+    form: Form = "short",
     title: str = "",
 ) -> str:
     """The page of these results in order, with those that could not be read.
@@ -128,24 +127,24 @@ def render(
     with a comparison, and the articles are collapsed below.
     `title` is used for a page with several results.
     """
-    articles = _articles(results, study)
+    articles = _articles(results, study, form)
     heading = title or f"{len(results)} pruning results" if len(articles) != 1 else ""
     only_runs = all(isinstance(result, Run) for result in results)
     arms = [series.methods_of(result) if isinstance(result, Run) else (result.arm,) for result in results]
     return render_page(
         articles,
         [name for names in arms for name in names],
-        heading=heading if study is None else study.title,
+        heading=heading if study is None else f"Study {study.name} ({form})",
         broken=[f"Not shown: {one.folder.name} is broken. {one.what}" for one in broken],
         words=RUN_WORDS if only_runs else {},
     )
 
 
-def _articles(results: Sequence[Result], study: Study | None) -> list[Article]:
+def _articles(results: Sequence[Result], study: Study | None, form: Form) -> list[Article]:
     """The articles of the page: comparisons first, then single results."""
     panels = panels_of([result for result in results if isinstance(result, Run)])
     models = [result for result in results if isinstance(result, PrunedModel)]
-    compared = [comparison(panels, study)] if len(panels) > 1 or study is not None else []
+    compared = [comparison(panels, study, form)] if len(panels) > 1 or study is not None else []
     single = [panel_article(panel, f"part{i}") for i, panel in enumerate(panels)]
     of_networks = network_articles(models) if models else []
     if len(models) > 1:

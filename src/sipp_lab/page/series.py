@@ -1,11 +1,11 @@
-"""The data behind the plots of a run: mean, smallest and largest value over seeds."""
+"""The plots of a run, and the data behind them: mean, smallest and largest value over seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import fsum
 from statistics import fmean
+from typing import Any
 
 from sipp.report import numbers, plots
 from sipp.results import Certificate, PrunedLayer
@@ -13,6 +13,7 @@ from sipp_lab.pipelines import PIPELINES, Pipeline
 from sipp_lab.runs.folder import Run
 from sipp_lab.runs.records import NetworkRecord
 
+Plot = dict[str, Any]  # plain values for the page's script
 Value = Callable[[NetworkRecord, NetworkRecord | None], float | None]  # from a network and the dense one of its seed
 
 
@@ -60,15 +61,10 @@ def pipeline_of(run: Run) -> Pipeline | None:
     return PIPELINES.get(str(run.config["pipeline"]))
 
 
-def default_metric(run: Run) -> str:
-    """The metric of the paper's figure for this pipeline: accuracy, or its change."""
-    pipeline = pipeline_of(run)
-    return "top1" if pipeline is None else pipeline.metric
-
-
 def metrics_of(run: Run) -> list[str]:
-    """The metrics of this run, the paper's first."""
-    first = default_metric(run)
+    """The metrics of this run, first that of the paper's figure for its pipeline: accuracy, or its change."""
+    pipeline = pipeline_of(run)
+    first = "top1" if pipeline is None else pipeline.metric
     return [first, *(key for key in METRICS if key != first and key not in COUNTS)]
 
 
@@ -170,6 +166,45 @@ def layers_at(run: Run, method: str, level: int) -> list[tuple[PrunedLayer, ...]
     return [pruned.layers for pruned in networks if pruned is not None]
 
 
-def seconds_of(run: Run) -> float:
-    """Total seconds of all finished networks."""
-    return fsum(record.seconds for record in run.records)
+# --- plots ----------------------------------------------------------------------------------------------------------
+
+
+def accuracy_plot(run: Run, ident: str, title: str = "Accuracy against keep") -> Plot:
+    """A plot of all metrics, starting with the change in accuracy; empty if no pruned network is finished."""
+    views = {}
+    for key in metrics_of(run):
+        metric = METRICS[key]
+        view = plots.curve_view(metric_curves(run, key), metric.label, metric.unit, dense=dense_mean(run, key))
+        if view["series"]:
+            views[key] = view
+    if not views:
+        return {}
+    start = list(views).index("delta_top1") if "delta_top1" in views else 0
+    choice = {"label": "Show", "options": [METRICS[key].label for key in views], "start": start}
+    return plots.lines(ident, title, list(views.values()), choices=[choice])
+
+
+def certified_plot(run: Run, ident: str) -> Plot:
+    """The certified epsilons against keep; empty if there are none."""
+    view = plots.curve_view(certified_curves(run), "certified epsilon (holdout)", "share", are_errors=True)
+    return plots.lines(ident, view["y"]["label"], view) if view["series"] else {}
+
+
+def layers_plot(run: Run, ident: str) -> Plot:
+    """What each method leaves of each layer, at each level; empty if no pruned network is finished."""
+    sizes, keeps = layers_of(run), levels_of(run)
+    if not sizes:
+        return {}
+    levels = [
+        plots.layer_views({method: layers_at(run, method, level) for method in methods_of(run)}) for level in keeps
+    ]
+    views = {label: [level[label] for level in levels] for label in plots.LAYER_UNITS}
+    dense = {"name": "dense network", "values": [size / sum(sizes.values()) for size in sizes.values()]}
+    for view in views[plots.SHARE]:
+        view["series"].append(dense)
+    options = [f"keep {numbers.number(keep, 'share')} (level {level})" for level, keep in keeps.items()]
+    choices = [
+        {"label": "Show", "options": list(views)},
+        {"label": "Level", "options": options, "start": len(options) - 1},
+    ]
+    return plots.bars(ident, "Layer by layer", "layer", list(sizes), list(views.values()), choices=choices)

@@ -9,7 +9,7 @@ from typing import Any
 from sipp.errors import OptionError
 from sipp.extras import needed_for
 from sipp.results import check
-from sipp_lab.recipes.schema import OWN, Code, Recipe, check_recipe
+from sipp_lab.recipes.schema import Recipe, check_recipe, is_own
 from sipp_lab.recipes.table import RECIPES
 
 SUFFIX = ".yaml"
@@ -26,18 +26,17 @@ ALTERNATIVES = {
 Values = dict[str, Any]
 
 
-def recipe_names() -> list[str]:
-    """The names of all built-in recipes."""
-    return list(RECIPES)
-
-
-def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code | None = None) -> Recipe:
+def load_recipe(
+    name_or_path: str, *, settings: Sequence[str] = (), net: str | None = None, data: str | None = None
+) -> Recipe:
     """Loads a recipe by name or from a .yaml file, and applies `key=value` settings (dotted keys, YAML values).
 
-    `code` names the caller's own network or data, which replace the recipe's.
+    `net` and `data` name the caller's own (package.module:callable), which replace the recipe's.
     """
+    own: Values = {"net": net} if net is not None else {}
+    own |= {"data": {"name": data}} if data is not None else {}
     if not name_or_path.endswith(SUFFIX):
-        return recipe_of({"base": name_or_path}, where=f"recipe {name_or_path!r}", settings=settings, code=code)
+        return recipe_of({"base": name_or_path}, where=f"recipe {name_or_path!r}", settings=settings, own=own)
     path = Path(name_or_path)
     try:
         values = read_yaml(path.read_text(encoding="utf-8"), where=name_or_path)
@@ -46,23 +45,22 @@ def load_recipe(name_or_path: str, *, settings: Sequence[str] = (), code: Code |
     if not isinstance(values, dict):
         raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=path)
     values = {"name": path.name.removesuffix(SUFFIX), **values}
-    return recipe_of(values, where=name_or_path, settings=settings, code=code)
+    return recipe_of(values, where=name_or_path, settings=settings, own=own)
 
 
 def recipe_of(
-    values: Mapping[str, Any], *, where: str, settings: Sequence[str] = (), code: Code | None = None
+    values: Mapping[str, Any], *, where: str, settings: Sequence[str] = (), own: Mapping[str, Any] = {}
 ) -> Recipe:
     """The recipe with these values over those of the built-in recipe that is its `base`, if it names one."""
     all_values = {key: value for key, value in values.items() if key != "base"}
     if "base" in values:
         all_values = merge({"name": values["base"], **_built_in(values["base"])}, all_values)
     all_values = merge(all_values, _of_settings(settings))
-    if "code" in all_values:
-        raise OptionError("'code' is named on the command line only", where=where, fix="use --model, --own-data")
-    if code is not None:
-        own: Values = {"net": OWN} if code.net is not None else {}
-        own |= {"data": {"name": OWN}} if code.data is not None else {}
-        all_values = merge(all_values, {**own, "code": code.model_dump()})
+    data = all_values.get("data")
+    names = (all_values.get("net"), data.get("name") if isinstance(data, dict) else None)
+    if any(isinstance(name, str) and is_own(name) for name in names):
+        raise OptionError("your own code is named on the command line only", where=where, fix="use --model, --own-data")
+    all_values = merge(all_values, dict(own))
     train, again = all_values.get("train"), all_values.get("retrain")
     if isinstance(train, dict) and isinstance(again, dict):
         all_values["retrain"] = merge(train, again)
@@ -71,7 +69,7 @@ def recipe_of(
 
 def _built_in(name: Any) -> Values:
     if not isinstance(name, str) or name not in RECIPES:
-        hint = check.nearest(name, recipe_names())
+        hint = check.nearest(name, RECIPES)
         raise OptionError(f"unknown recipe {name!r:.80}{hint}", fix=f"`sipp run` lists all; or give a {SUFFIX} file")
     return RECIPES[name]
 

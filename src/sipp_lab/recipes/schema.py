@@ -11,19 +11,27 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from sipp.errors import OptionError
-from sipp.results import PruneOptions, check
-from sipp_lab.arms import arm_of
+from sipp.results import PruneOptions, Sheet, Table, check
 from sipp_lab.nets import INPUT_SHAPES, net_spec
+from sipp_lab.recipes.arms import arm_of, label_of
 
-DataName = Literal["digits", "mnist", "cifar10", "imagenet", "own"]
 Precision = Literal["float32", "bfloat16"]
-StepKind = Literal["auto", "eager", "compiled"]
-OWN = "own"  # a network or data from the user's own code
 
 NAME_PATTERN = r"^[a-z0-9]+(?:[.-][a-z0-9]+)*$"  # used in folder names: no slash, no "..", no space
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def is_own(name: str) -> bool:
+    """Whether this names a network or data of the user's own: package.module:callable."""
+    return ":" in name
+
+
+def _data_name(name: str) -> str:
+    if not is_own(name):
+        check.choice("data.name", name, tuple(INPUT_SHAPES))
+    return name
 
 
 class _Section(BaseModel):
@@ -36,7 +44,7 @@ class _Section(BaseModel):
 class DataSpec(_Section):
     """The data set, and how many of its training items are held back for calibration and holdout."""
 
-    name: DataName
+    name: Annotated[str, AfterValidator(_data_name)]
     """the data set"""
     n_calibration: Count
     """training inputs held back for scoring weights"""
@@ -101,8 +109,6 @@ class Training(_Section):
     """memory layout that suits convolutions on GPUs"""
     eval_every: Count = 1
     """epochs between evaluations on the test set; the last epoch is always evaluated"""
-    step: StepKind = "auto"
-    """how a step runs: as written, also compiled; on a GPU with all images in memory both become a CUDA graph"""
     distill: Distill | None = None
     """learn the dense parent's outputs as well; only in retrain"""
 
@@ -122,14 +128,13 @@ class Training(_Section):
         return self
 
 
-FROM_PRUNE = ("delta", "c_constant", "k_constant", "draws", "allocation", "reduce", "repair")
+FROM_PRUNE = ("delta", "c_constant", "k_constant", "draws", "allocation", "repair")
 
 
 def _section_of_prune() -> Any:
     """A section with these options of `sipp.prune`: types, defaults, words and checks are those of `PruneOptions`."""
     hints = get_type_hints(PruneOptions, include_extras=True)
     defaults = {field.name: field.default for field in fields(PruneOptions)}
-    defaults["reduce"] = "max"  # by name, so that an arm without a reduction equals the one that says it
 
     def key(name: str) -> Any:
         def checked(value: Any) -> Any:
@@ -145,9 +150,7 @@ def _section_of_prune() -> Any:
 class Pruning(_section_of_prune()):  # type: ignore[misc]
     """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
 
-    methods: Annotated[
-        tuple[Annotated[str, AfterValidator(lambda label: arm_of(label).label)], ...], Field(min_length=1)
-    ]
+    methods: Annotated[tuple[Annotated[str, AfterValidator(label_of)], ...], Field(min_length=1)]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     alpha: Share | None = None
     """the share that each level KEEPS of what the level before kept"""
@@ -162,8 +165,7 @@ class Pruning(_section_of_prune()):  # type: ignore[misc]
             raise ValueError("give either alpha and levels, or keeps (a list of shares)")
         if any(b >= a for a, b in itertools.pairwise(self.keeps or ())):
             raise ValueError("keeps must decrease")
-        arms = [arm_of(label) for label in self.methods]
-        if len({(arm.method, arm.reduce or self.reduce) for arm in arms}) != len(arms):
+        if len({arm_of(label) for label in self.methods}) != len(self.methods):
             raise ValueError("a method is listed twice")
         return self
 
@@ -181,15 +183,6 @@ class Pruning(_section_of_prune()):  # type: ignore[misc]
         if self.keeps is not None:
             return self.keeps[level - 1] if level else 1.0
         return float((self.alpha or 0.0) ** level)
-
-
-class Code(_Section):
-    """The user's own code as package.module:callable; named on the command line, never in a file."""
-
-    net: str | None = None
-    """makes the network"""
-    data: str | None = None
-    """gives the data"""
 
 
 class Recipe(_Section):
@@ -213,8 +206,6 @@ class Recipe(_Section):
     """training after a cut, as `train` but for what is given; with other epochs, the rate decays at the same shares"""
     prune: Pruning
     """methods and levels"""
-    code: Code = Code()
-    """the user's own code, named on the command line only"""
     repetitions: Count
     """number of seeds"""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -224,11 +215,9 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _network_fits_data(self) -> Recipe:
-        if (self.net == OWN) != (self.code.net is not None) or (self.data.name == OWN) != (self.code.data is not None):
-            raise ValueError("a network or data of your own are named on the command line: --model, --own-data")
-        if self.net == OWN and self.init != "he":
+        if is_own(self.net) and self.init != "he":
             raise ValueError("init has no effect on your own network, which sets its own weights")
-        if OWN in (self.net, self.data.name):
+        if is_own(self.net) or is_own(self.data.name):
             return self
         spec = net_spec(self.net)
         if spec.input_shape != INPUT_SHAPES[self.data.name]:
@@ -247,7 +236,7 @@ class Recipe(_Section):
         from sipp_lab.pipelines import PIPELINES  # which read recipes
 
         check.choice("pipeline", self.pipeline, tuple(PIPELINES))
-        if self.retrain is not None and not PIPELINES[self.pipeline].has_parent:
+        if self.retrain is not None and PIPELINES[self.pipeline].parent is None:
             raise ValueError(f"retrain belongs to a pipeline that trains a dense parent first, not to {self.pipeline}")
         if self.train.distill is not None:
             raise ValueError("train.distill: the dense network has no parent to learn from; set retrain.distill")
@@ -264,10 +253,8 @@ class Recipe(_Section):
         return tuple(range(self.seed, self.seed + self.repetitions))
 
 
-def check_recipe(values: Any, *, where: str) -> Recipe:
+def check_recipe(values: dict[str, Any], *, where: str) -> Recipe:
     """Validates a recipe; the error lists every problem with its key."""
-    if not isinstance(values, dict):
-        raise OptionError(f"a recipe is a mapping of keys to values, not a {type(values).__name__}", where=where)
     try:
         # Via JSON, where pydantic's strict mode tells numbers from text but accepts a list for a tuple.
         return Recipe.model_validate_json(json.dumps(values, default=str))
@@ -283,23 +270,24 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 
 def recipe_keys(recipe: Recipe) -> list[dict[str, Any]]:
     """{"key": its whole name, "value": None if unset, "meaning"} of every key that a recipe may have, in order."""
-    rows = []
-    for key, meaning in _keys_of(Recipe, ""):
-        value: Any = recipe.model_dump(mode="json")
-        for part in key.split("."):
-            value = None if value is None else value[part]
-        rows.append({"key": key, "value": value, "meaning": meaning})
-    return rows
+    keys = _keys_of(Recipe, recipe.model_dump(mode="json"))
+    return [{"key": key, "value": value, "meaning": meaning} for key, value, meaning in keys]
 
 
-def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
-    """(key, what it means) of every key, in order."""
+def keys_sheet(recipe: Recipe) -> Sheet:
+    """Every key of a recipe, its value as JSON (which is YAML), and what it means."""
+    rows = tuple((row["key"], json.dumps(row["value"]), row["meaning"]) for row in recipe_keys(recipe))
+    return Sheet(recipe.name, tables=(Table(("key", "value", "meaning"), rows, texts=("value", "meaning")),))
+
+
+def _keys_of(section: type[BaseModel], values: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(key, value, what it means) of every key, in order; of a section that is unset, all values are None."""
     for name, field in section.model_fields.items():
-        inner = _section_in(field.annotation)
+        inner, value = _section_in(field.annotation), None if values is None else values[name]
         if inner is None:
-            yield prefix + name, field.description or ""
+            yield prefix + name, value, field.description or ""
         else:
-            yield from _keys_of(inner, f"{prefix}{name}.")
+            yield from _keys_of(inner, value, f"{prefix}{name}.")
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
@@ -317,7 +305,7 @@ def _described(problem: dict[str, Any]) -> str:
     start, kind, value = "".join(f"{part}." for part in path), problem["type"], problem["input"]
     key = start + last
     if kind == "extra_forbidden":
-        below = (name.removeprefix(start) for name, _ in _keys_of(Recipe, "") if name.startswith(start))
+        below = (name.removeprefix(start) for name, *_ in _keys_of(Recipe) if name.startswith(start))
         known = list(dict.fromkeys(name.partition(".")[0] for name in below))
         hint = check.nearest(key, [start + name for name in known])
         return f"unknown key {key!r}{hint}; known: {', '.join(known)}"

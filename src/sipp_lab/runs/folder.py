@@ -14,7 +14,7 @@ import functools
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,8 +29,8 @@ from torch import Tensor
 import sipp
 from sipp.errors import DataError, OptionError, SippError
 from sipp.files import TEMPORARY, make_folder, read_file, sha256_of, write_atomic
-from sipp.results import from_json, to_json
-from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, stages_of
+from sipp.results import Sheet, Table, from_json, to_json, words
+from sipp_lab.runs.records import Manifest, NetworkRecord, Origin, Stage
 
 HASH_LENGTH = 12
 MANIFEST = "manifest.json"
@@ -41,7 +41,6 @@ CHECKPOINT = "checkpoint.pt"
 DIGEST_BYTES = 64  # at the start of a checkpoint
 REMOVE = "remove it; the same command makes it again, and what was pruned from it"
 KEY = "values"  # of the JSON text in the metadata of a state
-CLOCK_FIELDS = ("seconds", "part_seconds")  # fields of a record that vary between identical runs
 
 Values = dict[str, Any]
 
@@ -190,9 +189,14 @@ def is_done(folder: Path, stage_name: str) -> bool:
     return (folder / stage_name / FINAL).is_file()
 
 
-def write_records(folder: Path, records: list[Values]) -> None:
-    """Rewrites `records.jsonl` if it changes."""
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+def records_of(folder: Path, stages: Sequence[Stage]) -> list[Values]:
+    """The records of those stages that are done."""
+    return [load_values(folder / one.name / FINAL)["record"] for one in stages if is_done(folder, one.name)]
+
+
+def write_records(folder: Path, stages: Sequence[Stage]) -> None:
+    """Rewrites `records.jsonl` from the networks that are done, if it changes."""
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records_of(folder, stages)).encode()
     path = folder / RECORDS
     if not path.is_file() or path.read_bytes() != text:
         write_atomic(path, text)
@@ -200,22 +204,24 @@ def write_records(folder: Path, records: list[Values]) -> None:
 
 def read_records(folder: Path) -> list[Values]:
     """The records of a run, finished or not."""
-    path, records = folder / RECORDS, list[Values]()
+    path, fix = folder / RECORDS, "run the recipe again with the same --out: records are rebuilt from the networks"
+    lines = read_file(path).splitlines() if path.is_file() else []
+    return [_json_of(line, path, fix) for line in lines]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a run."""
+    path = folder / MANIFEST
+    manifest: Manifest = from_json(Manifest, _json_of(read_file(path), path), path)
+    return manifest
+
+
+def _json_of(text: bytes, path: Path, fix: str = "") -> Any:
+    """The JSON values in a part of a file."""
     try:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            records.append(json.loads(line))
-        return records
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"is not whole (line {len(records) + 1}: {error})",
-            where=path,
-            fix="run the recipe again with the same --out: records are rebuilt from the networks",
-        ) from error
-
-
-def without_times(record: Values) -> Values:
-    """The record without times: equal for all runs of a configuration, resumed or not."""
-    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"is not whole ({error})", where=path, fix=fix) from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -244,33 +250,14 @@ class Run:
         return () if is_ours else ("These results were produced by a different version of the code.",)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a run."""
-    path = folder / MANIFEST
-    try:
-        values = json.loads(read_file(path))
-    except ValueError as error:
-        raise DataError(f"is not JSON ({error})", where=path) from error
-    manifest: Manifest = from_json(Manifest, values, path)
-    return manifest
-
-
 def read_run(folder: Path) -> Run:
     """Reads a run folder, finished or not."""
     manifest, lines = read_manifest(folder), enumerate(read_records(folder), start=1)
     records = tuple(from_json(NetworkRecord, record, f"{folder / RECORDS} line {number}") for number, record in lines)
-    return Run(folder.resolve().name, manifest.config, manifest.origins, records, _n_stages(manifest, folder))
-
-
-def _n_stages(manifest: Manifest, folder: Path) -> int:
-    """How many networks the run has when it is finished."""
-    try:
-        config = manifest.config
-        prune = config["prune"]
-        levels = prune["levels"] if prune.get("keeps") is None else len(prune["keeps"])
-        return len(stages_of(range(config["repetitions"]), prune["methods"], levels))
-    except (KeyError, TypeError) as error:
-        raise DataError(f"its configuration is not that of a run ({error})", where=folder / MANIFEST) from error
+    config, prune = manifest.config, manifest.config["prune"]
+    n_levels = prune["levels"] if prune.get("keeps") is None else len(prune["keeps"])
+    n_stages = config["repetitions"] * (1 + len(prune["methods"]) * n_levels)
+    return Run(folder.resolve().name, config, manifest.origins, records, n_stages)
 
 
 @dataclass(frozen=True)
@@ -297,7 +284,17 @@ def _status(folder: Path) -> RunStatus:
         run = read_run(folder)
     except SippError as error:
         return RunStatus(folder, what=error.fault, fix=error.fix or HOW_TO_REPAIR)
-    except OSError as error:
-        return RunStatus(folder, what=f"{error.filename or folder}: {error.strerror or error}", fix="allow reading it")
     state: Any = "running" if is_locked(folder) else "finished" if run.finished else "stopped"
     return RunStatus(folder, str(run.config["pipeline"]), len(run.records), run.n_stages, state, len(run.origins))
+
+
+def runs_sheet(runs: Sequence[RunStatus]) -> Sheet:
+    """How far each run has got; broken ones with what to do."""
+    rows = []
+    for run in runs:
+        note = "" if run.n_origins == 1 else f", {run.n_origins} origins (resumed with changes)"
+        counts = "" if run.state == "broken" else f"{run.n_done} of {run.n_stages}"
+        rows.append((run.folder.name, run.pipeline, counts, run.state + note))
+    broken = " ".join(f"broken: {run.what}; {run.fix}." for run in runs if run.state == "broken")
+    table = Table(("run", "pipeline", "networks", "state"), tuple(rows), texts=("pipeline", "state"))
+    return Sheet(words.counted(len(runs), "run"), tables=(table,) if rows else (), note=broken)

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from sipp.errors import OptionError
 from sipp.results import Option
 
+Device = Literal["auto", "cpu", "cuda"]
+
 _output = partial(Option, group="Output")
 _machine = partial(Option, group="Machine")
 
@@ -26,7 +28,7 @@ class RunOptions:
         "runs"
     )
     accept_changes: Annotated[bool, _output("Resume even though data, code or device changed.")] = False
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     engine: Annotated[
         Literal["process", "ray"],
         _machine(

@@ -1,4 +1,4 @@
-"""What a run still has to train, and how long that may take: a few training steps are timed, on noise."""
+"""What a run still has to train, and how long the training alone may take: a few steps are timed, on noise."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ import torch
 
 from sipp.report import numbers
 from sipp.results import Sheet, Table, shown, words
-from sipp_lab.data.imageset import ImageSet
-from sipp_lab.data.splits import n_left, split_images
+from sipp_lab.data.feed import Feed, n_left, split_images
+from sipp_lab.data.images import ImageSet
 from sipp_lab.nets import INPUT_SHAPES
 from sipp_lab.own_code import own_images
-from sipp_lab.recipes import Recipe, config_of
+from sipp_lab.recipes import Recipe, config_of, is_own
 from sipp_lab.recipes.schema import Training
-from sipp_lab.runs.context import RunContext
+from sipp_lab.runs.context import RunContext, device_named, torch_settings
 from sipp_lab.runs.folder import run_name
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.stages import left_to_train, plan
-from sipp_lab.training.feed import Feed
-from sipp_lab.training.loop import make_train_step, new_state
-from sipp_lab.training.setup import device_named, threads
+from sipp_lab.training import new_state, set_rate, train_step
 
 N_TRAIN = {"digits": 1437, "mnist": 60_000, "cifar10": 50_000, "imagenet": 1_281_167}  # training items of a data set
 SIZES = (2, 16)  # images of a step that is timed, before a whole batch
@@ -40,13 +38,13 @@ class PlannedRun:
     n_there: int
     n_new: int
     n_epochs: int  # of the new ones together
-    seconds: float  # for these epochs, one network after another, without pruning, evaluation and decoding of images
+    seconds: float  # of the steps of these epochs alone, one network after another
 
 
 @dataclass(frozen=True)
 @shown
 class Plan:
-    """What is left to train of several runs, and how long that may take here."""
+    """What is left to train of several runs, and how long the training alone may take here."""
 
     runs: tuple[PlannedRun, ...]
 
@@ -70,11 +68,12 @@ class Plan:
         for one in self.runs:
             counts = (f"{n:,}" for n in (one.n_all, one.n_there, one.n_new, one.n_epochs))
             rows.append((one.run, *counts, numbers.seconds(one.seconds)))
-        columns = ("run", "networks", "there", "to train", "epochs", "time")
-        networks, time_left = words.counted(self.n_new, "network"), numbers.seconds(self.seconds)
-        left = f"{networks} and {self.n_epochs:,} epochs to train: about {time_left} here, one network after another"
-        note = f"{left}; pruning, tests and reading images come on top"
-        return Sheet("what is left to train", tables=(Table(columns, tuple(rows), texts=("time",)),), note=note)
+        columns = ("run", "networks", "there", "to train", "epochs", "training")
+        left = f"{words.counted(self.n_new, 'network')} and {self.n_epochs:,} epochs to train"
+        note = f"{left}: about {numbers.seconds(self.seconds)} here for the training alone, one network after another; "
+        note += "pruning, tests and reading images come on top, and take longer than that for small networks"
+        table = Table(columns, tuple(rows), texts=("training",))
+        return Sheet("what is left to train", tables=(table,), note=note)
 
 
 def planned_run(recipe: Recipe, how: RunOptions) -> PlannedRun:
@@ -83,7 +82,7 @@ def planned_run(recipe: Recipe, how: RunOptions) -> PlannedRun:
     A few steps are timed: of the dense network, and of a pruned one if it is trained otherwise.
     """
     name, spec, n_all = run_name(config_of(recipe)), recipe.data, len(plan(recipe))
-    own = None if recipe.code.data is None else own_images(recipe.code.data)
+    own = own_images(spec.name) if is_own(spec.name) else None
     n_train = N_TRAIN[spec.name] if own is None else own.n_train
     n_items = n_left(n_train, n_calibration=spec.n_calibration, n_holdout=spec.n_holdout)
     shape = INPUT_SHAPES[spec.name] if own is None else tuple(own.images.shape[1:])
@@ -93,7 +92,7 @@ def planned_run(recipe: Recipe, how: RunOptions) -> PlannedRun:
     context = RunContext(recipe, Path(), feed, checkpoint_seconds=0.0)
     new = left_to_train(recipe, how.out / name)
     hypers = [recipe.hyper_of(stage.method) for stage in new]
-    with threads(recipe.n_threads), torch.random.fork_rng(devices=[]):
+    with torch_settings(recipe.n_threads), torch.random.fork_rng(devices=[]):
         of_an_image = {hyper: _seconds_of_an_image(context, hyper, shape) for hyper in set(hypers)}
     seconds = n_items * sum(hyper.epochs * of_an_image[hyper] for hyper in hypers)
     return PlannedRun(name, n_all, n_all - len(new), len(new), sum(hyper.epochs for hyper in hypers), seconds)
@@ -101,18 +100,18 @@ def planned_run(recipe: Recipe, how: RunOptions) -> PlannedRun:
 
 def _seconds_of_an_image(context: RunContext, hyper: Training, shape: Sequence[int]) -> float:
     """The seconds of training on one image, from steps on noise: of more images the shorter they are."""
-    hyper, feed, network = hyper.model_copy(update={"step": "eager"}), context.feed, context.initial_network(0)
+    device, network = context.feed.device, context.initial_network(0)
     state, passed, seconds = new_state(context.module_of(network, hyper), hyper), 0.0, 0.0
     teacher = None if hyper.distill is None else context.module_of(network, hyper).eval()
-    step = make_train_step(state, feed, hyper, teacher=teacher)
+    set_rate(state.optimizer, 0.0)
     for size in sorted({min(n, hyper.batch_size) for n in (*SIZES, hyper.batch_size)}):
         if passed > ENOUGH_SECONDS:
             break
-        images = torch.rand(size, *shape, device=feed.device)
-        labels, times = torch.zeros(size, dtype=torch.int64, device=feed.device), []
+        images, labels = torch.rand(size, *shape, device=device), torch.zeros(size, dtype=torch.int64, device=device)
+        times = []
         for _ in range(N_STEPS):
             began = time.monotonic()
-            step(images, labels, 0.0, size)
+            train_step(state, hyper, images, labels, size, teacher)
             state.sums.tolist()  # waits for the device
             times.append(time.monotonic() - began)
         passed = min(times)  # the first warms up, and other programs may have interrupted any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,15 +50,6 @@ class Stage:
         return Stage(self.seed, None, 0)
 
 
-def stages_of(seeds: Sequence[int], methods: Sequence[str], levels: int) -> list[Stage]:
-    """All networks for these seeds, methods and levels, in training order."""
-    stages = []
-    for seed in seeds:
-        stages.append(Stage(seed, None, 0))
-        stages += [Stage(seed, method, level) for method in methods for level in range(1, levels + 1)]
-    return stages
-
-
 @dataclass(frozen=True)
 class Origin:
     """What decides a run's numbers beside its configuration."""
@@ -99,7 +90,6 @@ class NetworkRecord:
     after: Accuracy  # of training, on the test inputs
     train_loss: float
     seconds: float
-    part_seconds: Mapping[str, float] = field(default_factory=dict)  # by part of the stage
     multiply_adds: int | None = None  # of one input with the weights that are left; None: not counted
     pruned: Pruned | None = None  # before retraining, against the network it was pruned from; None if dense
     before: Accuracy | None = None  # right after pruning

@@ -1,14 +1,14 @@
-"""Trains the networks of a run: each stage that is not done is prepared, trained and recorded.
+"""One network of a run, from its parent to its record; a stage is done when its `final.safetensors` exists.
 
-A stage returns at once if its `final.safetensors` exists, and goes on from its checkpoint, which is that of an epoch.
-The recipe's pipeline decides which network a stage starts from, and whether its masks change during training.
+The recipe's pipeline decides which network a stage starts from, how it is pruned, and whether its masks change during
+training. A stage that was stopped goes on from its checkpoint, which is that of an epoch.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sipp
 from sipp.results import from_json, to_json
-from sipp_lab.parallel.processes import from_leader
 from sipp_lab.pipelines import PIPELINES
+from sipp_lab.processes import from_leader
 from sipp_lab.recipes import Recipe
-from sipp_lab.runs.context import Network, Prepared, RunContext
+from sipp_lab.runs.context import Network, RunContext
 from sipp_lab.runs.folder import (
     CHECKPOINT,
     FINAL,
@@ -31,15 +31,18 @@ from sipp_lab.runs.folder import (
     save_checkpoint,
     save_state,
 )
-from sipp_lab.runs.records import NetworkRecord, Stage, stages_of
-from sipp_lab.training.feed import eval_batches, n_steps
-from sipp_lab.training.loop import EpochRow, TrainState, in_eval_mode, new_state, train
-from sipp_lab.training.step import training_stream
+from sipp_lab.runs.records import NetworkRecord, Stage
+from sipp_lab.training import EpochRow, TrainState, in_eval_mode, new_state, train
 
 
 def plan(recipe: Recipe) -> list[Stage]:
     """All networks of a recipe's run, in training order."""
-    return stages_of(recipe.seeds, recipe.prune.methods, recipe.prune.n_levels)
+    stages = []
+    for seed in recipe.seeds:
+        stages.append(Stage(seed, None, 0))
+        for method in recipe.prune.methods:
+            stages += [Stage(seed, method, level) for level in range(1, recipe.prune.n_levels + 1)]
+    return stages
 
 
 def left_to_train(recipe: Recipe, folder: Path) -> list[Stage]:
@@ -60,51 +63,76 @@ def remove_orphans(recipe: Recipe, folder: Path) -> None:
                 (folder / stage.name / name).unlink(missing_ok=True)
 
 
-def train_networks(context: RunContext) -> Iterator[Stage]:
+def train_networks(context: RunContext) -> Generator[Stage, None, None]:
     """Trains all stages that are not done, and yields each when it is."""
-    for stage in plan(context.recipe):
-        name = stage.name
-        if not from_leader(context.processes, lambda name=name: is_done(context.folder, name)):  # type: ignore[misc]
-            train_network(context, stage)
-            yield stage
+    for stage in from_leader(lambda: left_to_train(context.recipe, context.folder)):
+        train_network(context, stage)
+        yield stage
 
 
 def train_network(context: RunContext, stage: Stage) -> None:
-    """Trains a stage whose parent is done."""
+    """Prepares (or restores), trains and records the network of a stage whose parent is done."""
     path = context.folder / stage.name / CHECKPOINT
-    saved = from_leader(context.processes, lambda: load_checkpoint(path) if path.is_file() else None)
-    began, spent = time.monotonic(), 0.0
-    if saved is None:
-        network, facts = _prepared(context, stage)
-        state = _new_state(context, stage, network)
-        state.facts = dict(facts)
+    began, hyper = time.monotonic(), context.recipe.hyper_of(stage.method)
+    saved = from_leader(lambda: load_checkpoint(path) if path.is_file() else None)
+    state = _new(context, stage) if saved is None else _restored(context, stage, saved)
+    began -= 0.0 if saved is None else saved["seconds"]
+    context.advance(state.epoch)
+
+    pipeline, last_saved = PIPELINES[context.recipe.pipeline], time.monotonic()
+    cut = None
+    if pipeline.after_step is not None and stage.method is not None:
+        cut = pipeline.after_step(context, stage, hyper.epochs * context.feed.n_steps(hyper.batch_size))
+
+    def save_if_due() -> None:
+        nonlocal last_saved
+        if time.monotonic() - last_saved >= context.checkpoint_seconds and state.epoch < hyper.epochs:
+            save_checkpoint(path, _values_of(state, seconds=time.monotonic() - began))
+            last_saved = time.monotonic()
+
+    def after_epoch(state: TrainState) -> None:
+        from_leader(save_if_due)
+        context.advance(1)
+
+    train(
+        state,
+        context.feed,
+        hyper,
+        seed=stage.seed,
+        teacher=_teacher(context, stage),
+        after_step=cut,
+        after_epoch=after_epoch,
+    )
+    _record(context, stage, state, time.monotonic() - began)
+
+
+# --- the network that training starts from ----------------------------------------------------------------------------
+
+
+def _new(context: RunContext, stage: Stage) -> TrainState:
+    """The initial network, or that of the parent as the pipeline prepares it, the same in all processes."""
+    pipeline, facts = PIPELINES[context.recipe.pipeline], Values()
+    parent = pipeline.parent_of(stage)
+    if parent is None:
+        network = from_leader(lambda: context.initial_network(stage.seed))
     else:
-        state, spent = _restored(context, stage, saved), saved["seconds"]
-    with training_stream(context.feed.device):
-        _train(context, stage, state, path, began - spent)
-        _record(context, stage, state, time.monotonic() - began + spent)
+        network = _finished(context, parent)
+    if stage.method is not None:
+        network, facts = pipeline.prepare(context, stage, network)
+    return _state_of(context, stage, network, facts)
+
+
+def _state_of(context: RunContext, stage: Stage, network: Network, facts: Values) -> TrainState:
+    hyper = context.recipe.hyper_of(stage.method)
+    state = new_state(context.module_of(network, hyper), hyper, masks=network.masks)
+    state.facts = dict(facts)
+    return state
 
 
 def _finished(context: RunContext, stage: Stage) -> Network:
     """The trained network of a stage that is done."""
-    tensors, _ = from_leader(context.processes, lambda: load_state(context.folder / stage.name / FINAL))
+    tensors, _ = from_leader(lambda: load_state(context.folder / stage.name / FINAL))
     return Network.of_tensors(tensors)
-
-
-def _prepared(context: RunContext, stage: Stage) -> Prepared:
-    """The network that training starts from, the same in all processes."""
-    pipeline = PIPELINES[context.recipe.pipeline]
-    parent = pipeline.parent_of(stage)
-    if parent is None:
-        network = from_leader(context.processes, lambda: context.initial_network(stage.seed))
-    else:
-        network = _finished(context, parent)
-    return (network, {}) if stage.method is None else pipeline.prepare(context, stage, network)
-
-
-def _new_state(context: RunContext, stage: Stage, network: Network) -> TrainState:
-    hyper = context.recipe.hyper_of(stage.method)
-    return new_state(context.module_of(network, hyper), hyper, masks=network.masks)
 
 
 def _teacher(context: RunContext, stage: Stage) -> nn.Module | None:
@@ -115,15 +143,39 @@ def _teacher(context: RunContext, stage: Stage) -> nn.Module | None:
     return context.module_of(_finished(context, stage.dense), hyper).eval().requires_grad_(False)
 
 
+# --- checkpoints: training goes on from them bit for bit, and needs no random state -----------------------------------
+
+
+def _values_of(state: TrainState, *, seconds: float) -> Values:
+    """What a checkpoint holds of a state after an epoch."""
+    return {
+        "model": state.model.state_dict(),
+        "masks": state.masks,
+        "optimizer": state.optimizer.state_dict()["state"],
+        "epoch": state.epoch,
+        "rows": to_json(state.rows),
+        "facts": state.facts,
+        "seconds": seconds,
+    }
+
+
+def _restored(context: RunContext, stage: Stage, saved: Values) -> TrainState:
+    """The inverse of `_values_of`."""
+    state = _state_of(context, stage, Network(saved["model"], saved["masks"]), saved["facts"])
+    state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": saved["optimizer"]})
+    state.epoch = saved["epoch"]
+    state.rows = tuple(from_json(EpochRow, row, "a checkpoint's row") for row in saved["rows"])
+    return state
+
+
 # --- what is recorded -------------------------------------------------------------------------------------------------
 
 
 def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float) -> None:
     """Saves the trained network and its record, which finishes the stage."""
-    recipe, parts = context.recipe, state.facts.pop("part_seconds", {})
-    parts = {**parts, "train": seconds - sum(parts.values())}
+    recipe, feed = context.recipe, context.feed
     sipp.release(state.model)
-    one_image = next(eval_batches(context.feed, context.feed.splits.test[:1]))[0]
+    one_image = next(feed.eval_batches(feed.splits.test[:1]))[0]
     network, last = Network.of(state.model, state.masks), state.rows[-1]
     values = {
         "recipe": recipe.name,
@@ -138,7 +190,6 @@ def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float
         "after": to_json(last.test),
         "train_loss": last.train_loss,
         "seconds": round(seconds, 3),
-        "part_seconds": {name: round(part, 3) for name, part in parts.items()},
         "nonzero": {name: int(torch.count_nonzero(network.state[name])) for name in state.masks},
     }
     record = from_json(NetworkRecord, values, f"the record of {stage.name}")
@@ -149,7 +200,7 @@ def _record(context: RunContext, stage: Stage, state: TrainState, seconds: float
         save_state(place / FINAL, network.tensors(), saved)
         (place / CHECKPOINT).unlink(missing_ok=True)
 
-    from_leader(context.processes, finish)
+    from_leader(finish)
 
 
 def multiply_adds(model: nn.Module, one_input: Tensor) -> int | None:
@@ -174,54 +225,3 @@ def multiply_adds(model: nn.Module, one_input: Tensor) -> int | None:
             return None
         total += uses * sum(int(torch.count_nonzero(weight)) for weight in weights)
     return total
-
-
-# --- training that can be resumed -------------------------------------------------------------------------------------
-
-
-def _train(context: RunContext, stage: Stage, state: TrainState, checkpoint: Path, began: float) -> None:
-    """Trains the network of a stage, with a checkpoint after an epoch if the last one is old enough."""
-    hyper, pipeline, changes = context.recipe.hyper_of(stage.method), PIPELINES[context.recipe.pipeline], None
-    if pipeline.mask_changes is not None and stage.method is not None:
-        changes = pipeline.mask_changes(context, stage, hyper.epochs * n_steps(context.feed, hyper))
-    last_saved = time.monotonic()
-
-    def save_if_due() -> None:
-        nonlocal last_saved
-        if time.monotonic() - last_saved >= context.checkpoint_seconds and state.epoch < hyper.epochs:
-            values = {
-                "model": state.model.state_dict(),
-                "masks": state.masks,
-                "optimizer": state.optimizer.state_dict()["state"],
-                "epoch": state.epoch,
-                "rows": to_json(state.rows),
-                "facts": state.facts,
-                "seconds": time.monotonic() - began,
-            }
-            save_checkpoint(checkpoint, values)
-            last_saved = time.monotonic()
-
-    def on_epoch(state: TrainState) -> None:
-        from_leader(context.processes, save_if_due)
-        context.on_step(stage, state)
-
-    train(
-        state,
-        context.feed,
-        hyper,
-        seed=stage.seed,
-        on_step=lambda state: context.on_step(stage, state),
-        on_epoch=on_epoch,
-        changes=changes,
-        processes=context.processes,
-        teacher=_teacher(context, stage),
-    )
-
-
-def _restored(context: RunContext, stage: Stage, saved: Values) -> TrainState:
-    """The state in a checkpoint: training resumes from it bit for bit, and needs no random state."""
-    state = _new_state(context, stage, Network(saved["model"], saved["masks"]))
-    state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": saved["optimizer"]})
-    state.epoch, state.facts = saved["epoch"], saved["facts"]
-    state.rows = tuple(from_json(EpochRow, row, "a checkpoint's row") for row in saved["rows"])
-    return state

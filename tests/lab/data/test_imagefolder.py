@@ -13,16 +13,15 @@ import torch
 from PIL import Image
 
 from sipp.errors import DataError
-from sipp_lab.data import imagefolder as module
-from sipp_lab.data.imagefolder import (
+from sipp_lab.data import folder as module
+from sipp_lab.data.feed import split_images
+from sipp_lab.data.folder import (
     Crop,
     FolderIndex,
     centre_crop,
     draw_crop,
-    folder_batches,
     index_folders,
 )
-from sipp_lab.data.splits import split_images
 
 
 def coded_image(width: int, height: int) -> Image.Image:
@@ -45,8 +44,7 @@ def make_folders(root: Path, n_train: int = 3, n_val: int = 2) -> Path:
 
 
 def batches(index: FolderIndex, items: torch.Tensor, **changes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    options = {"mode": "train", "batch_size": 2, "n_workers": 0, "seed": 0, "epoch": 0, **changes}
-    return folder_batches(index, items, **options)
+    return index.batches(items.split(2), **{"augment": (0, 0), "n_workers": 0, **changes})
 
 
 def test_index(tmp_path: Path) -> None:
@@ -83,7 +81,7 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
 def test_batches_keep_the_order_and_hold_every_item(tmp_path: Path) -> None:
     index = index_folders(make_folders(tmp_path))
     items = torch.tensor([9, 0, 4, 1, 7])
-    out = list(batches(index, items, mode="val"))
+    out = list(batches(index, items, augment=None))
     assert len(out) == 3
     assert [len(labels) for _, labels in out] == [2, 2, 1]
     assert torch.cat([labels for _, labels in out]).tolist() == index.labels[items].tolist()
@@ -102,10 +100,12 @@ def test_workers_and_order_change_nothing_seed_and_epoch_do(tmp_path: Path) -> N
         return torch.cat([batch for batch, _ in batches(index, items, **changes)])
 
     alone = images(items)
-    assert torch.equal(alone, images(items, n_workers=2, batch_size=3))
+    assert torch.equal(alone, images(items, n_workers=2))
     assert torch.equal(alone, images(items.flip(0)).flip(0))
-    assert not torch.equal(alone, images(items, epoch=1))
-    assert not torch.equal(alone, images(items, seed=1))
+    assert not torch.equal(alone, images(items, augment=(0, 1)))
+    assert not torch.equal(alone, images(items, augment=(1, 0)))
+    shares = [images(items, share=(rank, 2)) for rank in (0, 1)]
+    assert torch.equal(alone[::2], shares[0]) and torch.equal(alone[1::2], shares[1])
 
 
 @pytest.mark.parametrize(("damage", "n_workers"), [("cut", 0), ("text", 0), ("empty", 0), ("gone", 0), ("cut", 1)])
@@ -135,7 +135,7 @@ def test_a_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if torch.multiprocessing.get_start_method() != "fork":
         pytest.skip("needs forked workers")
     before = set(multiprocessing.active_children())  # an earlier test's worker may still be on its way out
-    with pytest.raises(DataError, match=r"worker process failed while items \d"):
+    with pytest.raises(DataError, match=r"worker process failed while batch \d of 3"):
         list(batches(index, torch.arange(6), n_workers=1))
     assert set(multiprocessing.active_children()) <= before  # buried: no late signal of its death can come
 

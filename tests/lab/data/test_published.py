@@ -1,6 +1,5 @@
-"""Published sets: whole files are read as images and labels, plain or gzipped, and fetched whole or not at all."""
+"""Published sets: whole files are read as images and labels, and fetched whole or not at all."""
 
-import gzip
 import hashlib
 import tarfile
 from dataclasses import replace
@@ -11,9 +10,9 @@ import pytest
 import torch
 
 from sipp.errors import DataError
-from sipp_lab.data import mnist
-from sipp_lab.data.cifar10 import RECORD_BYTES, decoded
+from sipp_lab.data import sets
 from sipp_lab.data.published import Published
+from sipp_lab.data.sets import RECORD_BYTES, cifar10_of
 
 N = {"train": 5, "t10k": 2}
 
@@ -29,20 +28,15 @@ def made(folder: Path) -> tuple[Published, dict[str, np.ndarray]]:
             name = f"{part}-{kind}-ubyte"
             (folder / name).write_bytes(content)
             files[name] = (len(content), hashlib.sha256(content).hexdigest())
-    order = {name: files[name] for name in mnist.MNIST.files}
-    return replace(mnist.MNIST, files=order), images
+    order = {name: files[name] for name in sets.MNIST.files}
+    return replace(sets.MNIST, files=order), images
 
 
-@pytest.mark.parametrize("is_zipped", [False, True])
-def test_mnist_from_whole_files(is_zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_from_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published, images = made(tmp_path / "mnist")
-    monkeypatch.setattr(mnist, "MNIST", published)
-    if is_zipped:
-        for path in [*(tmp_path / "mnist").iterdir()]:
-            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-            path.unlink()
+    monkeypatch.setattr(sets, "MNIST", published)
     for root in (tmp_path, tmp_path / "mnist"):  # the folder around it, or the folder itself
-        data = mnist.load_mnist(root)
+        data = sets.load_mnist(root)
         assert (data.n_train, data.n_test, data.n_classes) == (5, 2, 10)
         assert data.labels.tolist() == [0, 1, 2, 3, 4, 0, 1] and data.images.dtype == torch.float32
         expected = np.concatenate([images["train"], images["t10k"]])[:, None] / 255
@@ -80,6 +74,6 @@ def test_a_set_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_cifar10_records_are_a_label_and_three_planes() -> None:
     raw = np.random.default_rng(0).integers(0, 256, (12, RECORD_BYTES), dtype=np.uint8)
     raw[:, 0] %= 10
-    data = decoded(raw.reshape(-1))
+    data = cifar10_of(raw.reshape(-1))
     assert (data.n_train, data.n_test) == (10, 2) and data.labels.tolist() == raw[:, 0].tolist()
     assert data.images.dtype == torch.uint8 and data.images[3, 2, 31, 30] == raw[3, 1 + 2 * 1024 + 31 * 32 + 30]

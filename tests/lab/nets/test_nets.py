@@ -9,7 +9,7 @@ from torch import fx, nn
 
 import sipp
 from sipp.errors import OptionError
-from sipp_lab.data.digits import load_digits
+from sipp_lab.data.sets import load_digits
 from sipp_lab.nets import NETS, build, net_spec
 from sipp_lab.nets.resnet import SubsampleAndPad
 

@@ -12,7 +12,8 @@ from sipp_lab.page import read_results, render
 from sipp_lab.page.article import method_table, panel_article
 from sipp_lab.page.panels import panels_of
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.folder import read_run, without_times
+from sipp_lab.runs.folder import read_run
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import FinishedRun, run
 
 SMALL = (
@@ -30,7 +31,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     recipe = load_recipe("digits-iterative", settings=SMALL)
-    return run(recipe, out=tmp_path_factory.mktemp("runs"), device="cpu")
+    return run(recipe, RunOptions(out=tmp_path_factory.mktemp("runs"), device="cpu"))
 
 
 def levels(done: FinishedRun) -> list[dict[str, Any]]:
@@ -47,17 +48,9 @@ def test_certificates_are_whole_and_speak_of_the_moment_before_training(done: Fi
     assert len({one["dense_hash"] for (_, level), one in by_level.items() if level == 2}) == 3
 
 
-def test_part_times_add_up_to_at_most_the_total(done: FinishedRun) -> None:
-    for record in levels(done):
-        parts = record["part_seconds"]
-        assert set(parts) == {"prune", "certify", "train"} and all(value >= 0 for value in parts.values())
-        assert 0 < sum(parts.values()) <= record["seconds"] + 0.01
-        assert "part_seconds" not in without_times(record)
-
-
 def test_no_holdout_no_certificate(tmp_path: Path) -> None:
     settings = (*SMALL, "data.n_holdout=0", "prune.methods=[magnitude]", "prune.levels=1")
-    found = run(load_recipe("digits-at-init", settings=settings), out=tmp_path, device="cpu")
+    found = run(load_recipe("digits-at-init", settings=settings), RunOptions(out=tmp_path, device="cpu"))
     assert levels(found)[0]["certificate"] is None
     page = render(*read_results([found.folder]))
     assert "No certificate: the run has no holdout" in page and faults(page) == []

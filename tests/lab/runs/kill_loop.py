@@ -21,10 +21,11 @@ from safetensors.torch import save
 from torch import nn
 
 from sipp.verbs.prune import prune
-from sipp_lab.data.digits import load_digits
+from sipp_lab.data.sets import load_digits
 from sipp_lab.nets import plain
 from sipp_lab.recipes import load_recipe
-from sipp_lab.runs.folder import load_state, read_records, without_times
+from sipp_lab.runs.folder import load_state, read_records
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import run
 
 plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
@@ -67,7 +68,7 @@ def start(out: Path, *, dies_at: int | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a damaged file would be one, and no kill may leave any
             recipe = load_recipe("digits-iterative", settings=SETTINGS)
-            run(recipe, out=out, device="cpu", checkpoint_seconds=0.0, accept_changes=True)
+            run(recipe, RunOptions(out=out, device="cpu", accept_changes=True), checkpoint_seconds=0.0)
     except BaseException as error:
         print(f"child failed: {error!r}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -80,7 +81,7 @@ def contents(out: Path) -> dict[str, object]:
     tensors: dict[str, object] = {
         str(path.relative_to(folder)): save(load_state(path)[0]) for path in sorted(folder.rglob("*.safetensors"))
     }
-    return {**tensors, "records": [without_times(record) for record in read_records(folder)]}
+    return {**tensors, "records": [{**record, "seconds": 0} for record in read_records(folder)]}
 
 
 def main(folder: Path, n_kills: int, seed: int) -> int:

@@ -8,9 +8,9 @@ from lab.small_runs import final, small
 from torch import nn
 
 from sipp_lab.nets import NETS, build
+from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.running import run
 from sipp_lab.runs.stages import multiply_adds
-from sipp_lab.sheets import records_sheet
 
 
 def zeroed(weight: nn.Parameter, n_left: int) -> None:
@@ -49,7 +49,7 @@ def test_published_counts(name: str, millions: float) -> None:
 
 
 def test_a_run_records_and_shows_them(tmp_path: Path) -> None:
-    done = run(small("digits-iterative", "prune.methods=[magnitude]"), out=tmp_path, device="cpu")
+    done = run(small("digits-iterative", "prune.methods=[magnitude]"), RunOptions(out=tmp_path, device="cpu"))
     sides = {"0.weight": 64, "3.weight": 64, "7.weight": 16, "12.weight": 1}  # uses of each weight
     for record in done.records:
         stage = "seed0.dense" if record["method"] is None else f"seed0.magnitude.{record['level']:02}"
@@ -58,5 +58,5 @@ def test_a_run_records_and_shows_them(tmp_path: Path) -> None:
         assert record["multiply_adds"] == by_hand
     dense, *pruned = (record["multiply_adds"] for record in done.records)
     assert dense > pruned[0] > pruned[-1] > 0
-    shown = str(records_sheet(done.records))
+    shown = str(done)
     assert "multiply-adds" in shown and f"{dense:,}" in shown and f"{pruned[-1]:,}" in shown

@@ -22,9 +22,7 @@ def data(
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
 ) -> Answer:
     """List the data sets and which of them you have, or download CIFAR-10 or MNIST."""
-    from sipp_lab.data import data_sets
-    from sipp_lab.data.cifar10 import CIFAR10
-    from sipp_lab.data.mnist import MNIST
+    from sipp_lab.data.sets import CIFAR10, MNIST, data_sets
 
     for one in (CIFAR10, MNIST):
         if name == one.command:

@@ -49,18 +49,16 @@ def run(
         from sipp_lab.recipes.table import RECIPES
 
         return listing("recipes", {name: row["description"] for name, row in RECIPES.items()})
-    from sipp_lab.recipes import Code, load_recipe
-    from sipp_lab.recipes.schema import recipe_keys
+    from sipp_lab.recipes import load_recipe
+    from sipp_lab.recipes.schema import keys_sheet, recipe_keys
     from sipp_lab.runs.planning import Plan, planned_run
-    from sipp_lab.runs.running import run_each
-    from sipp_lab.sheets import keys_sheet, records_sheet, work_done
+    from sipp_lab.runs.running import run_each, work_done
 
     load_code(how.code)
-    named = Code(net=model, data=own_data) if model is not None or own_data is not None else None
-    chosen = load_recipe(recipe, settings=settings or (), code=named)
+    chosen = load_recipe(recipe, settings=settings or (), net=model, data=own_data)
     if show:
-        rows = recipe_keys(chosen)
-        return Answer([keys_sheet(chosen.name, rows)], {"kind": "recipe", "name": chosen.name, "keys": rows})
+        values = {"kind": "recipe", "name": chosen.name, "keys": recipe_keys(chosen)}
+        return Answer([keys_sheet(chosen)], values)
     if dry_run:
         planned = Plan((planned_run(chosen, how),))
         return Answer([planned], record_of("run plan", planned))
@@ -68,13 +66,12 @@ def run(
     if finished is None:
         return None
     (done,) = finished
-    end = f"{work_done(done.n_made)}; records: {done.folder / 'records.jsonl'}"
-    return Answer([records_sheet(done.records), end], record_of("run", done))
+    end = f"{work_done(finished)}; records: {done.folder / 'records.jsonl'}"
+    return Answer([done, end], record_of("run", done))
 
 
 def _list_runs(out: Path) -> Answer:
-    from sipp_lab.runs.folder import list_runs
-    from sipp_lab.sheets import runs_sheet
+    from sipp_lab.runs.folder import list_runs, runs_sheet
 
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,28 +26,28 @@ def study(
 
     Stop and resume it like `sipp run`. The short form reproduces no figure: it is the same with a tenth of the epochs.
     """
-    from sipp_lab.studies import STUDIES, load_study
+    from sipp_lab.studies import STUDIES, study_named
 
     if name is None:
-        return listing("studies", {name: row.description for name, row in STUDIES.items()})
+        return listing("studies", {name: one.description for name, one in STUDIES.items()})
     from sipp_lab.page import read_results, write_results
     from sipp_lab.runs.planning import Plan, planned_run
-    from sipp_lab.runs.running import run_each
-    from sipp_lab.sheets import records_sheet, work_done
+    from sipp_lab.runs.running import run_each, work_done
 
     load_code(how.code)
-    chosen = load_study(name, form="full" if full else "short", settings=settings or ())
-    about, notes = {"name": chosen.name, "form": chosen.form}, [chosen.note] if chosen.note else []
+    form: Literal["short", "full"] = "full" if full else "short"
+    chosen = study_named(name)
+    recipes, about = chosen.recipes(form, settings or ()), {"name": name, "form": form}
+    notes = [note] if (note := chosen.note(form)) else []
     if dry_run:
-        planned = Plan(tuple(planned_run(recipe, how) for recipe in chosen.recipes))
+        planned = Plan(tuple(planned_run(recipe, how) for recipe in recipes))
         return Answer([planned, *notes], record_of("study plan", planned, about))
-    page = how.out / f"{chosen.name}-{chosen.form}.html"
+    page = how.out / f"{name}-{form}.html"
     with naming_option(f"--out {how.out}", "give another folder"):
         check_file(page, force=True, makes_folder=True)
-    done = run_each(chosen.recipes, how)
+    done = run_each(recipes, how)
     if done is None:
         return None
-    write_results(page, *read_results([one.folder for one in done]), force=True, study=chosen)
-    tables = [part for one in done for part in (one.folder.name, records_sheet(one.records))]
-    end = f"{work_done(sum(one.n_made for one in done))}; page: {page}"
-    return Answer([*tables, end, *notes], {"kind": "study", **about, "page": page, "runs": done})
+    write_results(page, *read_results([one.folder for one in done]), force=True, study=chosen, form=form)
+    end = f"{work_done(done)}; page: {page}"
+    return Answer([*done, end, *notes], {"kind": "study", **about, "page": page, "runs": done})

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from sipp.errors import DataError
 from sipp.extras import needed_for
 from sipp.files import sha256_of
+from sipp_lab.data.images import ALL, Batch, Draw, Share, share_of
 from sipp_lab.seeds import generator_for
 
 Picture = Any  # PIL.Image, imported only when needed
@@ -31,8 +32,7 @@ VAL_SHORT_SIDE = 256
 CROP_AREA = (0.08, 1.0)  # share of the image area in a random crop
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
-
-Mode = Literal["train", "val"]
+MANY_IMAGES, MOST_WORKERS = 10_000, 8  # of a folder of so many, several processes decode; what they read is the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,8 @@ class FolderIndex:
     n_train: int
     content_hash: str
 
+    EVAL_BATCH = 256  # images per batch without gradients; these are 49 times larger than those of CIFAR-10
+
     @property
     def n_test(self) -> int:
         return len(self.paths) - self.n_train
@@ -56,6 +58,51 @@ class FolderIndex:
     @property
     def n_classes(self) -> int:
         return len(self.classes)
+
+    def to(self, device: torch.device) -> FolderIndex:
+        """The same: images are read when they are needed."""
+        return self
+
+    def batches(
+        self,
+        chunks: Sequence[Tensor],
+        *,
+        augment: Draw | None = None,
+        share: Share = ALL,
+        side: int | None = None,
+        n_workers: int | None = None,
+    ) -> Iterator[Batch]:
+        """A batch (uint8 N x 3 x 224 x 224, labels) for each chunk of items, or for this process's share of it.
+
+        With `augment`, a random crop, resized and flipped. Without, the shorter side is resized to 256, and the central
+        224 cropped; with `side`, the shorter side is resized to it and side x side cropped. No item is ever skipped: an
+        image that cannot be decoded, or a worker that dies, raises DataError.
+        """
+        if n_workers is None:
+            n_workers = min(MOST_WORKERS, os.cpu_count() or 1) if len(self.paths) >= MANY_IMAGES else 0
+        loader = DataLoader(
+            _Decoded(self, augment, side),
+            batch_sampler=[share_of(items, share).tolist() for items in chunks],
+            num_workers=n_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        n_done, named = 0, None
+        try:
+            for images, labels in loader:
+                yield images, labels
+                n_done += 1
+            return
+        except DataError as error:
+            named = error.with_traceback(None)  # whose frames hold the loader's workers
+        except (RuntimeError, OSError, EOFError) as error:  # which one depends on when the worker died
+            failure = f"{type(error).__name__}: {error}"
+        # Raised here, where nothing references the loader any more, so that torch cleans up the worker now.
+        if named is not None:
+            raise named
+        raise DataError(
+            f"a worker process failed while batch {n_done + 1} of {len(chunks)} was awaited: {failure}",
+            fix="look for a file that cannot be read, or for memory that runs out",
+        )
 
 
 def index_folders(root: Path | str) -> FolderIndex:
@@ -99,65 +146,18 @@ def _images_in(folder: Path) -> list[tuple[str, int]]:
     return sorted((entry.name, entry.stat().st_size) for entry in entries)
 
 
-def folder_batches(
-    index: FolderIndex,
-    items: Tensor,
-    *,
-    mode: Mode,
-    batch_size: int,
-    n_workers: int = 0,
-    seed: int = 0,
-    epoch: int = 0,
-    side: int | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches (uint8 N x 3 x 224 x 224, labels N) of the given items in the given order, for one epoch.
-
-    `mode="train"`: random resized crop and flip. `mode="val"`: resize the shorter side to 256, centre crop of 224; with
-    `side`, resize the shorter side to it and crop side x side. No item is ever skipped: an image that cannot be
-    decoded, or a worker that dies, raises DataError.
-    """
-    loader = DataLoader(
-        _Decoded(index, items, mode, seed, epoch, side),
-        batch_size=batch_size,
-        num_workers=n_workers,
-        pin_memory=torch.cuda.is_available(),
-    )
-    n_done, named = 0, None
-    try:
-        for images, labels in loader:
-            yield images, labels
-            n_done += len(labels)
-        return
-    except DataError as error:
-        named = error.with_traceback(None)  # whose frames hold the loader's workers
-    except (RuntimeError, OSError, EOFError) as error:  # which one depends on when the worker died
-        failure = f"{type(error).__name__}: {error}"
-    # Raised here, where nothing references the loader any more, so that torch cleans up the worker now.
-    if named is not None:
-        raise named
-    raise DataError(
-        f"a worker process failed while items {n_done} .. {min(n_done + batch_size, len(items)) - 1} of {len(items)} "
-        f"were awaited: {failure}",
-        fix="try fewer workers, or n_workers=0 to see the cause",
-    )
-
-
 class _Decoded(Dataset[tuple[Tensor, int]]):
-    """Item k is image number items[k], decoded and cropped, with its label."""
+    """Item k is image number k, decoded and cropped, with its label."""
 
-    def __init__(self, index: FolderIndex, items: Tensor, mode: Mode, seed: int, epoch: int, side: int | None) -> None:
-        self.index, self.items, self.mode, self.seed, self.epoch, self.side = index, items, mode, seed, epoch, side
+    def __init__(self, index: FolderIndex, augment: Draw | None, side: int | None) -> None:
+        self.index, self.augment, self.side = index, augment, side
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, position: int) -> tuple[Tensor, int]:
-        item = int(self.items[position])
+    def __getitem__(self, item: int) -> tuple[Tensor, int]:
         image = _decode(self.index.root / self.index.paths[item], item)
-        if self.mode == "train":
-            generator = generator_for(f"crop {self.seed} {self.epoch} {item}")
-            width, height = image.size
-            cropped = resized_crop(image, draw_crop(width, height, generator))
+        if self.augment is not None:
+            (seed, epoch), (width, height) = self.augment, image.size
+            crop = draw_crop(width, height, generator_for(f"crop {seed} {epoch} {item}"))
+            cropped = resized_crop(image, crop)
         else:
             cropped = centre_crop(image) if self.side is None else centre_crop(image, self.side, self.side)
         pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()

@@ -4,7 +4,7 @@ import pytest
 
 from sipp.errors import OptionError
 from sipp_lab.recipes.schema import Recipe, recipe_keys
-from sipp_lab.studies import STUDIES, load_study, study_names
+from sipp_lab.studies import STUDIES, study_named
 
 NETS = ["resnet20", "resnet56", "resnet110", "vgg16", "densenet22", "wrn16-8"]
 PANELS = {
@@ -18,34 +18,35 @@ PANELS = {
 
 
 def test_the_panels_are_the_papers() -> None:
-    assert set(study_names()) == set(PANELS) == {name for name, row in STUDIES.items() if row.description}
+    assert set(STUDIES) == set(PANELS)
     for name, (short, full) in PANELS.items():
-        assert [recipe.net for recipe in load_study(name).recipes] == short
-        whole = load_study(name, form="full")
-        assert [recipe.net for recipe in whole.recipes] == full and whole.source and whole.claim
-        assert all(not recipe.name.endswith("-short") for recipe in whole.recipes)
+        study = STUDIES[name]
+        quick, whole = study.recipes("short"), study.recipes("full")
+        assert [recipe.net for recipe in quick] == short and [recipe.net for recipe in whole] == full
+        assert study.description and study.source and study.claim
+        assert all(not recipe.name.endswith("-short") for recipe in whole)
         if name.startswith("paper"):
-            assert all(recipe.repetitions == (1 if "imagenet" in recipe.name else 3) for recipe in whole.recipes)
-            everything = (*load_study(name).recipes, *whole.recipes)  # the paper trains on all that is not in S
-            assert all(recipe.data.n_holdout == 0 for recipe in everything)
+            assert all(recipe.repetitions == (1 if "imagenet" in recipe.name else 3) for recipe in whole)
+            # the paper trains on all that is not in S
+            assert all(recipe.data.n_holdout == 0 for recipe in (*quick, *whole))
 
 
 def test_common_values_and_settings_reach_every_recipe() -> None:
     arms = ("sipp-det mean", "sipp-det max", "sipp-rand", "sipp-hybrid", "magnitude")
     for form in ("short", "full"):
-        for recipe in load_study("paper-variants", form=form, settings=("repetitions=2", "seed=5")).recipes:  # type: ignore[arg-type]
+        for recipe in STUDIES["paper-variants"].recipes(form, ("repetitions=2", "seed=5")):  # type: ignore[arg-type]
             assert (recipe.prune.methods, recipe.seeds) == (arms, (5, 6))
-    plain, distilled = load_study("blend", form="full").recipes[1:]
+    plain, distilled = STUDIES["blend"].recipes("full")[1:]
     assert plain.retrain is None and distilled.retrain is not None and distilled.retrain.distill is not None
 
 
 def test_unknown_and_wrong() -> None:
     with pytest.raises(OptionError, match="did you mean 'paper-cnn5'"):
-        load_study("paper-cnn")
+        study_named("paper-cnn")
 
 
 def test_every_key_of_a_recipe_has_its_meaning() -> None:
-    rows = recipe_keys(load_study("paper-cnn5").recipes[0])
+    rows = recipe_keys(STUDIES["paper-cnn5"].recipes("short")[0])
     assert all(row["meaning"] for row in rows) and len({row["key"] for row in rows}) == len(rows) > 40
     found = {row["key"]: row["value"] for row in rows}
     assert found["prune.keeps"] == [0.5, 0.2, 0.1, 0.05, 0.02] and found["retrain.distill.weight"] is None

@@ -6,7 +6,6 @@ run can compare both reductions of a method on the same dense network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import sipp
@@ -14,35 +13,27 @@ from sipp.errors import OptionError
 from sipp.results import Reduce, check
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A method, and the reduction over patches if the arm names one."""
-
-    method: str
-    reduce: Reduce | None = None
-
-    @property
-    def label(self) -> str:
-        """Its name everywhere but in folder names."""
-        return self.method if self.reduce is None else f"{self.method} {self.reduce}"
+def label_of(text: str) -> str:
+    """The label, checked, with single spaces."""
+    arm_of(text)
+    return " ".join(text.split())
 
 
-def arm_of(label: Any) -> Arm:
-    """The arm with this label; OptionError if the method is unknown or takes no reduction."""
+def arm_of(label: Any) -> tuple[str, Reduce]:
+    """The method and the reduction of an arm; OptionError if the method is unknown or takes no reduction."""
     method, *reduce = label.split() if isinstance(label, str) and label.split() else [str(label)]
-    known = sipp.methods()
+    known, reductions = sipp.methods(), get_args(Reduce)
     if method not in known:
         raise OptionError(f"{method!r:.60} is not one of {', '.join(known)}{check.nearest(method, known)}")
     row = known[method]
     if row.fitting is not None:
         raise OptionError(f"{method!r} finds new values along with its mask, but a run trains them")
     if not reduce:
-        return Arm(method)
-    if len(reduce) > 1 or reduce[0] not in get_args(Reduce):
-        raise OptionError(
-            f"{label!r:.60} is not a method", fix=f"write a method alone, or with one of {', '.join(get_args(Reduce))}"
-        )
+        return method, "max"
+    if len(reduce) > 1 or reduce[0] not in reductions:
+        fix = f"write a method alone, or with one of {', '.join(reductions)}"
+        raise OptionError(f"{label!r:.60} is not a method", fix=fix)
     if not row.uses_sensitivities or row.is_blend:
         why = "it tries both" if row.is_blend else "it uses no sensitivities"
         raise OptionError(f"{method} takes no {reduce[0]} over patches: {why}", fix=f"write {method} alone")
-    return Arm(method, "max" if reduce[0] == "max" else "mean")
+    return method, "max" if reduce[0] == "max" else "mean"

@@ -1,6 +1,6 @@
 """Several processes on this machine (gloo), forked from one parent; prints one line of JSON with what was found.
 
-python tests/lab/parallel/process_loop.py FOLDER
+python tests/lab/process_loop.py FOLDER
 """
 
 import json
@@ -17,16 +17,17 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
+from sipp.progress import progress_bar
 from sipp.verbs.prune import prune
-from sipp_lab.data.digits import load_digits
-from sipp_lab.data.splits import split_images
+from sipp_lab.data.feed import Feed, split_images
+from sipp_lab.data.sets import load_digits
 from sipp_lab.nets import plain
-from sipp_lab.parallel.processes import ALONE, Processes, from_leader, join_processes
+from sipp_lab.processes import from_leader, join_processes, n_processes, rank
 from sipp_lab.recipes import load_recipe
+from sipp_lab.runs import running
 from sipp_lab.runs.folder import load_state, read_records
-from sipp_lab.runs.running import run
-from sipp_lab.training.feed import Feed
-from sipp_lab.training.loop import MaskChanges, TrainState, new_state, train
+from sipp_lab.runs.options import RunOptions
+from sipp_lab.training import TrainState, new_state, set_masks, train
 
 plain.DIGITS_WIDTHS = (4, 8, 8)  # its size decides nothing here
 SETTINGS = (
@@ -39,7 +40,7 @@ SETTINGS = (
 )
 
 
-def spawn(count: int, acts: Sequence[Callable[[Processes], object]], folder: Path) -> list[list[dict[str, Any]]]:
+def spawn(count: int, acts: Sequence[Callable[[], object]], folder: Path) -> list[list[dict[str, Any]]]:
     """What the acts gave in each of `count` processes: {"value": ..}, {"error": ..}, or {"status": ..} if it died."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -53,7 +54,8 @@ def spawn(count: int, acts: Sequence[Callable[[Processes], object]], folder: Pat
             os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
             torch.set_num_threads(1)
             try:
-                torch.save(_done(acts, join_processes(cpu=True) if count > 1 else ALONE), folder / f"{index}.pt")
+                join_processes(cpu=True)
+                torch.save(_done(acts), folder / f"{index}.pt")
             finally:
                 os._exit(0)
         pids.append(pid)
@@ -64,26 +66,26 @@ def spawn(count: int, acts: Sequence[Callable[[Processes], object]], folder: Pat
     ]
 
 
-def _done(acts: Sequence[Callable[[Processes], object]], processes: Processes) -> list[dict[str, Any]]:
+def _done(acts: Sequence[Callable[[], object]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for act in acts:
         try:
-            found.append({"value": act(processes)})
+            found.append({"value": act()})
         except BaseException as error:
             found.append({"error": f"{type(error).__name__}: {error}"})
     return found
 
 
-def failing(processes: Processes) -> int:
+def failing() -> int:
     """Raises in every process, because the leader finds NaN in its data."""
 
     def look() -> int:
         raise DataError("it is NaN", where="batch 3")
 
-    return from_leader(processes, look)
+    return from_leader(look)
 
 
-def trained(processes: Processes) -> list[torch.Tensor]:
+def trained() -> list[torch.Tensor]:
     """The weights and masks of a network without BatchNorm after an epoch whose last batch is too short for all.
 
     After two steps the smaller half of the weights goes.
@@ -97,16 +99,15 @@ def trained(processes: Processes) -> list[torch.Tensor]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-    def half(step: int, state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        weight = net[1].weight.detach().abs()
-        return {"1.weight": weight > weight.median()}, {}
-
-    changes = MaskChanges(frozenset({2}), half)
     seeds = set[int]()
-    state = train(
-        new_state(net, hyper), feed, hyper, seed=0, processes=processes, changes=changes,
-        on_step=lambda state: seeds.add(torch.initial_seed()),
-    )  # fmt: skip
+
+    def half(n_done: int, state: TrainState) -> None:
+        seeds.add(torch.initial_seed())
+        if n_done == 2:
+            weight = net[1].weight.detach().abs()
+            set_masks(state, {"1.weight": weight > weight.median()})
+
+    state = train(new_state(net, hyper), feed, hyper, seed=0, after_step=half)
     SEEDS[:] = seeds
     rows = [torch.tensor([row.train_loss, row.train_top1]) for row in state.rows]
     return [parameter.detach().clone() for parameter in net.parameters()] + rows + [state.masks["1.weight"]]
@@ -115,7 +116,7 @@ def trained(processes: Processes) -> list[torch.Tensor]:
 SEEDS: list[int] = []  # of the steps of `trained`: of dropout
 
 
-def whole_run(processes: Processes, out: Path, *, name: str = "digits-at-init", dies_in: str = "") -> int:
+def whole_run(out: Path, *, name: str = "digits-at-init", dies_in: str = "") -> int:
     """The networks made; the last process kills itself when it trains its first, or its second network."""
     if dies_in:
         import sipp_lab.runs.stages as stages
@@ -123,7 +124,7 @@ def whole_run(processes: Processes, out: Path, *, name: str = "digits-at-init", 
         original = stages.train
 
         def dying(*arguments: Any, **options: Any) -> Any:
-            if processes.rank == processes.world_size - 1 and (out / "begun").exists():
+            if rank() == n_processes() - 1 and (out / "begun").exists():
                 os.kill(os.getpid(), signal.SIGKILL)
             state = original(*arguments, **options)
             (out / "begun").touch()
@@ -133,11 +134,14 @@ def whole_run(processes: Processes, out: Path, *, name: str = "digits-at-init", 
         if dies_in == "first":
             out.mkdir(parents=True, exist_ok=True)
             (out / "begun").touch()
+
+    def bar(title: str, total: int, *, shown: bool) -> Any:
+        assert shown == (rank() == 0)  # one bar for all processes
+        return progress_bar(title, total, shown=False)
+
+    running.progress_bar = bar
     recipe = load_recipe(name, settings=SETTINGS)
-    shown: list[float] = []
-    made = run(recipe, out=out, device="cpu", processes=processes, accept_changes=True, on_progress=shown.append).n_made
-    assert bool(shown) == processes.is_leader
-    return made
+    return running.run(recipe, RunOptions(out=out, device="cpu", accept_changes=True), progress=True).n_made
 
 
 def results(out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[Any]]:
@@ -153,15 +157,15 @@ def main(folder: Path) -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what every optimizer does, once for all
     prune(nn.Linear(40, 30), torch.rand(9, 40), keep=0.5, method="sipp-hybrid")  # loads what is compiled, once for all
     found: dict[str, Any] = {}
-    (alone,) = spawn(1, [trained, lambda processes: whole_run(processes, folder / "one")], folder / "a")
+    (alone,) = spawn(1, [trained, lambda: whole_run(folder / "one")], folder / "a")
     found["nan"], pair, seeds, found["made"], found["made again"] = zip(
         *spawn(
             2,
             [
                 failing,
                 trained,
-                lambda processes: SEEDS,
-                *(lambda processes: whole_run(processes, folder / "two"),) * 2,
+                lambda: SEEDS,
+                *(lambda: whole_run(folder / "two"),) * 2,
             ],
             folder / "b",
         )
@@ -176,16 +180,14 @@ def main(folder: Path) -> None:
     found["same masks"] = all(torch.equal(one[stage][key], two[stage][key]) for stage, key in masks)
     found["same start"] = [r.get("before") for r in one_records] == [r.get("before") for r in two_records]
     gradual = "digits-gradual"  # BatchNorm's statistics differ between processes until a cut
-    (found["gradual"],) = zip(
-        *spawn(2, [lambda processes: whole_run(processes, folder / "cuts", name=gradual)], folder / "c")
-    )
+    (found["gradual"],) = zip(*spawn(2, [lambda: whole_run(folder / "cuts", name=gradual)], folder / "c"))
     found["gradual keeps"] = [record.get("keep", 1.0) for record in results(folder / "cuts")[1]]
-    died = spawn(2, [lambda processes: whole_run(processes, folder / "three", dies_in="first")], folder / "d")
+    died = spawn(2, [lambda: whole_run(folder / "three", dies_in="first")], folder / "d")
     found["died"] = [last for (last,) in died]
     found["published"] = len(results(folder / "three")[0])
-    spawn(2, [lambda processes: whole_run(processes, folder / "parts", dies_in="second")], folder / "e")
+    spawn(2, [lambda: whole_run(folder / "parts", dies_in="second")], folder / "e")
     found["left by the dead"] = len(results(folder / "parts")[0])
-    spawn(2, [lambda processes: whole_run(processes, folder / "parts")], folder / "f")
+    spawn(2, [lambda: whole_run(folder / "parts")], folder / "f")
     parts = results(folder / "parts")[0]
     found["resumed the same"] = all(torch.equal(two[s][k], parts[s][k]) for s in two for k in two[s])
     print(json.dumps(found))

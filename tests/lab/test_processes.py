@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fresh_process import run_script
 
-from sipp_lab.parallel.processes import ALONE, from_leader
+from sipp_lab.processes import from_leader
 
 PROCESS_LOOP = Path(__file__).parent / "process_loop.py"
 
@@ -53,4 +53,4 @@ def test_a_dead_process_ends_the_others_and_publishes_nothing(found: dict[str, A
 
 
 def test_a_single_process_needs_no_communication() -> None:
-    assert from_leader(ALONE, lambda: 3) == 3
+    assert from_leader(lambda: 3) == 3

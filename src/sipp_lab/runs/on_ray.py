@@ -11,13 +11,12 @@ kills them, and each stage goes on from its checkpoint when the run is resumed.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,13 +27,11 @@ from sipp.extras import needed_for
 from sipp_lab.own_code import load_scores
 from sipp_lab.pipelines import PIPELINES
 from sipp_lab.recipes import Recipe, config_of
-from sipp_lab.runs.context import RunContext
+from sipp_lab.runs.context import RunContext, code_version_of, device_named, load_feed, torch_settings
 from sipp_lab.runs.folder import MANIFEST, is_done, read_manifest
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.records import Origin, Stage
 from sipp_lab.runs.stages import left_to_train, train_network
-from sipp_lab.training.feed import Feed
-from sipp_lab.training.setup import code_version_of, device_named, load_feed, threads
 
 LOCAL = "local"  # Ray's address for starting a new instance here
 POLL_SECONDS = 0.25
@@ -48,44 +45,35 @@ class RunOnRay:
 
     recipe: Recipe
     folder: Path
-    data_root: Path
+    how: RunOptions
     device: str  # "cpu" or "cuda"
     checkpoint_seconds: float
     origin: Origin
-    code: tuple[Path, ...] = ()  # files with the user's own scores
-    n_threads: int | None = None
 
 
 def train_stage(run: RunOnRay, stage: Stage) -> None:
-    """Runs in a Ray process: trains the stage into the run folder."""
-    with threads(run.n_threads):
-        context = RunContext(run.recipe, run.folder, _open_run(run), run.checkpoint_seconds)
-        if not is_done(run.folder, stage.name):  # by an earlier try
-            train_network(context, stage)
-
-
-@functools.lru_cache(maxsize=1)  # a Ray process trains several stages in turn
-def _open_run(run: RunOnRay) -> Feed:
-    """The data, after checking that this machine has the same run folder, data and code."""
-    here = socket.gethostname()
-    if not (run.folder / MANIFEST).is_file() or read_manifest(run.folder).config != config_of(run.recipe):
+    """Runs in a Ray process: trains the stage into the run folder, after a look at run, data and code."""
+    here, recipe = socket.gethostname(), run.recipe
+    if not (run.folder / MANIFEST).is_file() or read_manifest(run.folder).config != config_of(recipe):
         raise DataError(
             f"{here} does not see this run in {run.folder}", fix="choose an --out on a disk that all machines share"
         )
-    for path in run.code:
+    for path in run.how.code or ():
         load_scores(path)
-    device = device_named("cuda" if run.device == "cuda" else "cpu")
-    feed = load_feed(run.recipe, data_root=run.data_root, device=device)
-    origin = Origin(data=feed.splits.digest, code=code_version_of(run.recipe), device=device.type)
-    if origin != run.origin:
-        raise OptionError(
-            f"{here} has other data or code than the machine that began the run ({origin}, not {run.origin})",
-            fix="install the same version and put the same data everywhere",
-        )
-    return feed
+    with torch_settings(recipe.n_threads or 1):
+        device = device_named(run.device)
+        feed = load_feed(recipe, run.how.data, device)
+        origin = Origin(data=feed.splits.digest, code=code_version_of(recipe), device=device.type)
+        if origin != run.origin:
+            raise OptionError(
+                f"{here} has other data or code than the machine that began the run ({origin}, not {run.origin})",
+                fix="install the same version and put the same data everywhere",
+            )
+        if not is_done(run.folder, stage.name):  # by an earlier try
+            train_network(RunContext(recipe, run.folder, feed, run.checkpoint_seconds), stage)
 
 
-def run_on_ray(run: RunOnRay, how: RunOptions) -> Iterator[Stage]:
+def train_on_ray(run: RunOnRay) -> Generator[Stage, None, None]:
     """Trains all stages that are not done, and yields each when it is; Ray is not started if there are none.
 
     If a process dies, another resumes its stage from the last checkpoint. An error in one stage ends all.
@@ -94,15 +82,10 @@ def run_on_ray(run: RunOnRay, how: RunOptions) -> Iterator[Stage]:
     if not todo:
         return
     unfinished, running = set(todo), dict[Any, Stage]()
-    with _cluster(how.ray_address or LOCAL) as ray:
-        n_at_once, n_threads, resources = _resources(ray.nodes(), run, how)
-        run = replace(
-            run,
-            folder=run.folder.resolve(),
-            data_root=run.data_root.resolve(),
-            code=tuple(path.resolve() for path in how.code or ()),
-            n_threads=n_threads,
-        )
+    with _cluster(run.how.ray_address or LOCAL) as ray:
+        n_at_once, resources = _resources(ray.nodes(), run)
+        code = [path.resolve() for path in run.how.code or ()]
+        run = replace(run, folder=run.folder.resolve(), how=replace(run.how, data=run.how.data.resolve(), code=code))
         # Ray restarts a task whose process died.
         train = ray.remote(train_stage).options(max_retries=N_TRIES - 1, **resources)
         try:
@@ -142,27 +125,20 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _resources(
-    nodes: Sequence[Mapping[str, Any]], run: RunOnRay, how: RunOptions
-) -> tuple[int, int | None, dict[str, float]]:
-    """How many stages to run at once, the threads of each, and its share of a machine: CPUs, or one GPU.
-
-    Unless the recipe says, each has one thread, or as many as `--at-once` leaves it.
-    """
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
+def _resources(nodes: Sequence[Mapping[str, Any]], run: RunOnRay) -> tuple[int, dict[str, float]]:
+    """How many stages to run at once, and the share of a machine of each: one GPU, or a CPU for each thread."""
+    at_once, alive = run.how.at_once, [node["Resources"] for node in nodes if node["Alive"]]
     cpus, n_gpus = [int(node.get("CPU", 0)) for node in alive], int(sum(node.get("GPU", 0) for node in alive))
     if run.device == "cuda":
         if not n_gpus:
             raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU", fix="use --device cpu")
-        return min(how.at_once or n_gpus, n_gpus), run.recipe.n_threads, {"num_cpus": min(1, max(cpus)), "num_gpus": 1}
-    if how.device == "auto" and n_gpus:
+        return min(at_once or n_gpus, n_gpus), {"num_cpus": 0, "num_gpus": 1}
+    if run.how.device == "auto" and n_gpus:
         raise OptionError(f"Ray has {n_gpus} GPUs, but this machine has none", fix="add --device cuda, or --device cpu")
-    if how.at_once is None:
-        n_threads = min(run.recipe.n_threads or 1, max(cpus))
-        return sum(n // n_threads for n in cpus), n_threads, {"num_cpus": n_threads}
-    part = sum(cpus) / how.at_once  # less than one CPU if more stages than CPUs were asked for
-    n_threads = min(run.recipe.n_threads or max(1, int(part)), max(cpus))
-    return how.at_once, n_threads, {"num_cpus": min(n_threads, int(part) if part >= 1 else part)}
+    n_threads = min(run.recipe.n_threads or 1, max(cpus))
+    at_once = at_once or sum(n // n_threads for n in cpus)
+    part = sum(cpus) / at_once  # less than one CPU if more stages than CPUs were asked for
+    return at_once, {"num_cpus": min(n_threads, int(part) if part >= 1 else part)}
 
 
 def import_ray() -> Any:

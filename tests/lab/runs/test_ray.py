@@ -6,9 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,25 @@ import torch
 from lab.small_runs import contents, small
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp_lab.parallel import on_ray
-from sipp_lab.parallel.on_ray import RunOnRay, train_stage
-from sipp_lab.parallel.processes import Processes
 from sipp_lab.recipes import config_of
+from sipp_lab.runs import on_ray, running
+from sipp_lab.runs.context import load_feed
 from sipp_lab.runs.folder import code_version, open_run
+from sipp_lab.runs.on_ray import RunOnRay, train_stage
 from sipp_lab.runs.options import RunOptions
 from sipp_lab.runs.records import Origin
 from sipp_lab.runs.running import FinishedRun, run
 from sipp_lab.runs.stages import plan
-from sipp_lab.training.setup import load_feed
 
 RAY = RunOptions(engine="ray")
 PATIENCE_S = 120.0  # for a busy machine: nothing is measured, only waited for
 WITHOUT_RAY = "Ray is an optional extra (sipp[ray]) and is not installed"
 TWO = "prune.methods=[sipp-hybrid, magnitude]"
 ITERATIVE, AT_INIT = small("digits-iterative", TWO), small("digits-at-init", TWO)
+
+
+def on_ray_in(out: Path, at_once: int) -> RunOptions:
+    return RunOptions(out=out, device="cpu", engine="ray", at_once=at_once)
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------
@@ -59,7 +61,7 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The iterative run of one process that nobody disturbed."""
-    return run(ITERATIVE, out=tmp_path_factory.mktemp("whole"), device="cpu")
+    return run(ITERATIVE, RunOptions(out=tmp_path_factory.mktemp("whole"), device="cpu"))
 
 
 def processes(root: int) -> dict[int, str]:
@@ -87,16 +89,17 @@ def workers() -> list[int]:
 def test_two_workers_give_the_records_and_weights_of_one_process(
     whole: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most_at_once = 0
+    n_at_once: list[int] = []
 
-    def look(n_done: float) -> None:
-        nonlocal most_at_once
-        most_at_once = max(most_at_once, len(workers()))
+    @contextmanager
+    def looking(title: str, total: int, *, shown: bool) -> Iterator[Any]:
+        yield lambda n: n_at_once.append(len(workers()))
 
+    monkeypatch.setattr(running, "progress_bar", looking)
     monkeypatch.setattr(on_ray, "train_network", None)  # in this process only: whatever is made, other processes make
-    done = run(ITERATIVE, out=tmp_path, device="cpu", ray=RunOptions(engine="ray", at_once=2), on_progress=look)
+    done = run(ITERATIVE, on_ray_in(tmp_path, 2))
     assert contents(done.folder) == contents(whole.folder) and done.n_made == len(plan(ITERATIVE)) == 5
-    assert most_at_once <= 2  # that two begin together is tested below: here it depends on how soon processes start
+    assert max(n_at_once) <= 2  # that two begin together is tested below: here it depends on how soon processes start
 
 
 # the last of these: a worker that is started anew imports everything again
@@ -119,24 +122,24 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest
             time.sleep(0.001)
 
     few = small("digits-at-init", "prune.methods=[sipp-hybrid]", "train.epochs=6")
-    alone = run(few, out=tmp_path / "one", device="cpu")
-    again = partial(run, few, out=tmp_path / "two", device="cpu", ray=RunOptions(engine="ray", at_once=1))
+    alone = run(few, RunOptions(out=tmp_path / "one", device="cpu"))
+    how = on_ray_in(tmp_path / "two", 1)
     killer = threading.Thread(target=kill_once)
     killer.start()
-    done = again(checkpoint_seconds=0.0)
+    done = run(few, how, checkpoint_seconds=0.0)
     killer.join()
     assert len(killed) == 1 and done.n_made == 3
-    run(few, out=tmp_path / "two", device="cpu", accept_changes=True)  # removes what the dead left
+    run(few, RunOptions(out=tmp_path / "two", device="cpu", accept_changes=True))  # removes what the dead left
     assert contents(done.folder) == contents(alone.folder)
     monkeypatch.setattr(on_ray, "_cluster", None)  # nothing to do: Ray is not even asked
-    assert again(accept_changes=True).n_made == 0
+    assert run(few, replace(how, accept_changes=True)).n_made == 0
 
 
 @pytest.mark.usefixtures("cluster")
 def test_an_error_in_one_stage_ends_the_run_and_keeps_its_kind(tmp_path: Path) -> None:
     diverges = small("digits-at-init", "prune.methods=[magnitude]", "train.rate=1.0e+30")
     with pytest.raises(ModelError, match=r"seed0\..*: training diverged"):
-        run(diverges, out=tmp_path, device="cpu", ray=RunOptions(engine="ray", at_once=2))
+        run(diverges, on_ray_in(tmp_path, 2))
 
 
 # --- without Ray ----------------------------------------------------------------------------------------------------
@@ -145,13 +148,14 @@ def test_an_error_in_one_stage_ends_the_run_and_keeps_its_kind(tmp_path: Path) -
 def test_where_ray_is_missing_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"pip install '\.\[ray\]'"):
-        run(ITERATIVE, out=tmp_path / "runs", device="cpu", ray=RAY)
+        run(ITERATIVE, replace(RAY, out=tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
-def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sipp_lab.runs.running.n_processes", lambda: 2)
     with pytest.raises(OptionError, match="accelerate"):
-        run(ITERATIVE, out=tmp_path, ray=RAY, processes=Processes(0, 2))
+        run(ITERATIVE, replace(RAY, out=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -159,39 +163,36 @@ def test_shares_of_the_machines() -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
     with_gpus = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}, *nodes[1:]]
-    origin = Origin(data="", code="", device="cpu")
 
-    def shares(n_threads: int | None, at_once: int | None, *, device: str = "cpu") -> Any:
-        """(networks at once, threads of each, what each takes of a machine)"""
+    def shares(n_threads: int | None, at_once: int | None, *, device: Any = "cpu", asked: Any = "auto") -> Any:
+        """(networks at once, what each takes of a machine)"""
         recipe = ITERATIVE.model_copy(update={"n_threads": n_threads})
-        job = RunOnRay(recipe, Path(), Path(), device, 60.0, origin)
-        how = RunOptions(engine="ray", at_once=at_once)
-        return on_ray._resources(with_gpus if device == "cuda" else nodes, job, how)
+        how = RunOptions(engine="ray", at_once=at_once, device=asked)
+        job = RunOnRay(recipe, Path(), how, device, 60.0, Origin(data="", code="", device="cpu"))
+        return on_ray._resources(found, job)
 
-    assert shares(2, None) == (5, 2, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
-    assert shares(64, None) == (1, 8, {"num_cpus": 8})
-    assert shares(None, None) == (11, 1, {"num_cpus": 1})  # no core has two networks, and none is idle
-    assert shares(None, 3) == (3, 3, {"num_cpus": 3})
-    assert shares(2, 3) == (3, 2, {"num_cpus": 2})
-    assert shares(2, 22) == (22, 2, {"num_cpus": 0.5}) and shares(None, 22) == (22, 1, {"num_cpus": 0.5})
-    assert shares(None, None, device="cuda") == (2, None, {"num_cpus": 1, "num_gpus": 1})
-    assert shares(None, 1, device="cuda")[0] == 1
-    job = RunOnRay(ITERATIVE, Path(), Path(), "cuda", 60.0, origin)
+    found = nodes
+    assert shares(2, None) == (5, {"num_cpus": 2})  # 4 workers of 2 threads, and 1
+    assert shares(64, None) == (1, {"num_cpus": 8})
+    assert shares(None, None) == (11, {"num_cpus": 1})  # no core has two networks, and none is idle
+    assert shares(None, 3) == (3, {"num_cpus": 1}) and shares(2, 3) == (3, {"num_cpus": 2})
+    assert shares(2, 22) == (22, {"num_cpus": 0.5}) and shares(None, 22) == (22, {"num_cpus": 0.5})
     with pytest.raises(OptionError, match="no GPU"):
-        on_ray._resources(nodes, job, RAY)
-    job = replace(job, device="cpu")  # of a driver without a GPU
+        shares(None, None, device="cuda")
+    found = with_gpus
+    assert shares(None, None, device="cuda") == (2, {"num_cpus": 0, "num_gpus": 1})
+    assert shares(None, 1, device="cuda")[0] == 1 and shares(1, None, asked="cpu")[0] == 11
     with pytest.raises(OptionError, match="2 GPUs, but this machine has none; add --device cuda"):
-        on_ray._resources(with_gpus, job, RAY)
-    assert on_ray._resources(with_gpus, job, RunOptions(engine="ray", device="cpu"))[0] == 11
+        shares(None, None)  # the driver has no GPU
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[RunOnRay]:
     """A run whose folder is open; what a task does with it happens in this process."""
-    feed = load_feed(ITERATIVE, data_root=tmp_path, device=torch.device("cpu"))
+    feed = load_feed(ITERATIVE, tmp_path, torch.device("cpu"))
     origin = Origin(data=feed.splits.digest, code=code_version(), device="cpu")
     with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
-        yield RunOnRay(ITERATIVE, folder, tmp_path, "cpu", 60.0, origin)
+        yield RunOnRay(ITERATIVE, folder, RunOptions(data=tmp_path), "cpu", 60.0, origin)
 
 
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""One network in several processes, or several networks at once on Ray."""

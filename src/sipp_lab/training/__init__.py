@@ -1,1 +1,0 @@
-"""Training with fixed masks: batches, schedules, single steps, and the loop."""
