@@ -93,8 +93,8 @@ NAMES = (
     "Sparse", "Shrunk", "TextScores", "Evaluation", "Bench",
 )  # fmt: skip
 WITH_BARS = {
-    "Pruned", "PrunedTo", "Comparison", "Certificate", "AccuracyCertificate", "with labels", "SavedFile", "Repair",
-    "BlendChoice", "Assumption", "Gradual", "Sparse", "Shrunk", "Bench",
+    "Pruned", "PrunedTo", "Comparison", "SavedFile", "Repair", "BlendChoice", "Assumption", "Gradual", "Sparse",
+    "Shrunk", "Bench",
 }  # fmt: skip
 
 

@@ -104,7 +104,11 @@ def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
     speed = ("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
         stored, dense = words.of_bytes(bench.file_bytes), words.of_bytes(bench.dense_bytes)
-        size = ("size", bench.size_headline, f"{stored} as a small file, {dense} before{bench.why_larger}")
+        size = (
+            "size",
+            words.size_headline(bench.file_bytes, bench.dense_bytes),
+            f"{stored} as a small file, {dense} before",
+        )
         run = bench.runs[-1]
         place = f"{words.counted(run.n_inputs, 'input')} per call on {words.counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.faster.headline.endswith(("faster", "slower")) else ": with"

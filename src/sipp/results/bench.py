@@ -71,6 +71,10 @@ class BenchRun:
     faster: Speed  # than dense, over pairs of calls
     off_by: float  # of the outputs, relative to the largest
 
+    @property
+    def speed(self) -> str:
+        return self.faster.words
+
 
 @dataclass(frozen=True)
 class BenchStep:
@@ -125,60 +129,40 @@ class Bench:
         )
 
     @property
-    def size_headline(self) -> str:
-        """How many times smaller the file is than the dense values, or larger."""
-        return words.size_headline(self.file_bytes, self.dense_bytes)
-
-    @property
-    def why_larger(self) -> str:
-        """The reason why the file grew; empty if it did not."""
-        return words.why_larger(self.file_bytes, self.dense_bytes)
-
-    @property
     def sheet(self) -> Sheet:
-        entropy = f"values and the entropy of their positions: {words.of_bytes(round(self.bound_bytes))}"
-        facts = [
+        entropy = words.of_bytes(round(self.bound_bytes))
+        file, memory = (
+            f"{words.of_bytes(now)}, before pruning {words.of_bytes(before)}"
+            for now, before in (
+                (self.file_bytes, self.dense_bytes), (self.memory_bytes, self.memory_dense_bytes),
+            )
+        )  # fmt: skip
+        facts = (
             ("network", f"{self.network} on {self.machine}, {words.counted(self.n_threads, 'thread')}"),
-            (
-                "file",
-                f"{words.of_bytes(self.file_bytes)}, before pruning {words.of_bytes(self.dense_bytes)} ({entropy})",
-            ),
-            (
-                "in memory",
-                f"{words.of_bytes(self.memory_bytes)} of weights, "
-                f"before pruning {words.of_bytes(self.memory_dense_bytes)}",
-            ),
-        ]
-        return Sheet(self.sentence, tuple(facts), (_steps_table(self), _calls_table(self)))
+            ("file", f"{file} (values and the entropy of their positions: {entropy})"),
+            ("in memory", f"weights of {memory}"),
+        )
+        return Sheet(self.sentence, facts, (_steps_table(self), _calls_table(self)))
 
 
 def _steps_table(bench: Bench) -> Table:
-    columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
-    rows = tuple(
-        (
-            step.name, step.kernel, step.keep, step.n_dense_bytes, step.n_bytes,
-            step.dense_ms, step.sparse_ms, step.ratio,
-        )
-        for step in bench.steps
-    )  # fmt: skip
+    columns = {
+        "step": "name", "kernel": "kernel", "kept": "keep", "bytes dense": "n_dense_bytes", "bytes sparse": "n_bytes",
+        "ms torch": "dense_ms", "ms sparse": "sparse_ms", "faster": "ratio",
+    }  # fmt: skip
     text = f"steps with weights, {words.counted(bench.step_inputs, 'input')}, one thread"
     forms = {"kept": PERCENT, "ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "faster": "{:.2g} x".format}
-    return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=text, forms=forms)
+    bars = ("ms torch", "ms sparse")
+    return Table.of(bench.steps, columns, texts=("kernel",), bars=bars, words=text, forms=forms)
 
 
 def _calls_table(bench: Bench) -> Table:
-    columns = ("inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed")
-    rows = tuple(
-        (
-            run.n_inputs, run.dense_ms, run.sparse_ms,
-            round(1e3 * run.n_inputs / run.dense_ms), round(1e3 * run.n_inputs / run.sparse_ms),
-            run.off_by, run.faster.words,
-        )
-        for run in bench.runs
-    )  # fmt: skip
-    words = (
+    columns = {
+        "inputs": "n_inputs", "ms torch": "dense_ms", "ms sparse": "sparse_ms", "off by": "off_by", "speed": "speed",
+    }  # fmt: skip
+    text = (
         "torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs; "
         "speed: the median over pairs of calls that take turns, and the range of the middle 80 %"
     )
     forms = {"ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "off by": "{:.0e}".format}
-    return Table(columns, rows, texts=("speed",), words=words, forms=forms)
+    return Table.of(bench.runs, columns, texts=("speed",), words=text, forms=forms)

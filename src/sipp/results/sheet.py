@@ -45,6 +45,12 @@ class Table:
     words: str = ""  # what the columns mean
     forms: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)  # how a column's numbers are written
 
+    @classmethod
+    def of(cls, records: Iterable[Any], columns: Mapping[str, str], **drawn: Any) -> Table:
+        """A row for each record; `columns` names the attribute below each heading."""
+        rows = tuple(tuple(getattr(record, attribute) for attribute in columns.values()) for record in records)
+        return cls(tuple(columns), rows, **drawn)
+
     def column(self, name: str) -> list[Entry]:
         """The entries of a column."""
         index = self.columns.index(name)

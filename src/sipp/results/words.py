@@ -145,14 +145,10 @@ def size_headline(n_bytes: int, dense_bytes: int) -> str:
     return f"{smaller} x smaller" if dense_bytes > n_bytes else f"{n_bytes / max(dense_bytes, 1):.2f} x larger"
 
 
-def why_larger(n_bytes: int, dense_bytes: int) -> str:
-    """The reason why a file grew, to follow the headline; empty if it did not."""
-    return f": {WHY_LARGER}" if size_headline(n_bytes, dense_bytes).endswith("larger") else ""
-
-
 def size(n_bytes: int, dense_bytes: int) -> str:
     """The headline, with the reason if the file grew."""
-    return size_headline(n_bytes, dense_bytes) + why_larger(n_bytes, dense_bytes)
+    headline = size_headline(n_bytes, dense_bytes)
+    return f"{headline}: {WHY_LARGER}" if headline.endswith("larger") else headline
 
 
 def how_sure(confidence: float) -> str:
