@@ -89,7 +89,7 @@ def test_bars_keep_their_values_on_a_telephone(tmp_path: Path) -> None:
     layers = read_pruned_result(pruned_folder(tmp_path / "short")).pruned.layers
     named = tuple(replace(one, name=f"encoder.recurrent.{one.name}_hh_l0") for one in layers)  # leaves little room
     page = render(*read_results([pruned_folder(tmp_path / "net", layers=named)]))
-    look = 'return [...document.querySelectorAll("figure[data-plot$=layers] svg text")].map((one) => one.textContent);'
+    look = 'return [...document.querySelectorAll("figure[data-plot*=layers] svg text")].map((one) => one.textContent);'
     found = visit(page, tmp_path, width=390, steps=look)
     assert found.problems() == [] and {"25 %", "20 %", "0 %"} <= set(found.seen), found.seen  # values, and both ends
 

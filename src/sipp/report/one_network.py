@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from sipp.report import plots
 from sipp.report.contents import Article, Finding, Section
 from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import number
-from sipp.report.palette import THIS
 from sipp.report.plots import card_of, cards, sheet_section
 from sipp.results import (
     AccuracyCertificate,
     AnyCertificate,
     Certificate,
     Evaluation,
-    PruneOptions,
+    Sheet,
     TextScores,
-    to_json,
     words,
 )
 
@@ -168,8 +167,9 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     is_measured = any(one is not None for one in measured)
     is_bad = lost > MUCH_LOST or (not is_measured and moved is not None and moved[0] > MUCH_MOVED)
     if is_bad and model.pruned.repair is None:
+        command = f"sipp prune ... --repair --out {folder}-repaired"  # the options of before in place of the dots
         python = "sipp.prune(model, data, keep=..., repair=True)"
-        steps.append(("Bring back most of what was lost, without training:", _with_repair(known, folder), python))
+        steps.append(("Bring back most of what was lost, without training:", command, python))
     elif is_bad:
         python = "sipp.hold(model, pruned, optimizer=optimizer)"
         steps.append(("Too much lost? Keep more weights, or retrain with the zeros held at zero:", python, python))
@@ -189,21 +189,6 @@ def _is_language_model(model: PrunedModel) -> bool:
     """Whether text is its input, as far as the record knows."""
     data = model.record.rest.get("data") or {}
     return data.get("kind") == "text" or model.record.model.endswith(("ForCausalLM", "LMHeadModel"))
-
-
-def _with_repair(asked: dict[str, Any], folder: str) -> str:
-    """The command that pruned it, with a repair, into another folder."""
-    names = ("model", "weights", "data", "holdout", "points", "epsilon", "max_accuracy_drop", "share", "part")
-    given = {name: asked.get(name) for name in names}
-    usual = to_json(PruneOptions())
-    options = {name: value for name, value in (asked.get("options") or {}).items() if value != usual.get(name)}
-    line = "sipp prune"
-    for name, value in (given | (asked.get("reading") or {}) | options).items():
-        for one in value if isinstance(value, list) else [value]:
-            line += (
-                "" if one is None or isinstance(one, bool) else f" --{name.replace('_', '-')} {shlex.quote(str(one))}"
-            )
-    return f"{line} --repair --out {folder}-repaired"
 
 
 def _python_line(model: str) -> str:
@@ -238,9 +223,6 @@ def _measured_section(model: PrunedModel, ident: str) -> Section | None:
 def _layers_section(model: PrunedModel, ident: str) -> Section:
     """What each layer keeps."""
     layers = model.pruned.layers
-    views = {label: view for label, view in plots.layer_views({THIS: [layers]}).items() if view["series"]}
-    choices, names = [{"label": "Show", "options": list(views)}], [layer.name for layer in layers]
-    plot = plots.bars(f"{ident}-layers", "Layer by layer", "layer", names, list(views.values()), choices=choices)
     dead = [layer.dead_rows for layer in layers if layer.dead_rows]
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
     heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
@@ -249,7 +231,9 @@ def _layers_section(model: PrunedModel, ident: str) -> Section:
         heading = f"Every layer keeps {shares.pop()} of its weights"
     rows, where = words.counted(sum(dead), "row"), words.counted(len(dead), "layer")
     lost = f"{rows} in {where} lost all weights and output only a bias."
-    return Section("Layers", Finding(heading, lost if dead else "No row lost all its weights."), [[plot]])
+    table = model.pruned.layers_table(in_full=True)
+    section = sheet_section("Layers", Sheet("", tables=(table,)), f"{ident}-layers")
+    return replace(section, finding=Finding(heading, lost if dead else "No row lost all its weights."))
 
 
 def _statements_section(model: PrunedModel, ident: str) -> Section:
