@@ -174,10 +174,10 @@ def _table(contents: SavedFile) -> Table:
     def is_whole(tensor: StoredTensor) -> bool:
         return (tensor.mask, tensor.positions, tensor.values, len(tensor.names)) == (None, "all", "exact", 1)
 
-    alone = [tensor for tensor in contents.tensors if not is_whole(tensor)]
-    for name, tensor in zip(words.short_names([" = ".join(tensor.names) for tensor in alone]), alone):
-        values = tensor.dtype if tensor.values == "exact" else tensor.values
-        add(name, [tensor], tensor.positions, values)
+    for tensor in contents.tensors:
+        if not is_whole(tensor):
+            values = tensor.dtype if tensor.values == "exact" else tensor.values
+            add(" = ".join(tensor.names), [tensor], tensor.positions, values)
     if whole := [tensor for tensor in contents.tensors if is_whole(tensor)]:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     add("all tensors", contents.tensors, "", contents.precision)
