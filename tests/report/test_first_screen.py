@@ -23,10 +23,10 @@ RUN = {"n_inputs": 64, "dense_ms": 1234.5678, "sparse_ms": 395.69479, "off_by": 
 RUN |= {"faster": {"ratio": 3.1201, "low": 2.9, "high": 3.31, "runs_dense": False}}
 BENCH = {
     "kind": "Bench", "sipp": "0", "machine": "a CPU", "n_threads": 1, "network": "my:net",
-    "pruned_hash": STAND_IN_HASH, "step_inputs": 64, "line": "",
+    "pruned_hash": STAND_IN_HASH, "line": "",
     "file_bytes": 35390000, "bound_bytes": 34460000.5, "dense_bytes": 153238700, "memory_bytes": 89770123,
     "memory_dense_bytes": 153128456,
-    "runs": [RUN], "steps": [],
+    "runs": [RUN],
 }  # fmt: skip
 SURVEY = (Path(__file__).parent / "survey.js").read_text()
 

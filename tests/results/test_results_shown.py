@@ -18,7 +18,6 @@ import sipp
 from sipp.results import (
     Bench,
     BenchRun,
-    BenchStep,
     Evaluation,
     Pruned,
     SavedFile,
@@ -76,8 +75,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 1500,
                 8000,
                 (BenchRun(64, 4.0, 2.0, Speed(2.0, 1.9, 2.1), 1e-6),),
-                (BenchStep("0", "strips", 0.1, 300, 3000, 1.0, 0.5),),
-                64,
             ),
             "TextScores": TextScores(
                 n_windows=3, window=8, n_tokens=21, loss=2.0, dense_loss=1.5, kl=0.25, same_token=0.75

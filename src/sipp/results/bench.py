@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sipp.results import words
-from sipp.results.sheet import PERCENT, Sheet, Table, shown
+from sipp.results.sheet import Sheet, Table, shown
 
 TAIL = 0.1  # share of pairs left out on either side of the spread
 LEAST_GAIN = 1.05  # a smaller speed-up counts as equal
 TICK = 1e-9  # seconds: no call takes less
 MILLISECONDS = "{:.3f}".format
+RUN_WORDS = (
+    "torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs; "
+    "speed: the median over pairs of calls that take turns, and the range of the middle 80 %"
+)
 STEADY = 1.2  # a spread with a smaller ratio of its ends counts as one speed
 
 
@@ -77,28 +81,6 @@ class BenchRun:
 
 
 @dataclass(frozen=True)
-class BenchStep:
-    """One step of the network with its weights, on one thread."""
-
-    name: str
-    kernel: str  # ours, or who runs it
-    keep: float | None = None
-    n_bytes: int = 0
-    n_dense_bytes: int = 0
-    dense_ms: float | None = None
-    sparse_ms: float | None = None
-
-    ALSO_IN_JSON = ("ratio",)
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times faster; None if torch runs it, or if it was not timed."""
-        if not self.dense_ms or not self.sparse_ms:
-            return None
-        return self.dense_ms / self.sparse_ms
-
-
-@dataclass(frozen=True)
 @shown
 class Bench:
     """Size and speed of one network. `print` it."""
@@ -113,8 +95,6 @@ class Bench:
     memory_bytes: int  # of weights, while it runs
     memory_dense_bytes: int
     runs: tuple[BenchRun, ...]  # the fewest points first
-    steps: tuple[BenchStep, ...]  # of the last run
-    step_inputs: int  # points per call in that run
 
     ALSO_IN_JSON = ("sentence",)
 
@@ -142,27 +122,11 @@ class Bench:
             ("file", f"{file} (values and the entropy of their positions: {entropy})"),
             ("in memory", f"weights of {memory}"),
         )
-        return Sheet(self.sentence, facts, (_steps_table(self), _calls_table(self)))
-
-
-def _steps_table(bench: Bench) -> Table:
-    columns = {
-        "step": "name", "kernel": "kernel", "kept": "keep", "bytes dense": "n_dense_bytes", "bytes sparse": "n_bytes",
-        "ms torch": "dense_ms", "ms sparse": "sparse_ms", "faster": "ratio",
-    }  # fmt: skip
-    text = f"steps with weights, {words.counted(bench.step_inputs, 'input')}, one thread"
-    forms = {"kept": PERCENT, "ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "faster": "{:.2g} x".format}
-    bars = ("ms torch", "ms sparse")
-    return Table.of(bench.steps, columns, texts=("kernel",), bars=bars, words=text, forms=forms)
-
-
-def _calls_table(bench: Bench) -> Table:
-    columns = {
-        "inputs": "n_inputs", "ms torch": "dense_ms", "ms sparse": "sparse_ms", "off by": "off_by", "speed": "speed",
-    }  # fmt: skip
-    text = (
-        "torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs; "
-        "speed: the median over pairs of calls that take turns, and the range of the middle 80 %"
-    )
-    forms = {"ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "off by": "{:.0e}".format}
-    return Table.of(bench.runs, columns, texts=("speed",), words=text, forms=forms)
+        columns = {
+            "inputs": "n_inputs", "ms torch": "dense_ms", "ms sparse": "sparse_ms", "off by": "off_by",
+            "speed": "speed",
+        }  # fmt: skip
+        forms = {"ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "off by": "{:.0e}".format}
+        bars = ("ms torch", "ms sparse")
+        table = Table.of(self.runs, columns, texts=("speed",), bars=bars, words=RUN_WORDS, forms=forms)
+        return Sheet(self.sentence, facts, (table,), "print(sipp.sparse(pruned, example)) shows every step")
