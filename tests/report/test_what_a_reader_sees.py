@@ -145,7 +145,7 @@ def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit],
 
 
 def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
-    found = ["In short", "Accuracy", "Layers", "Repair", "Statements", "Origin"]
+    found = ["In short", "Measured", "Layers", "Repair", "Statements", "Origin"]
     assert seen["one", WIDTHS[0]].seen["sections"] == found
     text = html.unescape(pages["one"])
     assert "0.8 before repair, 0.1 after" in text and "1 of 2 layers refitted" in text

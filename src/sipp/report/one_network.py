@@ -10,7 +10,7 @@ from sipp.report import plots
 from sipp.report.contents import Article, Finding, Section
 from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import number
-from sipp.report.plots import card_of, cards, sheet_section
+from sipp.report.plots import cards, sheet_section
 from sipp.results import (
     AccuracyCertificate,
     AnyCertificate,
@@ -34,7 +34,7 @@ def pruned_article(model: PrunedModel, ident: str) -> Article:
     """The article on one pruned network."""
     facts = model.pruned
     sections = [
-        _measured_section(model, ident),
+        *_measured_sections(model, ident),
         _layers_section(model, ident),
         None if model.bench is None else sheet_section("Size and speed", model.bench.sheet, f"{ident}-speed"),
         None if facts.repair is None else sheet_section("Repair", facts.repair.sheet, f"{ident}-repair"),
@@ -202,22 +202,12 @@ def _python_line(model: str) -> str:
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _measured_section(model: PrunedModel, ident: str) -> Section | None:
-    """Accuracy or perplexity and output error compared with the dense network, one card per evaluation."""
+def _measured_sections(model: PrunedModel, ident: str) -> list[Section]:
+    """Accuracy or perplexity and output error compared with the dense network, a section for each evaluation."""
+    known = [one for one in model.measured.values() if isinstance(one, Evaluation | TextScores)]
     first = model.evaluation or model.text_scores
-    if first is None:
-        return None
-    claim = "sipp certify --accuracy bounds the loss on new inputs"
-    if model.certified_drop is not None:
-        claim = model.certified_drop.claim
-    finding = Finding(words.sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
-    known = [(name, one) for name, one in model.measured.items() if isinstance(one, Evaluation | TextScores)]
-    known.sort(key=lambda item: item[1] is not first)
-    shown = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in known]
-    topic, title = "Accuracy", "Accuracy, loss and output"
-    if isinstance(first, TextScores):
-        topic, title = "Perplexity", "Perplexity and distance from the dense network"
-    return Section(topic, finding, [[cards(f"{ident}-evaluations", title, shown)]])
+    known.sort(key=lambda one: one is not first)
+    return [sheet_section("Measured", one.sheet, f"{ident}-measured{index}") for index, one in enumerate(known)]
 
 
 def _layers_section(model: PrunedModel, ident: str) -> Section:
