@@ -1,7 +1,6 @@
 """--model and --weights: checkpoints as they are found, and folders of Hugging Face, of which no code runs."""
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -196,28 +195,16 @@ def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callabl
     return write
 
 
-class Payload:
-    """Unpickling it leaves a file behind."""
-
-    def __init__(self, ran: Path) -> None:
-        self.ran = ran
-
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
-        return Path.touch, (self.ran,)
-
-
-def hostile(folder: Path) -> None:
-    """Code of its own for everything, and a pickle as weights."""
+def own_code(folder: Path) -> None:
+    """A class that the folder itself defines."""
     changed(model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModel": "mine.Model"})(folder)
     (folder / "mine.py").write_text(f"open({str(folder.parent / 'ran')!r}, 'w')")
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(folder.parent / "ran")))
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut": (lambda f: (f / "model.safetensors").write_bytes(b"\x08"), "could not be loaded"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
-    "code": (hostile, "needs code of its own"),
+    "code": (own_code, "needs code of its own"),
     "a weight is missing": (with_weights(lambda s: s.pop("classifier.bias")), "classifier.bias"),
     "another shape": (changed(vocab_size=10**11), "shapes in its config.json"),
     "NaN": (with_weights(lambda s: s["classifier.weight"].fill_(torch.nan)), "NaN"),

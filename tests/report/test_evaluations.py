@@ -166,7 +166,7 @@ def test_the_next_steps_are_lines_that_work_where_the_reader_is(tmp_path: Path) 
     for name, more, lines in (
         ("shell", {"model": "my:net", "weights": "my.pt", "rest": {"asked": {}}}, (
             f"sipp export {tmp_path / 'shell'} --model my:net --out small.safetensors",
-            'import sipp, my; fast = sipp.sparse(sipp.load("small.safetensors", my.net()), example)',
+            'fast = sipp.sparse(sipp.load("small.safetensors", into=model), example)',
         )),
         ("program", {"model": "torch.nn.Linear"}, ("sipp.save(pruned, ", "fast = sipp.sparse(pruned, example)")),
     ):  # fmt: skip

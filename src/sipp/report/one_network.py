@@ -180,8 +180,8 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     command = f"sipp export {stored} --out small.safetensors"
     steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
     if len(steps) < N_STEPS:
-        fast = "fast = sipp.sparse(pruned, example)"
-        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.record.model), fast))
+        fast = 'fast = sipp.sparse(sipp.load("small.safetensors", into=model), example)'
+        steps.append(("Run it faster on a CPU, in Python:", fast, "fast = sipp.sparse(pruned, example)"))
     return [(why, command if in_shell else python) for why, command, python in steps]
 
 
@@ -189,14 +189,6 @@ def _is_language_model(model: PrunedModel) -> bool:
     """Whether text is its input, as far as the record knows."""
     data = model.record.rest.get("data") or {}
     return data.get("kind") == "text" or model.record.model.endswith(("ForCausalLM", "LMHeadModel"))
-
-
-def _python_line(model: str) -> str:
-    """How a network that the shell named, and stored in the small file, runs in Python."""
-    module, _, function = model.replace(".py:", ":").partition(":")
-    is_own = function.isidentifier() and module.replace(".", "").isidentifier() and module != "hf"
-    network, imported = (f"{module}.{function}()", f"sipp, {module}") if is_own else ("network", "sipp")
-    return f'import {imported}; fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
