@@ -1,6 +1,6 @@
 """What follows from a watched run about a network's structure: functions of a `Recording` and the prunable layers.
 
-Nothing is run here. Blocks, the norm behind a layer, what its output is added to, where its intercepts go, and whether
+Nothing is run here. Blocks, what its output is added to, where its intercepts go, and whether
 the network is a chain: five questions, one part each.
 """
 
@@ -24,7 +24,6 @@ BATCH_NORMS = frozenset(
         *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"),
     )
 )
-NORMS = BATCH_NORMS | {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm", "instance_norm"}
 # Operations that give the values they were given, in the same order
 COPIES = frozenset(("view", "_unsafe_view", "reshape", "clone", "_to_copy", "contiguous", "detach", "alias", "copy"))
 # Operations that keep ||difference|| from growing, coordinate by coordinate or by moving it around (T12)
@@ -198,40 +197,6 @@ def _state(call: ModuleCall) -> int | None:
 
 def _is_nested(a: str, b: str) -> bool:
     return a.startswith(f"{b}.") or b.startswith(f"{a}.")
-
-
-# --- Norms ------------------------------------------------------------------------------------------------------------
-
-
-def norm_behind(recording: Recording, tensor: int) -> str:
-    """The module of the norm that alone reads a tensor, or a copy of it; "" if there is none."""
-    at = only_reader(recording, tensor)
-    while at is not None and recording.operations[at].name in COPIES:
-        at = only_reader(recording, recording.operations[at].makes[0])
-    if at is not None and recording.operations[at].name in NORMS:
-        return recording.operations[at].module or THE_MODEL
-    step = _step_that_reads(recording, tensor)
-    return "" if step is None or not _scales_channels(recording, step) else step.module
-
-
-def _step_that_reads(recording: Recording, tensor: int) -> ModuleCall | None:
-    """The module that alone reads a tensor, which is the only one it is given, and gives one."""
-    readers = recording.readers.get(tensor, ())
-    if not readers or tensor in recording.outputs:
-        return None
-    for call in recording.calls:
-        if call.reads == (tensor,) and len(call.makes) == 1 and all(call.start <= at < call.stop for at in readers):
-            return call
-    return None
-
-
-def _scales_channels(recording: Recording, call: ModuleCall) -> bool:
-    """Whether a step multiplies the channels of its tensor by a vector of its own, and keeps the shape."""
-    if recording.values[call.makes[0]].shape != recording.values[call.reads[0]].shape:
-        return False
-    own = {read for operation in recording.operations[call.start : call.stop] for read in operation.reads}
-    named = [recording.values[read] for read in own if recording.values[read].name.startswith(f"{call.module}.")]
-    return any(len(value.shape) == 1 for value in named) and all(len(value.shape) <= 1 for value in named)
 
 
 # --- Residual connections ---------------------------------------------------------------------------------------------

@@ -36,8 +36,6 @@ from sipp.inputs.structure import (
     Place,
     Residual,
     find_blocks,
-    norm_behind,
-    output_of,
     places_in,
     residuals_in,
     why_no_chain,
@@ -71,7 +69,6 @@ class ModelMap:
     recording: Recording  # all operations and calls of modules
     blocks: Blocks | None  # the modules that pass a state along, if there are such
     residuals: dict[str, Residual]  # by weight: the residual connection behind its layer
-    norms: dict[str, str]  # by weight: the module of the norm behind its layer; none without one
     places: dict[str, Place]  # by weight: where intercepts go
     left: dict[str, str]  # modules with other matrices, which stay as they are, and what they are
     no_chain: str  # why the network is no chain of fully-connected layers; "" if it is one (T12)
@@ -225,9 +222,7 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
     recording = recorder.recording(watched.of(model, layers, norm_stats))
     unassigned = first.unassigned(*_exchanged(model, layers, few, norm_stats, watched.returned))
     order = tuple(dict.fromkeys(use.weight for use in first.uses))
-    tensors = {weight.name: output_of(recording, layer) for layer in layers for weight in layer.weights.values()}
     blocks = find_blocks(model, recording)
-    behind = {name: norm_behind(recording, tensor) for name, tensor in tensors.items() if tensor is not None}
     return ModelMap(
         kind=type(model).__name__,
         weights=tuple({weight.name: weight for layer in layers for weight in layer.weights.values()}.values()),
@@ -237,7 +232,6 @@ def _traced(model: nn.Module, layers: tuple[PrunableLayer, ...], few: Batch, nor
         recording=recording,
         blocks=blocks,
         residuals=residuals_in(recording, layers, order, watched.products, blocks),
-        norms={name: norm for name, norm in behind.items() if norm},
         places=places_in(model, recording, layers, watched.products),
         left=left_alone(model, layers),
         no_chain=why_no_chain(model, recording, set(order)),
@@ -413,9 +407,9 @@ def _block_of(found: ModelMap, name: str) -> str:
 
 
 def _row(found: ModelMap, name: str, block: str, beside: str) -> Row:
-    """A weight, its layer and size, its uses, what it reads, its intercept, the norm behind it, its residual stream."""
+    """A weight, its layer and size, its uses, what it reads, its intercept, its residual stream."""
     weight, place = next(one for one in found.weights if one.name == name), found.places[name]
-    n_uses, norm = found.n_uses[name], found.norms.get(name, "") if place.kind != "norm" else ""
+    n_uses = found.n_uses[name]
 
     def short(full: str) -> str:
         return full.removeprefix(f"{block}.") if block else full
@@ -427,7 +421,6 @@ def _row(found: ModelMap, name: str, block: str, beside: str) -> Row:
         "" if n_uses == 1 else f"used {n_uses} times",
         beside,
         f"intercept {short(place.name)}" if place.name else "",
-        f"then {short(norm)}" if norm else "",
         _stream(found, name, block),
     )
 
