@@ -1,7 +1,7 @@
 """What follows from a watched run about a network's structure: functions of a `Recording` and the prunable layers.
 
-Nothing is run here. Blocks, what its output is added to, where its intercepts go, and whether
-the network is a chain: five questions, one part each.
+Nothing is run here. Blocks, what a layer's output is added to, where its intercepts go, and whether the network is a
+chain: four questions, one part each.
 """
 
 from __future__ import annotations

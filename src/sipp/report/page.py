@@ -75,18 +75,18 @@ def page(
 
 def _by_name(pruned: Networks) -> dict[str, PruneResult]:
     """The networks by name: as given, or the class name, numbered if there are several."""
-    given = pruned if isinstance(pruned, (list, tuple, Mapping)) else [pruned]
-    if not given:
+    several = pruned if isinstance(pruned, (list, tuple)) else [pruned]
+    by_name = pruned if isinstance(pruned, Mapping) else dict(enumerate(several, start=1))
+    if not by_name:
         raise OptionError("there is no network to show", fix="give a result of sipp.prune")
-    by_name: dict[str, PruneResult] = {}
-    for number, one in enumerate(given, start=1):
-        network = given[one] if isinstance(given, Mapping) else one
+    for network in by_name.values():
         if not isinstance(network, PruneResult):
             fix = NOT_OF_PRUNE.get(type(network), "give a result of sipp.prune")
             raise OptionError(f"a {type(network).__name__} is not a result of sipp.prune", fix=fix)
-        name = type(network.model).__name__ + (f" {number}" if len(given) > 1 else "")
-        by_name[str(one) if isinstance(given, Mapping) else name] = network
-    return by_name
+    if isinstance(pruned, Mapping):
+        return {str(name): network for name, network in by_name.items()}
+    kinds = {number: type(network.model).__name__ for number, network in by_name.items()}
+    return {kinds[n] if len(by_name) == 1 else f"{kinds[n]} {n}": network for n, network in by_name.items()}
 
 
 def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:
