@@ -69,9 +69,7 @@ def work(name: str, **options: bool) -> None:
     holdout = [(points(80), torch.arange(80) % 4)]
     calls = {
         "prune": lambda: sipp.prune(net(), points(), keep=0.9, **options),
-        "prune_to": lambda: sipp.prune_to(
-            net(), points(), points(90), epsilon=0.9, method="magnitude", levels=(0.9, 0.8), **options
-        ),
+        "prune_to": lambda: sipp.prune_to(net(), points(), points(90), epsilon=0.9, method="magnitude", **options),
         "prune_on_disk": lambda: from_files(**options),
         "repair": lambda: sipp.repair(net(), pruned, points(), **options),
         "compare": lambda: sipp.compare(net(), points(), keeps=(0.5,), methods=("magnitude",), **options),

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -165,9 +165,13 @@ def test_a_mistake_is_an_error_of_ours(
     monkeypatch.chdir(tmp_path)  # text may be taken for the name of a file
     failures = []
     for name, value in MISTAKES.items():
-        arguments = {**RIGHT[function](), parameter: value}
+        call, arguments = getattr(sipp, function), RIGHT[function]()
+        if inspect.signature(call).parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
+            call = partial(call, arguments.pop(next(iter(arguments))), value)
+        else:
+            arguments[parameter] = value
         try:
-            getattr(sipp, function)(**arguments)
+            call(**arguments)
         except TYPED:
             pass
         except Exception as error:

@@ -15,6 +15,7 @@ EXTRAS = {
     "accelerate": ("accelerate", "hf"),
     "ray": ("ray", "ray"),
     "transformers": ("transformers", "hf"),
+    "huggingface_hub": ("transformers", "hf"),  # comes with it
     "pytorch_lightning": ("pytorch-lightning", "lightning"),
     "onnx": ("onnx", "onnx"),
     "onnxscript": ("onnxscript", "onnx"),

@@ -49,7 +49,7 @@ def test_many_copies_of_too_few_points_are_refused() -> None:
     assert cert.sentence.startswith("No claim: 2,000 holdout inputs, 20 of them distinct, are too few")
     asked = sipp.certify(DENSE, PRUNED, x, epsilon=0.5)
     assert asked.verdict == cert.verdict and asked.proved_share == pytest.approx(1 - 0.05 ** (1 / 20))
-    walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="magnitude", levels=(1.0, 0.5))
+    walk = sipp.prune_to(DENSE, iter([points(5)]), x, epsilon=0.5, method="magnitude")
     assert walk.certificate is None and "needs n >= 59, the holdout has 20 different inputs" in walk.verdict
     drop = certify_accuracy(DENSE, PRUNED, x)
     assert (drop.n, drop.n_duplicates) == (20, 1980) and drop.drop_upper == pytest.approx(1 - 0.05 ** (1 / 20))
@@ -75,7 +75,7 @@ def labelled(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(x, y)]
 
 
-def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
+def test_what_was_gained_counts_once_and_only_where_every_copy_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     x = points(100, n_bad=10)
     y = torch.zeros(100, dtype=torch.int64)
     y[90:95] = 1  # dense says 0 and pruned 1 there: five gained, five lost
@@ -87,8 +87,9 @@ def test_what_was_gained_counts_once_and_only_where_every_copy_gained() -> None:
     assert (cert.n_lost, cert.n_gained, cert.n_differ, cert.n, cert.n_duplicates) == (8, 4, 16, 100, 6)
     limit = binomial.upper_limit(8, 100, 0.025) - binomial.lower_limit(4, 106, 0.025)
     assert cert.drop_upper == pytest.approx(limit) and cert.drop_upper > plain.drop_upper
-    options: dict[str, Any] = {"method": "magnitude", "levels": (1.0, 0.5), "max_accuracy_drop": 0.9}
-    walk = sipp.prune_to(DENSE, iter([points(5)]), labelled(again, labels), **options)
+    monkeypatch.setattr("sipp.verbs.prune_to.levels_of", lambda n: (1.0, 0.5))
+    tested = labelled(again, labels)
+    walk = sipp.prune_to(DENSE, iter([points(5)]), tested, method="magnitude", max_accuracy_drop=0.9)
     assert walk.path[1].limit == pytest.approx(limit) and walk.certificate is not None
     assert walk.certificate.n_duplicates == 6  # type: ignore[union-attr]
 

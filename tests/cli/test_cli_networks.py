@@ -1,10 +1,10 @@
 """--model and --weights: checkpoints as they are found, and folders of Hugging Face, of which no code runs."""
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +119,28 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_is_pruned_measured_timed_and_exported_without_python(hf: Path, tmp_path: Path) -> None:
+class Hub:
+    """What an upload asks of the hub, which refuses one that is asked for last."""
+
+    def __init__(self, asked: list[Any]) -> None:
+        self.asked = asked
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
+        if "no login" in self.asked:
+            raise PermissionError("401 Unauthorized")
+        self.asked.append((name, private, exist_ok))
+        return f"https://huggingface.co/{name}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path) -> None:
+        files = sorted(path.name for path in folder_path.iterdir())
+        self.asked.append(
+            (repo_id, [name for name in files if name in ("README.md", "config.json") or "model" in name])
+        )
+
+
+def test_a_folder_is_pruned_measured_timed_and_exported_without_python(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, net = ["--model", f"hf:{hf}"], tmp_path / "net"
     words = ["--data", hf / "sentences.txt", "--keep", 0.6, "--method", "magnitude", "--out", net]
     done = run("prune", *model, *words)
@@ -130,6 +151,14 @@ def test_a_folder_is_pruned_measured_timed_and_exported_without_python(hf: Path,
     assert [one["n_inputs"] for one in timed["runs"]] == [1, 2]
     told("export", net, "--out", tmp_path / "out")  # which network it is, the folder says
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == load_file(hf / "model.safetensors").keys()
+    asked: list[Any] = []
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: Hub(asked))
+    done = run("export", net, "--out", tmp_path / "pushed", "--push", "me/half")
+    assert done.stdout.endswith("uploaded to https://huggingface.co/me/half\n"), done.stderr
+    assert asked == [("me/half", True, True), ("me/half", ["README.md", "config.json", "model.safetensors"])]
+    asked.append("no login")
+    fix = refused(run("export", net, "--out", tmp_path / "left", "--push", "me/half"), "--push me/half", "is written")
+    assert "hf upload me/half" in fix and (tmp_path / "left/model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("wrong", ["hf:", "hf:nowhere", "hf:/dev/null"])
@@ -166,28 +195,16 @@ def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callabl
     return write
 
 
-class Payload:
-    """Unpickling it leaves a file behind."""
-
-    def __init__(self, ran: Path) -> None:
-        self.ran = ran
-
-    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
-        return Path.touch, (self.ran,)
-
-
-def hostile(folder: Path) -> None:
-    """Code of its own for everything, and a pickle as weights."""
+def own_code(folder: Path) -> None:
+    """A class that the folder itself defines."""
     changed(model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModel": "mine.Model"})(folder)
     (folder / "mine.py").write_text(f"open({str(folder.parent / 'ran')!r}, 'w')")
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(folder.parent / "ran")))
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut": (lambda f: (f / "model.safetensors").write_bytes(b"\x08"), "could not be loaded"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
-    "code": (hostile, "needs code of its own"),
+    "code": (own_code, "needs code of its own"),
     "a weight is missing": (with_weights(lambda s: s.pop("classifier.bias")), "classifier.bias"),
     "another shape": (changed(vocab_size=10**11), "shapes in its config.json"),
     "NaN": (with_weights(lambda s: s["classifier.weight"].fill_(torch.nan)), "NaN"),

@@ -59,7 +59,7 @@ def test_the_commands_that_the_page_suggests_run_when_pasted(here: Path) -> None
             if command.startswith("sipp ") and "..." not in command and command not in tried:
                 tried.append(command)
                 told(*shlex.split(command.replace(" NEW", " new.npz"))[1:])
-    assert {command.split()[1] for command in tried} == {"eval", "certify", "prune", "bench", "export"}
+    assert {command.split()[1] for command in tried} == {"eval", "certify", "bench", "export"}
     told("report", "deeper/sparse", "--out", "page.html")
     page = Path("page.html").read_text()
     assert "not measured" not in page and "the accuracy is" in page
@@ -81,7 +81,7 @@ def test_what_people_type_first_is_answered_with_what_to_type(here: Path) -> Non
     said = refused(
         run(*shlex.split(command.replace("NEW", "new.npz").replace("sparse", "a.pt"))[1:]), "--pruned", "read"
     )
-    assert "sipp.certify_accuracy(dense, torch.load(FILE" in said
+    assert "sipp.evaluate(dense, torch.load('a.pt'" in said
     told("prune", *net[:-1], 0.99, "--method", "magnitude", "--out", "denser")
     said = run("shrink", "denser", *shrunk[1:], "--out", "b.pt").stdout
     assert "no dead channels; --multiply-adds 0.5 removes others" in said

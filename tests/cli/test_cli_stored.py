@@ -111,6 +111,10 @@ def test_shrink_gives_a_smaller_network_with_its_certificate(folder: Path, tmp_p
     assert found["certificate"]["sentence"] == certificate.sentence
     small = torch.load(tmp_path / "small.pt", weights_only=False)
     torch.testing.assert_close(small(points), net(points))
+    load = f"torch.load('{tmp_path / 'small.pt'}', weights_only=False)"
+    assert load in run(*words, tmp_path / "small.pt", "--force").stdout
+    asked = ["eval", *NET, "--dense", "w.safetensors", "--pruned", tmp_path / "small.pt", "--data", "data.npy"]
+    assert f"sipp.evaluate(dense, {load}, data)" in refused(run(*asked), "--pruned", "holds more than tensors")
     refused(run(*words, tmp_path / "small.npy"), "--out", "ends in none of")
     budget = told(
         "shrink", "net.safetensors", *NET, "--data", "data.npy", "--multiply-adds", 0.6, "--out", tmp_path / "b.pt"

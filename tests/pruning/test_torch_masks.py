@@ -114,12 +114,6 @@ def test_what_needs_plain_weights_names_the_way_out(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_mask_by_the_name_that_torch_gives_it() -> None:
-    masks = {name: value for name, value in masked_by_torch(net()).state_dict().items() if name.endswith("_mask")}
-    with pytest.raises(ModelError, match=r"call it '0\.weight'"):
-        sipp.assess(net(), masks, X)
-
-
 def test_a_network_with_negative_zeros_is_stored_as_it_is_with_a_warning(tmp_path: Path) -> None:
     model = masked_by_torch(net())
     for module in (model[0], model[2]):  # type: ignore[index]

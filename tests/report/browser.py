@@ -79,30 +79,10 @@ def visit(page: str, folder: Path, *, width: int, steps: str = "return null;", d
     return Visit(outside=_asked_for(log), **json.loads(html.unescape(match[1])))
 
 
-def screenshot(page: str, folder: Path, *, width: int, height: int, dark: bool) -> Path:
-    """A picture of the page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source, out = folder / "plain.html", folder / f"{width}-{'dark' if dark else 'light'}.png"
-    source.write_text(page, encoding="utf-8")
-    target = source
-    if width < NARROWEST:
-        target = folder / "frame.html"
-        frame = f'<iframe src="plain.html" style="width:{width}px;height:{height}px;border:0"></iframe>'
-        target.write_text(f"<body style='margin:0'>{frame}</body>", encoding="utf-8")
-    scheme = (DARK,) if dark else ()
-    _chromium(folder, target, width, f"--screenshot={out}", *scheme, height=height)
-    return out
-
-
-def _chromium(
-    folder: Path, target: Path, width: int, *flags: str, height: int = 1000, budget_ms: int = BUDGETS_MS[0]
-) -> str:
+def _chromium(folder: Path, target: Path, width: int, *flags: str, budget_ms: int) -> str:
     assert CHROMIUM is not None
-    places = (
-        f"--user-data-dir={folder / 'profile'}",
-        f"--window-size={width},{height}",
-        f"--virtual-time-budget={budget_ms}",
-    )
+    window = f"--window-size={width},1000"
+    places = (f"--user-data-dir={folder / 'profile'}", window, f"--virtual-time-budget={budget_ms}")
     command = [CHROMIUM, *FLAGS, *places, *flags, target.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
-from report.browser import CHROMIUM, Visit, screenshot, visit
+from report.browser import CHROMIUM, Visit, visit
 from report.synthetic import big_run
 
 from sipp_lab.page import read_results, render
@@ -107,12 +106,3 @@ def test_readable_on_a_phone(page: str, tmp_path: Path) -> None:
     assert found.problems() == [] and found.width == PHONE
     assert found.seen["figures"] == found.seen["drawn"] == 3
     assert found.seen["scale"] > 0.95  # plots are drawn for this width, not shrunk to it: text keeps its size
-
-
-@pytest.mark.parametrize(("width", "dark"), [(PHONE, False), (DESK, True)])
-def test_light_and_dark(page: str, width: int, dark: bool, tmp_path: Path) -> None:
-    image = Image.open(screenshot(page, tmp_path, width=width, height=1400, dark=dark)).convert("L")
-    shown = image.crop((0, 0, width, 1400))
-    background = shown.getpixel((2, 2))
-    assert isinstance(background, int) and (background < 40 if dark else background > 220)
-    assert len(shown.getcolors(maxcolors=256) or range(256)) > 60  # text, lines and bands, not one flat colour

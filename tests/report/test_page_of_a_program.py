@@ -51,7 +51,7 @@ def test_several_networks_and_certificates(
 ) -> None:
     claims = [sipp.certify(dense, one.model, holdout) for one in networks]
     claims.append(sipp.certify_accuracy(dense, networks[1].model, holdout))
-    text = sipp.page(networks, claims[::-1], path=str(tmp_path / "page.html")).read_text()
+    text = sipp.page(networks, *claims[::-1], path=str(tmp_path / "page.html")).read_text()
     assert "Networks side by side" in text and "Sequential 1" in text and "Sequential 2" in text
     assert all(claim.sentence in text for claim in claims)
     text = sipp.page({"mild": networks[0], "<b>bold": networks[1]}, path=tmp_path / "named.html").read_text()
@@ -68,10 +68,14 @@ def test_what_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match="about none of these"):
         sipp.page(networks[0], sipp.certify(dense, networks[1].model, holdout))
-    with pytest.raises(OptionError, match="or holds none"):
+    with pytest.raises(OptionError, match="no network to show"):
         sipp.page([])
-    with pytest.raises(OptionError, match="'a' is a Sequential"):
+    with pytest.raises(OptionError, match="a Sequential is not a result"):
         sipp.page({"a": dense})  # type: ignore[dict-item]
+    with pytest.raises(OptionError, match=r"print\(small\) shows what it saves"):
+        sipp.page(sipp.shrink(networks[0]))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="several one after the other"):
+        sipp.page(networks[0], [sipp.certify(dense, networks[0], holdout)])  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

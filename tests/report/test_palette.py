@@ -77,8 +77,3 @@ def test_repaired_networks_look_like_their_method_and_are_told_from_it_without_c
     assert len({(one.marker, one.dash, one.hollow) for one in looks}) == len(names)
     mine = [style_of(name, ("mine", "mine repaired", "yours")) for name in ("mine", "mine repaired", "yours")]
     assert mine[0].light == mine[1].light != mine[2].light and mine[1].hollow
-
-
-def test_a_reduction_beside_its_method_has_another_dash_in_any_order() -> None:
-    for order in (("sipp-det", "sipp-det mean"), ("sipp-det mean", "sipp-det")):
-        assert style_of("sipp-det mean", order).dash != style_of("sipp-det", order).dash

@@ -116,7 +116,7 @@ def test_layers_are_named_at_every_width(seen: dict[tuple[str, int], Visit]) -> 
         assert len(shown) % N_LAYERS == 0 and len(set(shown)) == N_LAYERS, width
         assert names["part0-layers"][0] == "layers.0.conv1"
     for width in WIDTHS[::2]:
-        assert seen["one", width].seen["names"]["network0-layers"] == ["0.weight", "1.weight"]
+        assert seen["one", width].seen["names"]["network0-layers-table0"] == ["0.weight", "1.weight"]
 
 
 def test_one_heading_a_section_and_origins_closed(seen: dict[tuple[str, int], Visit]) -> None:
@@ -145,7 +145,7 @@ def test_networks_of_one_parent_are_overlaid(seen: dict[tuple[str, int], Visit],
 
 
 def test_repair_has_its_section(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:
-    found = ["In short", "Accuracy", "Layers", "Repair", "Statements", "Origin"]
+    found = ["In short", "Measured", "Layers", "Repair", "Statements", "Origin"]
     assert seen["one", WIDTHS[0]].seen["sections"] == found
     text = html.unescape(pages["one"])
     assert "0.8 before repair, 0.1 after" in text and "1 of 2 layers refitted" in text

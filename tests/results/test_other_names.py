@@ -24,28 +24,29 @@ def points(seed: int, n: int = 300) -> Tensor:
     return torch.rand(n, 8, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"sparsity": 0.9}, "sparsity=0.9 is keep=0.1"),
-        ({"amount": 0.3}, "amount=0.3 is keep=0.7"),
-        ({"pruning_ratio": 0.25}, "pruning_ratio=0.25 is keep=0.75"),
-        ({"density": 0.2}, "density=0.2 is keep=0.2"),
-        ({"amount": 20}, "give keep=, the share of weights to keep, not the share to remove"),
-        ({"epsilon": 0.1}, r"sipp.prune_to\(model, data, holdout, epsilon=...\)"),
-    ],
+OPTIONS = (
+    ("prune", {"sparsity": 0.9}, "sparsity=0.9 is keep=0.1"),
+    ("prune", {"amount": 0.3}, "amount=0.3 is keep=0.7"),
+    ("prune", {"density": 0.2}, "density=0.2 is keep=0.2"),
+    ("prune", {"amount": 20}, "give keep=, the share of weights to keep, not the share to remove"),
+    ("prune", {"epsilon": 0.1}, r"sipp.prune_to\(model, data, holdout, epsilon=...\)"),
+    ("prune", {"structured": True}, r"sipp.shrink\(model, data, multiply_adds=0.5\) removes whole channels"),
+    ("prune", {"ignored_layers": []}, "write exclude="),
+    ("compare", {"sparsity": 0.9}, r"compare has no option sparsity; sparsity=0.9 is keeps=\(0.1,\)"),
+    ("gradual", {"sparsity": 0.5}, "sparsity=0.5 is keep=0.5"),
+    ("shrink", {"pruning_ratio": 0.5}, "give multiply_adds= or weights="),
+    ("shrink", {"sparsity": 0.5}, "give multiply_adds= or weights="),
+    ("shrink", {"round_to": 8}, "write multiple_of="),
+    ("shrink", {"ignored_layers": []}, "write exclude="),
+    ("shrink", {"structured": True}, "leave it out"),
 )
-def test_an_option_of_other_libraries_is_named_as_here(options: dict[str, object], said: str) -> None:
+
+
+@pytest.mark.parametrize(("verb", "options", "said"), OPTIONS)
+def test_an_option_of_other_libraries_is_named_as_here(verb: str, options: dict[str, object], said: str) -> None:
     with pytest.raises(TypeError, match=said) as found:
-        sipp.prune(net(), points(1), **options)  # type: ignore[arg-type]
+        getattr(sipp, verb)(net(), points(1), **options)
     assert isinstance(found.value, UnknownOption) and isinstance(found.value, OptionError)
-
-
-def test_the_other_verbs_answer_too() -> None:
-    with pytest.raises(UnknownOption, match=r"compare has no option sparsity; sparsity=0.9 is keeps=\(0.1,\)"):
-        sipp.compare(net(), points(1), sparsity=0.9)  # type: ignore[call-arg]
-    with pytest.raises(UnknownOption, match=r"sparsity=0.5 is keep=0.5"):
-        sipp.gradual(net(), lambda step: None, points(1), steps=3, sparsity=0.5)  # type: ignore[call-arg]
 
 
 def test_warnings_still_point_at_the_callers_line() -> None:
@@ -92,15 +93,3 @@ def test_every_verb_takes_what_prune_and_prune_to_gave(tmp_path: Path) -> None:
     with torch.no_grad():
         best.model.get_parameter("0.weight").mul_(1.01)
     assert sipp.save(best, tmp_path / "net.safetensors").certificate is None  # it was about other weights
-
-
-def test_options_of_torch_pruning_are_answered_with_those_of_shrink() -> None:
-    for options, said in (
-        ({"pruning_ratio": 0.5}, "give multiply_adds= or weights="),
-        ({"round_to": 8}, "write multiple_of="),
-        ({"ignored_layers": []}, "write exclude="),
-    ):
-        with pytest.raises(UnknownOption, match=said):
-            sipp.shrink(net(), points(1), **options)  # type: ignore[arg-type]
-    with pytest.raises(UnknownOption, match=r"sipp.shrink\(model, data, multiply_adds=0.5\) removes whole channels"):
-        sipp.prune(net(), points(1), keep=0.5, structured=True)  # type: ignore[call-arg]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from shorter import narrow_resnets
 from torch import nn
 
@@ -23,51 +22,13 @@ def pruned() -> sipp.Pruned:
     return sipp.prune(net, torch.rand(50, 8), keep=0.5, method="sipp-hybrid")
 
 
-def test_the_table_shortens_names_and_explains_its_columns(pruned: sipp.Pruned) -> None:
+def test_the_table_has_names_in_full_and_explains_its_columns(pruned: sipp.Pruned) -> None:
     for text in (str(pruned), pruned.details):
         (row,) = (line for line in text.splitlines() if "<encoder>" in line)
-        assert row.split()[0] == words.short_names([layer.name for layer in pruned.layers])[0]
-        assert all(len(line) <= 120 for line in text.splitlines())
+        assert row.split()[0] == pruned.layers[0].name
         assert "rows: " in text and "fan-in: " in text
     for word in ("eps: ", "Delta: ", "layer bound: "):
         assert word in " ".join(pruned.details.split())
-
-
-BERT = [
-    f"bert.encoder.layer.{i}.{part}.weight"
-    for i in range(12)
-    for part in (
-        "attention.self.query",
-        "attention.self.key",
-        "attention.output.dense",
-        "intermediate.dense",
-        "output.dense",
-    )
-]
-
-
-def test_the_blocks_of_a_transformer_stay_different_and_keep_their_numbers() -> None:
-    short = words.short_names([*BERT, "classifier.weight"])
-    assert (
-        len(set(short)) == len(BERT) + 1
-        and max(map(len, short)) <= words.NAME_LENGTH
-        and short[-1] == "classifier.weight"
-    )
-    assert short[:2] == ["b.e.l.0.a.self.query.weight", "b.e.l.0.a.self.key.weight"]
-    assert short[-2] == "b.e.l.11.output.dense.weight"
-
-
-PARTS = st.lists(
-    st.sampled_from(["0", "11", "encoder", "encodes", "a", "...", "weight", "é…", "\n", "x" * 40]), min_size=1
-)
-
-
-@given(st.lists(PARTS.map(".".join), unique=True), st.integers(8, 40))
-@settings(max_examples=100, deadline=None)
-def test_names_that_differ_stay_different(names: list[str], length: int) -> None:
-    short = words.short_names(names, length)
-    assert len(set(short)) == len(names)
-    assert short == names or all(len(one) <= length for one in short)
 
 
 def lines_of(text: str, label: str) -> list[str]:

@@ -172,7 +172,7 @@ def test_rounding_is_reported_and_rounding_twice_is_rounding_once(path: Path, va
         else:
             dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[values]
             assert torch.equal(back, given.float().to(dtype).double())
-    assert "largest change" in str(saved)
+    assert saved.rounding_words in " ".join(str(saved).split())
     again = sipp.save(with_masks(net, pruned.masks), path, values=values)  # type: ignore[arg-type]
     assert all(one.largest_change == 0 for one in again.tensors) and not again.rounding_words
     assert same_bits(sipp.load(path), net.state_dict())
@@ -282,8 +282,8 @@ def test_a_model_that_does_not_fit_is_named_and_left_as_it_was(path: Path) -> No
     short = nn.Sequential(nn.Linear(30, 60))
     for other, words in (
         (wide, r"2\.weight is float32 \[10, 60\] in the file, float32 \[11, 60\] in the model; 2\.bias"),
-        (deep, r"does not hold 3\.weight, 3\.bias"),
-        (short, r"holds 2\.weight, 2\.bias, which the model does not have"),
+        (deep, r"3\.weight is absent in the file.*3\.bias is absent in the file"),
+        (short, r"2\.weight is float32 .* absent in the model; 2\.bias"),
         (mlp(1).double(), r"0\.weight is float32 \[60, 30\] in the file, float64"),
         (mlp(1).to("meta"), "no plain numbers"),
         (nn.Sequential(nn.LazyLinear(60), nn.ReLU(), nn.Linear(60, 10)), "no plain numbers"),
@@ -319,8 +319,8 @@ def test_what_prune_and_prune_to_give_stands_for_its_network(tmp_path: Path) -> 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
     data, holdout, fresh = torch.rand(100, 8), torch.rand(300, 8), torch.rand(100, 8)
-    found = sipp.prune_to(net, data, holdout, epsilon=0.9, levels=(0.9, 0.5), progress=False)
-    none = sipp.prune_to(net, data, holdout, epsilon=0.0, levels=(0.5,), progress=False)
+    found = sipp.prune_to(net, data, holdout, epsilon=0.9, progress=False)
+    none = sipp.prune_to(net, data, holdout[:20], epsilon=0.9, progress=False)
     assert found.pruned is not None and found.keep < 1 and none.pruned is None
     for one in (found.pruned, found, none):
         expected = sipp.certify(net, one.model, fresh)

@@ -1,19 +1,16 @@
 """A network that is pruned from files to files: bits of the whole way, one block in memory, and it can be stopped."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fresh_process import run_python
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.files import read_json, write_json
 from sipp.inputs.data import data_of
 from sipp.repairing import repair_network, split_data
 from sipp.results import numerics
@@ -166,39 +163,6 @@ def test_a_run_that_was_stopped_twice_ends_with_the_same_bits(
     done = run("stopped")
     assert done.n_resumed == 2 and "2 of them by an earlier run" in done.sentence
     assert same(tensors_in(tmp_path / "stopped"), tensors_in(tmp_path / "undisturbed"))
-
-
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {place!r})
-from test_prune_on_disk import empty, on_disk, points
-finish = on_disk.BlockFolder.finish
-def killing(self, i, *args):
-    finish(self, i, *args)
-    if i == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-on_disk.BlockFolder.finish = killing
-on_disk.prune_on_disk(empty(), {source!r}, points(), {out!r}, keep=0.5, repair=True, progress=False)
-"""
-
-
-def test_a_killed_process_loses_no_finished_block(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "killed"
-    code = KILLED.format(place=str(Path(__file__).parent), source=str(source), out=str(out))
-    assert run_python(code).returncode == -signal.SIGKILL
-    done = sipp.prune_on_disk(empty(), source, points(), out, keep=0.5, repair=True, progress=False)
-    sipp.prune_on_disk(empty(), source, points(), tmp_path / "whole", keep=0.5, repair=True, progress=False)
-    assert done.n_resumed == 2 and same(tensors_in(out), tensors_in(tmp_path / "whole"))
-
-
-def test_a_journal_without_a_key_names_it(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
-    journal = read_json(out / "progress.json")
-    del journal["weights"][0]["n_kept"]
-    write_json(out / "progress.json", journal)
-    with pytest.raises(DataError, match=r"progress.json: .*'n_kept' in weights.0 is missing"):
-        sipp.prune_on_disk(empty(), source, points(), out, keep=0.5)
 
 
 def test_what_cannot_go_on_is_refused(source: Path, tmp_path: Path) -> None:

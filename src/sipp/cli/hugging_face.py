@@ -1,4 +1,4 @@
-"""Loads the network and the tokenizer of a Hugging Face folder, `--model hf:DIR`, offline and without its code."""
+"""Hugging Face folders: loads network and tokenizer of `--model hf:DIR`, offline and without its code; uploads one."""
 
 from __future__ import annotations
 
@@ -84,6 +84,23 @@ def tokenizer_of(spec: str) -> Any:
         )
     with _loading(folder):
         return transformers.AutoTokenizer.from_pretrained(folder, **OWN_CODE_ONLY)
+
+
+def upload(folder: Path, name: str) -> str:
+    """Uploads a folder to the repository USER/NAME of the hub, which is private if it is new; returns its address."""
+    with needed_for("--push"):
+        from huggingface_hub import HfApi, constants
+    constants.HF_HUB_OFFLINE = False  # on since hf:DIR was read
+    try:
+        api = HfApi()
+        address = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder)
+    except Exception as error:  # no login, no network, or no such name
+        raise OptionError(
+            f"{folder} is written, but could not be uploaded ({type(error).__name__}: {error!s:.200})",
+            fix=f"log in with `hf auth login`, then: hf upload {name} {folder}",
+        ) from error
+    return str(address)
 
 
 @contextmanager

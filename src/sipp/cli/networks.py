@@ -151,9 +151,11 @@ def _read(path: Path) -> Any:
         if isinstance(error, pickle.UnpicklingError):  # torch's advice is to execute its content
             reason = "it is not a whole file of tensors, or holds more than tensors"
             if "Unsupported global" in str(error):
-                fix = "if it is a whole model, write its weights: torch.save(model.state_dict(), ...); sipp runs no "
-                fix += "code from files. Of a network from sipp.shrink: sipp.certify_accuracy(dense, torch.load(FILE, "
-                fix += "weights_only=False), data), in Python"
+                fix = (
+                    "sipp runs no code from files. Measure a network from sipp.shrink in Python: sipp.evaluate(dense, "
+                )
+                fix += f"torch.load('{path}', weights_only=False), data). Of any other, write the weights: "
+                fix += "torch.save(model.state_dict(), ...)"
         raise ModelError(f"{path} could not be read as weights ({reason})", fix=fix) from error
 
 

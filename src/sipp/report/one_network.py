@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from sipp.report import plots
 from sipp.report.contents import Article, Finding, Section
 from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import number
-from sipp.report.palette import THIS
-from sipp.report.plots import card_of, cards, sheet_section
+from sipp.report.plots import cards, sheet_section
 from sipp.results import (
     AccuracyCertificate,
     AnyCertificate,
     Certificate,
     Evaluation,
-    PruneOptions,
+    Sheet,
     TextScores,
-    to_json,
     words,
 )
 
@@ -35,7 +34,7 @@ def pruned_article(model: PrunedModel, ident: str) -> Article:
     """The article on one pruned network."""
     facts = model.pruned
     sections = [
-        _measured_section(model, ident),
+        *_measured_sections(model, ident),
         _layers_section(model, ident),
         None if model.bench is None else sheet_section("Size and speed", model.bench.sheet, f"{ident}-speed"),
         None if facts.repair is None else sheet_section("Repair", facts.repair.sheet, f"{ident}-repair"),
@@ -104,7 +103,11 @@ def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
     speed = ("speed", UNKNOWN, "sipp bench measures it; zeros alone do not make a network faster")
     if bench is not None:
         stored, dense = words.of_bytes(bench.file_bytes), words.of_bytes(bench.dense_bytes)
-        size = ("size", bench.size_headline, f"{stored} as a small file, {dense} before{bench.why_larger}")
+        size = (
+            "size",
+            words.size_headline(bench.file_bytes, bench.dense_bytes),
+            f"{stored} as a small file, {dense} before",
+        )
         run = bench.runs[-1]
         place = f"{words.counted(run.n_inputs, 'input')} per call on {words.counted(bench.n_threads, 'CPU thread')}"
         than = " than PyTorch, with" if run.faster.headline.endswith(("faster", "slower")) else ": with"
@@ -164,8 +167,9 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     is_measured = any(one is not None for one in measured)
     is_bad = lost > MUCH_LOST or (not is_measured and moved is not None and moved[0] > MUCH_MOVED)
     if is_bad and model.pruned.repair is None:
+        command = f"sipp prune ... --repair --out {folder}-repaired"  # the options of before in place of the dots
         python = "sipp.prune(model, data, keep=..., repair=True)"
-        steps.append(("Bring back most of what was lost, without training:", _with_repair(known, folder), python))
+        steps.append(("Bring back most of what was lost, without training:", command, python))
     elif is_bad:
         python = "sipp.hold(model, pruned, optimizer=optimizer)"
         steps.append(("Too much lost? Keep more weights, or retrain with the zeros held at zero:", python, python))
@@ -176,8 +180,8 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     command = f"sipp export {stored} --out small.safetensors"
     steps.append(("Store it in a small file:", command, 'sipp.save(pruned, "small.safetensors")'))
     if len(steps) < N_STEPS:
-        fast = "fast = sipp.sparse(pruned, example)"
-        steps.append(("Run it faster on a CPU, in Python:", _python_line(model.record.model), fast))
+        fast = 'fast = sipp.sparse(sipp.load("small.safetensors", into=model), example)'
+        steps.append(("Run it faster on a CPU, in Python:", fast, "fast = sipp.sparse(pruned, example)"))
     return [(why, command if in_shell else python) for why, command, python in steps]
 
 
@@ -187,56 +191,20 @@ def _is_language_model(model: PrunedModel) -> bool:
     return data.get("kind") == "text" or model.record.model.endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def _with_repair(asked: dict[str, Any], folder: str) -> str:
-    """The command that pruned it, with a repair, into another folder."""
-    names = ("model", "weights", "data", "holdout", "points", "epsilon", "max_accuracy_drop", "share", "part")
-    given = {name: asked.get(name) for name in names}
-    usual = to_json(PruneOptions())
-    options = {name: value for name, value in (asked.get("options") or {}).items() if value != usual.get(name)}
-    line = "sipp prune"
-    for name, value in (given | (asked.get("reading") or {}) | options).items():
-        for one in value if isinstance(value, list) else [value]:
-            line += (
-                "" if one is None or isinstance(one, bool) else f" --{name.replace('_', '-')} {shlex.quote(str(one))}"
-            )
-    return f"{line} --repair --out {folder}-repaired"
-
-
-def _python_line(model: str) -> str:
-    """How a network that the shell named, and stored in the small file, runs in Python."""
-    module, _, function = model.replace(".py:", ":").partition(":")
-    is_own = function.isidentifier() and module.replace(".", "").isidentifier() and module != "hf"
-    network, imported = (f"{module}.{function}()", f"sipp, {module}") if is_own else ("network", "sipp")
-    return f'import {imported}; fast = sipp.sparse(sipp.load("small.safetensors", {network}), example)'
-
-
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _measured_section(model: PrunedModel, ident: str) -> Section | None:
-    """Accuracy or perplexity and output error compared with the dense network, one card per evaluation."""
+def _measured_sections(model: PrunedModel, ident: str) -> list[Section]:
+    """Accuracy or perplexity and output error compared with the dense network, a section for each evaluation."""
+    known = [one for one in model.measured.values() if isinstance(one, Evaluation | TextScores)]
     first = model.evaluation or model.text_scores
-    if first is None:
-        return None
-    claim = "sipp certify --accuracy bounds the loss on new inputs"
-    if model.certified_drop is not None:
-        claim = model.certified_drop.claim
-    finding = Finding(words.sentence(first.sheet.title), f"Measured on {first.inputs}. {claim}.")
-    known = [(name, one) for name, one in model.measured.items() if isinstance(one, Evaluation | TextScores)]
-    known.sort(key=lambda item: item[1] is not first)
-    shown = [card_of(one.sheet, f"Measured ({name})", f"{one.sheet.title}, on {one.inputs}.") for name, one in known]
-    topic, title = "Accuracy", "Accuracy, loss and output"
-    if isinstance(first, TextScores):
-        topic, title = "Perplexity", "Perplexity and distance from the dense network"
-    return Section(topic, finding, [[cards(f"{ident}-evaluations", title, shown)]])
+    known.sort(key=lambda one: one is not first)
+    return [sheet_section("Measured", one.sheet, f"{ident}-measured{index}") for index, one in enumerate(known)]
 
 
 def _layers_section(model: PrunedModel, ident: str) -> Section:
     """What each layer keeps."""
     layers = model.pruned.layers
-    views = {label: view for label, view in plots.layer_views({THIS: [layers]}).items() if view["series"]}
-    choices, names = [{"label": "Show", "options": list(views)}], [layer.name for layer in layers]
-    plot = plots.bars(f"{ident}-layers", "Layer by layer", "layer", names, list(views.values()), choices=choices)
     dead = [layer.dead_rows for layer in layers if layer.dead_rows]
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))
     heading = f"{least.name} keeps the smallest share: {least.kept:,} of {least.n_weights:,} weights"
@@ -245,7 +213,9 @@ def _layers_section(model: PrunedModel, ident: str) -> Section:
         heading = f"Every layer keeps {shares.pop()} of its weights"
     rows, where = words.counted(sum(dead), "row"), words.counted(len(dead), "layer")
     lost = f"{rows} in {where} lost all weights and output only a bias."
-    return Section("Layers", Finding(heading, lost if dead else "No row lost all its weights."), [[plot]])
+    table = model.pruned.layers_table(in_full=True)
+    section = sheet_section("Layers", Sheet("", tables=(table,)), f"{ident}-layers")
+    return replace(section, finding=Finding(heading, lost if dead else "No row lost all its weights."))
 
 
 def _statements_section(model: PrunedModel, ident: str) -> Section:

@@ -17,6 +17,7 @@ from sipp.results import (
     Pruned,
     PrunedTo,
     SavedNetwork,
+    Shrunk,
     certificate_of,
     check,
     record_of,
@@ -24,12 +25,15 @@ from sipp.results import (
 
 PruneResult = Pruned | PrunedTo
 Networks = PruneResult | Sequence[PruneResult] | Mapping[str, PruneResult]
+NOT_OF_PRUNE = {  # what to do instead with a network that is no result of `prune`
+    Gradual: "give sipp.assess(dense, net, data)",
+    Shrunk: "print(small) shows what it saves; sipp.evaluate and sipp.certify compare it with the network before",
+}
 
 
 def page(
     pruned: Networks,
-    certificate: AnyCertificate | Sequence[AnyCertificate] | None = None,
-    *,
+    *certificates: AnyCertificate | None,
     path: str | PathLike[str] = "page.html",
     force: bool = False,
 ) -> Path:
@@ -52,8 +56,13 @@ def page(
     if target.exists() and not check.flag("force", force):
         raise OptionError(f"{target} exists", fix="give another name, or force=True to replace it")
     networks = _by_name(pruned)
-    held = (certificate_of(network, None) for network in networks.values())
-    claims = list(dict.fromkeys((*_check_claims(certificate), *(claim for claim in held if claim is not None))))
+    given = [
+        check.kind("certificate", claim, AnyCertificate, "pass what sipp.certify returned, several one after the other")
+        for claim in certificates
+        if claim is not None
+    ]
+    held = [certificate_of(network, None) for network in networks.values()]
+    claims = [claim for claim in dict.fromkeys((*given, *held)) if claim is not None]
     results = [_as_result(name, record_of(network), claims) for name, network in networks.items()]
     known = {model.record.pruned_hash for model in results}
     if any(claim.pruned_hash not in known for claim in claims):
@@ -66,27 +75,18 @@ def page(
 
 def _by_name(pruned: Networks) -> dict[str, PruneResult]:
     """The networks by name: as given, or the class name, numbered if there are several."""
-    if isinstance(pruned, Pruned | PrunedTo):
-        return {type(pruned.model).__name__: pruned}
-    if not isinstance(pruned, (list, tuple, Mapping)) or not pruned:
-        raise OptionError(f"a {type(pruned).__name__} is not a pruned network, or holds none", fix=_how_to_give(pruned))
-    by_name = pruned if isinstance(pruned, Mapping) else dict(enumerate(pruned, start=1))
-    for name, network in by_name.items():
-        if not isinstance(network, Pruned | PrunedTo):
-            raise OptionError(f"{name!r:.40} is a {type(network).__name__}", fix=_how_to_give(network))
+    several = pruned if isinstance(pruned, (list, tuple)) else [pruned]
+    by_name = pruned if isinstance(pruned, Mapping) else dict(enumerate(several, start=1))
+    if not by_name:
+        raise OptionError("there is no network to show", fix="give a result of sipp.prune")
+    for network in by_name.values():
+        if not isinstance(network, PruneResult):
+            fix = NOT_OF_PRUNE.get(type(network), "give a result of sipp.prune")
+            raise OptionError(f"a {type(network).__name__} is not a result of sipp.prune", fix=fix)
     if isinstance(pruned, Mapping):
-        return {str(name): network for name, network in pruned.items()}
-    return {f"{type(network.model).__name__} {number}": network for number, network in by_name.items()}
-
-
-def _how_to_give(other: object) -> str:
-    """What to give in place of something that is no result of `prune`."""
-    return f"give {'sipp.assess(dense, net, data)' if isinstance(other, Gradual) else 'a result of sipp.prune'}"
-
-
-def _check_claims(certificate: AnyCertificate | Sequence[AnyCertificate] | None) -> list[AnyCertificate]:
-    claims = certificate if isinstance(certificate, (list, tuple)) else [] if certificate is None else [certificate]
-    return [check.kind("certificate", claim, AnyCertificate, "pass what sipp.certify returned") for claim in claims]
+        return {str(name): network for name, network in by_name.items()}
+    kinds = {number: type(network.model).__name__ for number, network in by_name.items()}
+    return {kinds[n] if len(by_name) == 1 else f"{kinds[n]} {n}": network for n, network in by_name.items()}
 
 
 def _as_result(name: str, pruned: Pruned, claims: list[AnyCertificate]) -> PrunedModel:

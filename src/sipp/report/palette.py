@@ -74,40 +74,23 @@ PARTS: dict[str, tuple[str, str]] = {
     "total": ("#4a5361", "#c3cad4"),
 }
 
-ARM_DASH = (2, 2)  # for an arm that names its reduction; solid if its method is dashed
 SEPARATOR = " "  # between a method and its form, in the label of an arm
 REPAIRED = "repaired"  # suffix of an arm; drawn hollow
 
 
-def style_of(method: str, methods: tuple[str, ...]) -> Style:
-    """The style of a method; methods without a row in `STYLES` get free styles in the order of `methods`.
+def style_of(arm: str, arms: tuple[str, ...]) -> Style:
+    """The style of an arm; those without a row in `STYLES` get free styles in the order of `arms`.
 
-    An arm with a reduction ("sipp-det mean") looks like its method, with another dash if both appear. A repaired one
-    ("sipp-det repaired") has its method's colour and marker, hollow, and dots in the gaps of its line.
+    A repaired one ("sipp-det repaired") has its method's colour and marker, hollow, and dots in the gaps of its line.
     """
-    if method in STYLES:
-        return STYLES[method]
-    if method.endswith(SEPARATOR + REPAIRED):
-        style = style_of(method.removesuffix(SEPARATOR + REPAIRED), methods)
+    plain = arm.removesuffix(SEPARATOR + REPAIRED)
+    if plain != arm:
+        style = style_of(plain, arms)
         # a solid line becomes long dashes with dots between them
         dash = (*style.dash, 1, style.dash[-1]) if style.dash else (12, 3, 1, 3)
         return replace(style, dash=dash, hollow=True)
-    name = method.partition(SEPARATOR)[0]
-    if not _is_free(method):
-        beside = [
-            other
-            for other in methods
-            if other.partition(SEPARATOR)[0] == name and other.partition(SEPARATOR)[2] != REPAIRED
-        ]
-        style = STYLES[name]
-        is_first = name not in beside and beside[:1] == [method]
-        return style if is_first or len(beside) < 2 else replace(style, dash=() if style.dash else ARM_DASH)
-    bare = (other.removesuffix(SEPARATOR + REPAIRED) for other in methods)
-    others = [other for other in dict.fromkeys((*bare, method)) if _is_free(other)]
-    return FREE_STYLES[others.index(method) % len(FREE_STYLES)]
-
-
-def _is_free(method: str) -> bool:
-    """Whether it has no row in `STYLES`, neither itself nor its method."""
-    name, _, reduce = method.partition(SEPARATOR)
-    return method not in STYLES and not (name in STYLES and reduce)
+    if arm in STYLES:
+        return STYLES[arm]
+    bare = (other.removesuffix(SEPARATOR + REPAIRED) for other in (*arms, arm))
+    others = [other for other in dict.fromkeys(bare) if other not in STYLES]
+    return FREE_STYLES[others.index(arm) % len(FREE_STYLES)]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sipp.results.bench import (
         Bench as Bench,
         BenchRun as BenchRun,
-        BenchStep as BenchStep,
         Speed as Speed,
     )
     from sipp.results.binomial import (

@@ -103,13 +103,10 @@ class Assumption:
 
     @property
     def sheet(self) -> Sheet:
-        columns = ("weight", "fan-in", "weights", "holding", "share", "pairs", "ES failures", "failing")
-        rows = tuple(
-            (
-                layer.name, layer.fan_in, layer.n_weights, layer.n_holding, layer.share_holding,
-                layer.n_pairs, layer.es_failures, layer.es_failure_share,
-            )
-            for layer in (*self.layers, self.total)
-        )  # fmt: skip
-        table = Table(columns, rows, bars=("share",), forms={"share": PERCENT, "failing": "{:.2g}".format})
+        columns = {
+            "weight": "name", "fan-in": "fan_in", "weights": "n_weights", "holding": "n_holding",
+            "share": "share_holding", "pairs": "n_pairs", "ES failures": "es_failures", "failing": "es_failure_share",
+        }  # fmt: skip
+        forms = {"share": PERCENT, "failing": "{:.2g}".format}
+        table = Table.of((*self.layers, self.total), columns, bars=("share",), forms=forms)
         return Sheet(self.verdict, tables=(table,), note=self.es_verdict)

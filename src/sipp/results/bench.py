@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sipp.results import words
-from sipp.results.sheet import PERCENT, Sheet, Table, shown
+from sipp.results.sheet import Sheet, Table, shown
 
 TAIL = 0.1  # share of pairs left out on either side of the spread
 LEAST_GAIN = 1.05  # a smaller speed-up counts as equal
 TICK = 1e-9  # seconds: no call takes less
 MILLISECONDS = "{:.3f}".format
+RUN_WORDS = (
+    "torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs; "
+    "speed: the median over pairs of calls that take turns, and the range of the middle 80 %"
+)
 STEADY = 1.2  # a spread with a smaller ratio of its ends counts as one speed
 
 
@@ -71,27 +75,9 @@ class BenchRun:
     faster: Speed  # than dense, over pairs of calls
     off_by: float  # of the outputs, relative to the largest
 
-
-@dataclass(frozen=True)
-class BenchStep:
-    """One step of the network with its weights, on one thread."""
-
-    name: str
-    kernel: str  # ours, or who runs it
-    keep: float | None = None
-    n_bytes: int = 0
-    n_dense_bytes: int = 0
-    dense_ms: float | None = None
-    sparse_ms: float | None = None
-
-    ALSO_IN_JSON = ("ratio",)
-
     @property
-    def ratio(self) -> float | None:
-        """How many times faster; None if torch runs it, or if it was not timed."""
-        if not self.dense_ms or not self.sparse_ms:
-            return None
-        return self.dense_ms / self.sparse_ms
+    def speed(self) -> str:
+        return self.faster.words
 
 
 @dataclass(frozen=True)
@@ -109,8 +95,6 @@ class Bench:
     memory_bytes: int  # of weights, while it runs
     memory_dense_bytes: int
     runs: tuple[BenchRun, ...]  # the fewest points first
-    steps: tuple[BenchStep, ...]  # of the last run
-    step_inputs: int  # points per call in that run
 
     ALSO_IN_JSON = ("sentence",)
 
@@ -125,60 +109,24 @@ class Bench:
         )
 
     @property
-    def size_headline(self) -> str:
-        """How many times smaller the file is than the dense values, or larger."""
-        return words.size_headline(self.file_bytes, self.dense_bytes)
-
-    @property
-    def why_larger(self) -> str:
-        """The reason why the file grew; empty if it did not."""
-        return words.why_larger(self.file_bytes, self.dense_bytes)
-
-    @property
     def sheet(self) -> Sheet:
-        entropy = f"values and the entropy of their positions: {words.of_bytes(round(self.bound_bytes))}"
-        facts = [
+        entropy = words.of_bytes(round(self.bound_bytes))
+        file, memory = (
+            f"{words.of_bytes(now)}, before pruning {words.of_bytes(before)}"
+            for now, before in (
+                (self.file_bytes, self.dense_bytes), (self.memory_bytes, self.memory_dense_bytes),
+            )
+        )  # fmt: skip
+        facts = (
             ("network", f"{self.network} on {self.machine}, {words.counted(self.n_threads, 'thread')}"),
-            (
-                "file",
-                f"{words.of_bytes(self.file_bytes)}, before pruning {words.of_bytes(self.dense_bytes)} ({entropy})",
-            ),
-            (
-                "in memory",
-                f"{words.of_bytes(self.memory_bytes)} of weights, "
-                f"before pruning {words.of_bytes(self.memory_dense_bytes)}",
-            ),
-        ]
-        return Sheet(self.sentence, tuple(facts), (_steps_table(self), _calls_table(self)))
-
-
-def _steps_table(bench: Bench) -> Table:
-    columns = ("step", "kernel", "kept", "bytes dense", "bytes sparse", "ms torch", "ms sparse", "faster")
-    rows = tuple(
-        (
-            step.name, step.kernel, step.keep, step.n_dense_bytes, step.n_bytes,
-            step.dense_ms, step.sparse_ms, step.ratio,
+            ("file", f"{file} (values and the entropy of their positions: {entropy})"),
+            ("in memory", f"weights of {memory}"),
         )
-        for step in bench.steps
-    )  # fmt: skip
-    text = f"steps with weights, {words.counted(bench.step_inputs, 'input')}, one thread"
-    forms = {"kept": PERCENT, "ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "faster": "{:.2g} x".format}
-    return Table(columns, rows, texts=("kernel",), bars=("ms torch", "ms sparse"), words=text, forms=forms)
-
-
-def _calls_table(bench: Bench) -> Table:
-    columns = ("inputs", "ms torch", "ms sparse", "inputs/s torch", "inputs/s sparse", "off by", "speed")
-    rows = tuple(
-        (
-            run.n_inputs, run.dense_ms, run.sparse_ms,
-            round(1e3 * run.n_inputs / run.dense_ms), round(1e3 * run.n_inputs / run.sparse_ms),
-            run.off_by, run.faster.words,
-        )
-        for run in bench.runs
-    )  # fmt: skip
-    words = (
-        "torch: PyTorch running the same pruned network, zeros included; off by: relative difference of the outputs; "
-        "speed: the median over pairs of calls that take turns, and the range of the middle 80 %"
-    )
-    forms = {"ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "off by": "{:.0e}".format}
-    return Table(columns, rows, texts=("speed",), words=words, forms=forms)
+        columns = {
+            "inputs": "n_inputs", "ms torch": "dense_ms", "ms sparse": "sparse_ms", "off by": "off_by",
+            "speed": "speed",
+        }  # fmt: skip
+        forms = {"ms torch": MILLISECONDS, "ms sparse": MILLISECONDS, "off by": "{:.0e}".format}
+        bars = ("ms torch", "ms sparse")
+        table = Table.of(self.runs, columns, texts=("speed",), bars=bars, words=RUN_WORDS, forms=forms)
+        return Sheet(self.sentence, facts, (table,), "print(sipp.sparse(pruned, example)) shows every step")

@@ -71,10 +71,6 @@ class BlendChoice:
     @property
     def sheet(self) -> Sheet:
         tried = sorted(self.tried, key=lambda trial: trial.error)
-        rows = tuple((trial.name, trial.error) for trial in tried)
-        note = (
-            ""
-            if len(rows) > 1
-            else "no other was tried: outputs of an untrained network say nothing of the trained one"
-        )
-        return Sheet(self.sentence, note=note, tables=(Table(("score", "output error"), rows, bars=("output error",)),))
+        table = Table.of(tried, {"score": "name", "output error": "error"}, bars=("output error",))
+        alone = "no other was tried: outputs of an untrained network say nothing of the trained one"
+        return Sheet(self.sentence, tables=(table,), note="" if len(tried) > 1 else alone)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sipp.results import words
 from sipp.results.binomial import drop_limit, holdout_needed, k_allowed, share_limit
-from sipp.results.sheet import PERCENT, Sheet, Table, shown
+from sipp.results.sheet import Sheet, shown
 
 Measure = Literal["output", "kl", "next-token"]
 
@@ -109,13 +109,7 @@ class Certificate:
 
     @property
     def sheet(self) -> Sheet:
-        allowed = "none can be" if self.k_allowed is None else f"{self.k_allowed:,}"
-        facts = [
-            ("epsilon", self.limit_words),
-            ("left out", f"{words.percent(self.share)} of inputs"),
-            ("allowed", f"{allowed} further off"),
-        ]
-        return _sheet(self, facts, [("further off", self.violations)])
+        return _sheet(self)
 
 
 @dataclass(frozen=True)
@@ -207,19 +201,14 @@ class AccuracyCertificate:
 
     @property
     def headline(self) -> str:
-        limit = words.points_up(self.drop_upper) if self.drop_upper >= 0 else "0, it rises"
-        return f"accuracy drop <= {limit} ({self.mode})"
+        return f"accuracy: {self.claim_in_brief} ({self.mode})"
 
     @property
     def sheet(self) -> Sheet:
-        what = "another next token, mean over positions" if self.measure == "next-token" else "another class"
-        counts = [("right before, wrong after", self.n_lost), ("wrong before, right after", self.n_gained)]
-        counts = [*(counts if self.mode == "labels" else []), (what, self.n_differ)]
-        facts = [("limit", f"pruning {self.change}")]
-        if self.accuracies is not None:
-            dense, pruned = self.accuracies
-            facts.append(("accuracy", f"{pruned:.2%} pruned, {dense:.2%} dense, on these inputs"))
-        return _sheet(self, facts, counts)
+        if self.accuracies is None:
+            return _sheet(self)
+        dense, pruned = self.accuracies
+        return _sheet(self, ("accuracy", f"{pruned:.2%} pruned, {dense:.2%} dense, on these inputs"))
 
 
 def output_claim(limit: str, share: float, confidence: float, measure: Measure) -> str:
@@ -295,25 +284,15 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
     return text
 
 
-def _sheet(
-    cert: Certificate | AccuracyCertificate, facts: list[tuple[str, str]], counts: list[tuple[str, int]]
-) -> Sheet:
-    """The claim in words, how many inputs speak for and against it, and what it is about."""
-    n_given = cert.n + cert.n_duplicates
-    rows = tuple((text, count, count / n_given) for text, count in (*counts, ("all", n_given)))
-    compared = "all of it" if cert.output is None else f"part {cert.output!r}"
-    facts = [
-        ("claim", cert.sentence),
-        *facts,
-        ("confidence", words.percent(cert.confidence)),
-        ("inputs", f"{cert.n:,}" + (f" and {cert.n_duplicates:,} copies" if cert.n_duplicates else "")),
-        ("output", f"{compared}, {cert.dtype}"),
-        ("hash of inputs", cert.data_hash[:12]),
-        ("of dense", cert.dense_hash[:12]),
-        ("of pruned", cert.pruned_hash[:12]),
-    ]
-    table = Table(("inputs", "number", "share"), rows, bars=("share",), forms={"share": PERCENT})
-    return Sheet(cert.headline, tuple(facts), (table,))
+def _sheet(cert: Certificate | AccuracyCertificate, *facts: tuple[str, str]) -> Sheet:
+    """The claim in words, and what it is about."""
+    output = "all of it" if cert.output is None else f"part {cert.output!r}"
+    hashed = {"inputs": cert.data_hash, "dense": cert.dense_hash, "pruned": cert.pruned_hash}
+    hashes = ", ".join(f"{what} {found[:12]}" for what, found in hashed.items())
+    return Sheet(
+        cert.headline,
+        (("claim", cert.sentence), *facts, ("output", f"{output}, {cert.dtype}"), ("SHA-256", hashes)),
+    )
 
 
 AnyCertificate = Certificate | AccuracyCertificate

@@ -46,7 +46,7 @@ class Evaluation:
 
 
 def _facts(measured: Evaluation) -> list[tuple[str, str]]:
-    facts = [("inputs", f"{measured.n_inputs:,}")]
+    facts = [("inputs", measured.inputs or f"{measured.n_inputs:,}")]
     if measured.accuracies is not None and measured.losses is not None:
         dense, pruned = measured.accuracies
         change = f"{100 * (pruned - dense):+.2f} percentage points"
@@ -100,7 +100,8 @@ class TextScores:
     def sheet(self) -> Sheet:
         beside = "" if self.dense_perplexity is None else f", dense {self.dense_perplexity:.2f}"
         windows = f"{self.n_windows:,} windows of {self.window:,} tokens that do not overlap"
-        facts = [("over", f"{windows}, {self.n_tokens:,} tokens predicted")]
+        facts = [("inputs", self.inputs)] if self.inputs else []
+        facts.append(("over", f"{windows}, {self.n_tokens:,} tokens predicted"))
         if self.kl is not None and self.same_token is not None:
             facts.append(("KL", f"{self.kl:.4g} nats per token from the dense network"))
             facts.append(("same next token", f"{self.same_token:.2%} of positions"))

@@ -16,7 +16,6 @@ Result = TypeVar("Result")
 REMOVED = ("sparsity", "amount", "ratio", "pruning_ratio", "prune_ratio")  # shares to remove; `keep` is their opposite
 KEPT = ("density", "keep_ratio")
 SHARES = (*REMOVED, *KEPT)
-TOLERANCES = ("epsilon", "max_accuracy_drop")
 METHODS = {
     **dict.fromkeys(("l1", "global_magnitude", "threshold"), "magnitude"),
     **dict.fromkeys(("sipp", "default", "auto"), "sipp-blend"),
@@ -24,22 +23,35 @@ METHODS = {
     "sensitivity": "sipp-det",
 }
 
-ELSEWHERE = {  # options of torch.nn.utils.prune, Torch-Pruning, NNI and the like
-    **dict.fromkeys(
+# Options of torch.nn.utils.prune, Torch-Pruning, NNI and the like; the option here, which a function has or has not;
+# and what to write
+ELSEWHERE = (
+    (
+        (*SHARES, "keep"),
+        "multiply_adds",
+        "give multiply_adds= or weights=, the share of them to keep: multiply_adds=0.5",
+    ),
+    (
         ("structured", "structure"),
+        "include",
         "single weights are pruned; sipp.shrink(model, data, multiply_adds=0.5) removes whole channels, and "
         "pattern='2:4' keeps 2 of every 4",
     ),
-    **dict.fromkeys(
+    (("structured", "structure"), "multiply_adds", "whole channels always go here: leave it out"),
+    (
         ("ignored_layers", "ignore", "excluded_layers", "skip"),
+        "exclude",
         "write exclude=, with names, globs or types of layers: exclude=['head', torch.nn.Conv1d]",
     ),
-    **dict.fromkeys(("layers", "parameters", "target_layers"), "write include=, with names, globs or types of layers"),
-    **dict.fromkeys(("importance", "criterion", "pruning_method", "score"), "write method=, a name or a function"),
-    **dict.fromkeys(("example_inputs", "dataloader", "inputs"), "give the inputs as the second argument, data"),
-    **dict.fromkeys(("global_pruning", "is_global"), "layers always share one budget; include= chooses them"),
-}
-OF_SHRINK = {"round_to": "multiple_of"}
+    (("layers", "parameters", "target_layers"), "include", "write include=, with names, globs or types of layers"),
+    (("importance", "criterion", "pruning_method", "score"), "method", "write method=, a name or a function"),
+    (("example_inputs", "dataloader", "inputs"), "data", "give the inputs as the second argument, data"),
+    (("global_pruning", "is_global"), "include", "layers always share one budget; include= chooses them"),
+    (("global_pruning", "is_global"), "uniform", "uniform=True takes the same share of every layer"),
+    (("round_to",), "multiple_of", "write multiple_of="),
+    (("epsilon",), "method", "sipp.prune_to(model, data, holdout, epsilon=...) prunes as far as a tolerance allows"),
+    (("max_accuracy_drop",), "method", "sipp.prune_to(model, data, holdout, max_accuracy_drop=...) does that"),
+)
 OF_ONE_LAYER = {"l1_unstructured": "magnitude", "random_unstructured": "random"}  # of torch.nn.utils.prune
 
 
@@ -86,12 +98,4 @@ def _how_to_write(name: str, value: Any, known: Any) -> str:
             return f"give {keep}=, {what}"
         share = f"{float(value) if name in KEPT else 1 - float(value):.6g}"
         return f"{name}={value!r:.60} is {keep}={share if keep == 'keep' else f'({share},)'}"
-    if "multiply_adds" in known and name in (*SHARES, "keep"):
-        return "give multiply_adds= or weights=, the share of them to keep: multiply_adds=0.5"
-    if name in OF_SHRINK and OF_SHRINK[name] in known:
-        return f"write {OF_SHRINK[name]}="
-    if name in ELSEWHERE and ("include" in known or "exclude=" in ELSEWHERE[name]):
-        return ELSEWHERE[name]
-    if name in TOLERANCES and "method" in known:
-        return f"sipp.prune_to(model, data, holdout, {name}=...) prunes as far as a tolerance allows"
-    return ""
+    return next((write for names, option, write in ELSEWHERE if name in names and option in known), "")

@@ -277,11 +277,11 @@ class Pruned:
         columns = ("weight", "rows", "fan-in", "kept", "keep", *ways, "dead rows")
         columns += BOUND_COLUMNS if has_bounds else ()
         rows: list[tuple[Entry, ...]] = []
-        for label, layer in zip(words.short_names([layer.name for layer in self.layers]), self.layers):
+        for layer in self.layers:
             bounds = (layer.eps, layer.eps_measured, layer.sign_complexity, layer.bound_measured) if has_bounds else ()
             counts = (layer.n_rows, layer.fan_in, layer.kept, layer.keep)
             taken = (layer.strategies.get(way, 0) for way in ways)
-            rows.append((label, *counts, *taken, layer.dead_rows or None, *bounds))
+            rows.append((layer.name, *counts, *taken, layer.dead_rows or None, *bounds))
         if is_short and len(rows) > 2 * END_LAYERS:
             between = (f"... {len(rows) - 2 * END_LAYERS} more", *[None] * (len(columns) - 1))
             rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]

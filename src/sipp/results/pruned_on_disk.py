@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sipp.results.sheet import Sheet, Table, shown, without_empty
+from sipp.results.sheet import PERCENT, Sheet, Table, shown, without_empty
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class BlockWeight:
     n_kept: int
     error_before: float | None  # with the method's mask, on held-back sequences; None: no repair
     error: float | None  # after the repair, on the same sequences
+
+    @property
+    def keep(self) -> float:
+        return self.n_kept / self.n_weights
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,8 @@ class PrunedOnDisk:
 
     @property
     def sheet(self) -> Sheet:
-        columns = ("weight", "weights", "kept", "error before", "error")
-        rows = tuple(
-            (weight.name, weight.n_weights, weight.n_kept / weight.n_weights, weight.error_before, weight.error)
-            for weight in self.weights
-        )
-        table = Table(columns, rows, bars=("kept",), forms={"kept": "{:.1%}".format})
+        columns = {
+            "weight": "name", "weights": "n_weights", "keep": "keep", "error before": "error_before", "error": "error",
+        }  # fmt: skip
+        table = Table.of(self.weights, columns, bars=("keep",), forms={"keep": PERCENT})
         return Sheet(self.sentence, tables=(without_empty(table),))

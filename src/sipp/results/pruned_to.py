@@ -34,6 +34,10 @@ class Level:
     limit: float  # the proved limit of their share, or of the accuracy drop
     passed: bool
 
+    @property
+    def outcome(self) -> str:
+        return "passed" if self.passed else "failed"
+
 
 @dataclass(frozen=True)
 @shown
@@ -43,9 +47,7 @@ class PrunedTo:
     model: nn.Module = field(metadata=NOT_JSON)  # the sparsest network that passed, or the dense one
     pruned: Pruned | None  # None: no level passed
     certificate: AnyCertificate | None
-    path: tuple[Level, ...]
-    levels: tuple[float, ...]  # the whole grid, fixed in advance
-    start: int  # index of the first tested level, chosen on the calibration data
+    path: tuple[Level, ...]  # of a grid fixed in advance; the first was chosen on the calibration data
     verdict: str
 
     ALSO_IN_JSON = ("keep",)
@@ -59,14 +61,12 @@ class PrunedTo:
         title, note = self.verdict, "" if self.certificate is None else self.certificate.sentence
         if self.certificate is not None and certificate_of(self, None) is None:
             title, note = CHANGED_SINCE, ""
-        rows = tuple(
-            (level.keep, level.budget, level.count, level.limit, "passed" if level.passed else "failed")
-            for level in self.path
-        )
-        columns = ("keep", "weights", "bad inputs", "proved limit", "test")
+        columns = {
+            "keep": "keep", "weights": "budget", "bad inputs": "count", "proved limit": "limit", "test": "outcome",
+        }  # fmt: skip
         forms = {"keep": PERCENT, "proved limit": words.percent_up}
-        table = Table(columns, rows, bars=("keep", "proved limit"), words=PATH_WORDS, forms=forms)
-        return Sheet(title, tables=(table,) if rows else (), note=note)
+        table = Table.of(self.path, columns, bars=("keep", "proved limit"), words=PATH_WORDS, forms=forms)
+        return Sheet(title, tables=(table,) if self.path else (), note=note)
 
 
 NetworkLike = nn.Module | Pruned | PrunedTo | Shrunk | Gradual  # a network, or a result that holds one

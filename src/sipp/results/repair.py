@@ -62,16 +62,15 @@ class Repair:
 
     @property
     def sheet(self) -> Sheet:
-        columns = ("weight", "error before", "after", "ridge", "moved", "intercept")
-        rows = tuple(
-            (layer.name, layer.error_before, layer.error_after, layer.ridge, layer.n_moved, layer.intercept)
-            for layer in self.layers
-        )
+        columns = {
+            "weight": "name", "error before": "error_before", "after": "error_after", "ridge": "ridge",
+            "moved": "n_moved", "intercept": "intercept",
+        }  # fmt: skip
         text = (
             "error: of the layer's output, relative to its norm, on the validation inputs that chose the fit; "
             "moved: kept weights that were not in the first mask"
         )
-        table = Table(columns, rows, texts=("intercept",), bars=("error before", "after"), words=text)
+        table = Table.of(self.layers, columns, texts=("intercept",), bars=("error before", "after"), words=text)
         alone = [f"{layer.name} ({layer.left_alone})" for layer in self.layers if layer.left_alone]
         return Sheet(self.sentence, (("left alone", words.listed(alone)),) if alone else (), (table,))
 

@@ -15,7 +15,7 @@ from sipp.results import words
 from sipp.results.jsonio import NOT_JSON
 from sipp.results.options import Precision
 from sipp.results.saved_network import SavedNetwork
-from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown, without_empty
+from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown
 
 WIDE_AS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8"}  # the dtype of rounded values
 ROUNDED_NOTE = "about the network before its values were rounded, not about the stored one"
@@ -148,10 +148,6 @@ COLUMN_WORDS = (
     "positions: how the positions of kept values are stored; values: their format; bytes by entropy: the values, and "
     "the least that their positions need on average; bytes dense: all values, zeros included"
 )
-CHANGE_WORDS = (
-    "; largest change: of a single weight by rounding, as a share of it; norm change: of the whole tensor, as a share "
-    "of its norm"
-)
 
 
 def _table(contents: SavedFile) -> Table:
@@ -160,34 +156,23 @@ def _table(contents: SavedFile) -> Table:
 
     def add(name: str, group: Sequence[StoredTensor], positions: str, values: str) -> None:
         kept, n_weights = sum(tensor.kept for tensor in group), sum(tensor.n_weights for tensor in group)
-        largest = max((tensor.largest_change for tensor in group), default=0.0)
-        norm = max((tensor.norm_change for tensor in group), default=0.0)
-        rows.append(
-            (
-                name, n_weights, kept / max(n_weights, 1), positions, values, largest or None, norm or None,
-                sum(tensor.n_bytes for tensor in group),
-                round(sum(tensor.bound_bytes for tensor in group)),
-                sum(tensor.dense_bytes for tensor in group),
-            )
-        )  # fmt: skip
+        n_bytes, bound = sum(tensor.n_bytes for tensor in group), round(sum(tensor.bound_bytes for tensor in group))
+        dense = sum(tensor.dense_bytes for tensor in group)
+        rows.append((name, n_weights, kept / max(n_weights, 1), positions, values, n_bytes, bound, dense))
 
     def is_whole(tensor: StoredTensor) -> bool:
         return (tensor.mask, tensor.positions, tensor.values, len(tensor.names)) == (None, "all", "exact", 1)
 
-    alone = [tensor for tensor in contents.tensors if not is_whole(tensor)]
-    for name, tensor in zip(words.short_names([" = ".join(tensor.names) for tensor in alone]), alone):
-        values = tensor.dtype if tensor.values == "exact" else tensor.values
-        add(name, [tensor], tensor.positions, values)
+    for tensor in contents.tensors:
+        if not is_whole(tensor):
+            values = tensor.dtype if tensor.values == "exact" else tensor.values
+            add(" = ".join(tensor.names), [tensor], tensor.positions, values)
     if whole := [tensor for tensor in contents.tensors if is_whole(tensor)]:
         add(f"{len(whole)} whole tensors", whole, "all", "exact")
     add("all tensors", contents.tensors, "", contents.precision)
-    columns = (
-        "tensor", "weights", "kept", "positions", "values", "largest change", "norm change",
-        "bytes", "bytes by entropy", "bytes dense",
-    )  # fmt: skip
-    text = COLUMN_WORDS + (CHANGE_WORDS if contents.rounding_words else "")
-    table = Table(columns, tuple(rows), bars=("bytes", "bytes dense"), words=text, forms={"kept": PERCENT})
-    return without_empty(table)
+    columns = ("tensor", "weights", "kept", "positions", "values", "bytes", "bytes by entropy", "bytes dense")
+    bars = ("bytes", "bytes dense")
+    return Table(columns, tuple(rows), bars=bars, words=COLUMN_WORDS, forms={"kept": PERCENT})
 
 
 def _headline(contents: SavedFile) -> str:

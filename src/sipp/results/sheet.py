@@ -15,7 +15,7 @@ from io import StringIO
 from typing import Any, TypeVar
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape as without_markup
 from rich.measure import Measurement
 from rich.table import Table as RichTable
@@ -44,6 +44,12 @@ class Table:
     bars: tuple[str, ...] = ()  # columns of shares, or of sizes on one scale: a notebook draws a bar beside each
     words: str = ""  # what the columns mean
     forms: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)  # how a column's numbers are written
+
+    @classmethod
+    def of(cls, records: Iterable[Any], columns: Mapping[str, str], **drawn: Any) -> Table:
+        """A row for each record; `columns` names the attribute below each heading."""
+        rows = tuple(tuple(getattr(record, attribute) for attribute in columns.values()) for record in records)
+        return cls(tuple(columns), rows, **drawn)
 
     def column(self, name: str) -> list[Entry]:
         """The entries of a column."""
@@ -119,19 +125,21 @@ def without_empty(table: Table) -> Table:
 
 
 def table_text(table: Table) -> str:
-    """The table as plain text, also in a notebook, where rich would show it at once; numbers are never cut."""
+    """The table as plain text, also in a notebook, where rich would show it at once.
+
+    Texts are folded where the table would be too wide, names and numbers never.
+    """
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, name in enumerate(table.columns):
         is_text = i == 0 or name in table.texts
-        heading, folds = name.replace(" ", "\n"), is_text and bool(table.texts)
-        drawn.add_column(heading, justify="left" if is_text else "right", no_wrap=not folds, overflow="fold")
+        side: JustifyMethod = "left" if is_text else "right"
+        drawn.add_column(name.replace(" ", "\n"), justify=side, no_wrap=not is_text, overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(without_markup, table.written(row)))
     buffer = StringIO()
     console = Console(file=buffer, width=words.WIDTH, force_terminal=False, force_jupyter=False)
-    if all(column.no_wrap for column in drawn.columns):  # as wide as it needs to be: rich would cut off the ends
-        wide = console.options.update(max_width=UNLIMITED)
-        console.width = max(words.WIDTH, Measurement.get(console, wide, drawn).maximum)
+    wide = console.options.update(max_width=UNLIMITED)
+    console.width = max(words.WIDTH, Measurement.get(console, wide, drawn).minimum)
     console.print(drawn)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines() if line.strip())
 

@@ -27,6 +27,14 @@ class ShrunkLayer:
     multiply_adds_before: int
     multiply_adds: int
 
+    @property
+    def shape_before(self) -> str:
+        return " x ".join(map(str, self.before))
+
+    @property
+    def shape(self) -> str:
+        return " x ".join(map(str, self.after))
+
 
 @dataclass(frozen=True)
 class ChannelsLeft:
@@ -97,19 +105,11 @@ class Shrunk:
 
     @property
     def sheet(self) -> Sheet:
-        names = words.short_names([layer.name for layer in self.layers])
-        rows = tuple(
-            (
-                name,
-                " x ".join(map(str, layer.before)),
-                " x ".join(map(str, layer.after)),
-                layer.multiply_adds_before,
-                layer.multiply_adds,
-            )
-            for name, layer in zip(names, self.layers)
-        )
-        columns = ("weight", "before", "after", "multiply-adds before", "multiply-adds after")
-        table = Table(columns, rows, bars=("multiply-adds before", "multiply-adds after"))
+        columns = {
+            "weight": "name", "before": "shape_before", "after": "shape",
+            "multiply-adds before": "multiply_adds_before", "multiply-adds after": "multiply_adds",
+        }  # fmt: skip
+        table = Table.of(self.layers, columns, bars=("multiply-adds before", "multiply-adds after"))
         title = "without its dead channels" if self.chosen is None else "with fewer channels"
         return Sheet(f"{type(self.model).__name__} {title}", tuple(_facts(self)), (table,))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -14,44 +13,8 @@ SENTENCE_DIGITS = 3  # of measured numbers, rounded up, so that a sentence never
 PLAIN_RANGE = (Decimal("1e-6"), Decimal("1e9"))  # printed without an exponent
 N_LISTED = 5  # names in an error
 LABEL = 17  # columns before the text of a statement
-NAME_LENGTH = 28  # of a weight in a table: a longer name is shortened
 WHY_LARGER = "in a network this small, names and records take more room than zeros save"
 LARGE_ERROR = 0.5  # of its norm: an output that moved further is warned about
-
-
-def short_names(names: Sequence[str], length: int = NAME_LENGTH) -> list[str]:
-    """Shortens long names for a table; distinct names stay distinct.
-
-    By an ellipsis in the middle; if that makes some equal, by initials with their numbers (h.3.attn.c_proj.weight), for
-    parts from the left; if that does too, not at all.
-    """
-    for way in (_cut, _initials):
-        texts = [way(name, length) for name in names]
-        if len(set(texts)) == len(set(names)):
-            return texts
-    return list(names)
-
-
-def _cut(name: str, length: int) -> str:
-    """A long name with '...' in its middle."""
-    if len(name) <= length:
-        return name
-    half = (length - 3) // 2
-    return f"{name[: length - 3 - half]}...{name[len(name) - half :]}"
-
-
-def _initials(name: str, length: int) -> str:
-    """Shortens parts from the left to their first letter and number, as many as needed, but not the last.
-
-    Parts before a block number are always shortened, so that the names of all blocks begin alike.
-    """
-    parts = name.split(".")
-    n_head = next((i for i, part in enumerate(parts) if re.fullmatch("[0-9]+", part)), 0)
-    for i in range(len(parts) - 1):
-        if i >= n_head and len(".".join(parts)) <= length:
-            break
-        parts[i] = re.sub(r"^([^0-9]).*?([0-9]*)$", r"\1\2", parts[i], flags=re.DOTALL)
-    return _cut(".".join(parts), length)
 
 
 def labelled_line(label: str, text: str) -> str:
@@ -145,14 +108,10 @@ def size_headline(n_bytes: int, dense_bytes: int) -> str:
     return f"{smaller} x smaller" if dense_bytes > n_bytes else f"{n_bytes / max(dense_bytes, 1):.2f} x larger"
 
 
-def why_larger(n_bytes: int, dense_bytes: int) -> str:
-    """The reason why a file grew, to follow the headline; empty if it did not."""
-    return f": {WHY_LARGER}" if size_headline(n_bytes, dense_bytes).endswith("larger") else ""
-
-
 def size(n_bytes: int, dense_bytes: int) -> str:
     """The headline, with the reason if the file grew."""
-    return size_headline(n_bytes, dense_bytes) + why_larger(n_bytes, dense_bytes)
+    headline = size_headline(n_bytes, dense_bytes)
+    return f"{headline}: {WHY_LARGER}" if headline.endswith("larger") else headline
 
 
 def how_sure(confidence: float) -> str:

@@ -105,9 +105,10 @@ class Sparse:
         memory = f"{self.n_bytes / MB:.2f} MB, dense {self.n_dense_bytes / MB:.2f} MB"
         if compiled.n_buffer_bytes:
             memory += f"; activations {compiled.n_buffer_bytes / MB:.2f} MB"
-        kinds = sorted({step.name.rstrip("_0123456789") for step in compiled.steps if step.by == "torch"})
+        kinds = ", ".join(sorted({step.name.rstrip("_0123456789") for step in compiled.steps if step.by == "torch"}))
+        kinds += "" if compiled.is_dense or not kinds else "; torch runs these as before, sipp the other steps"
         facts = (
-            ("left to torch", (", ".join(kinds) or "nothing") if compiled.steps else "everything"),
+            ("left to torch", (kinds or "nothing") if compiled.steps else "everything"),
             ("network", compiled.how if compiled.is_dense else f"{compiled.how}; {times}: {compiled.speed}"),
             ("weights", memory),
             ("compiled in", f"{self.seconds:.1f} s; {self._device.timed}"),

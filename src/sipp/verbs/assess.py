@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sipp.bounds import check_same_architecture
-from sipp.errors import ModelError, OptionError
+from sipp.errors import OptionError
 from sipp.inputs import AnyData, copy_of, unwrap
-from sipp.pruning import cut_of, rank
+from sipp.pruning import cut_of, hold, rank, release
 from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, SeenInputs, Selector, check, network_of
 from sipp.scoring import task_of
 from sipp.verbs.prune import pruned_of
@@ -32,7 +32,7 @@ def assess(
     """Returns the same record as `prune`, for a network that was pruned or repaired by any means.
 
     `pruned` is the network `dense` with other weights (a different network is a ModelError), a result that holds it, or
-    masks {parameter name: bool tensor}, True = kept, as for torch.nn.utils.prune; weights without a mask are kept.
+    masks {parameter name: bool tensor}, True = kept, as for `hold`; weights without a mask are kept.
     `data` may contain the inputs that the mask was chosen with. The `holdout`, which `bound="sound"` needs, may not.
 
     Example:
@@ -48,7 +48,9 @@ def assess(
         raise OptionError("bound='sound' needs a holdout here: inputs that played no part in the pruning")
     dense = unwrap(dense)
     if isinstance(pruned, Mapping):
-        given = _with_masks(dense, pruned)
+        given = copy_of(dense)
+        hold(given, pruned)
+        release(given)
     else:
         given = unwrap(network_of(pruned))
         check_same_architecture(dense, given)
@@ -59,26 +61,3 @@ def assess(
     ranking = replace(ranking, options=replace(ranking.options, method="given"), seen=unknown)
     network_cut = cut_of(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
     return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)
-
-
-def _with_masks(dense: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the network with the weights outside the masks set to zero."""
-    parameters = dict(dense.named_parameters())
-    for name, mask in masks.items():
-        if name not in parameters:
-            meant = str(name).removesuffix("_mask")  # as torch.nn.utils.prune calls it
-            raise ModelError(
-                f"masks: {name!r} is not a parameter of the network; it has {', '.join(list(parameters)[:4])}, ...",
-                fix=f"call it {meant!r}" if meant in parameters else "",
-            )
-        if not isinstance(mask, Tensor) or mask.shape != parameters[name].shape:
-            actual = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ModelError(f"masks: {name!r} must be a tensor of shape {tuple(parameters[name].shape)}, not {actual}")
-        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-            raise ModelError(f"masks: {name!r} holds values other than 0 and 1", fix="give a bool tensor, True = kept")
-    given = copy_of(dense)
-    with torch.no_grad():
-        for name, mask in masks.items():
-            parameter = given.get_parameter(name)
-            parameter.masked_fill_(mask.to(parameter.device) == 0, 0)  # a product would leave -0.0
-    return given

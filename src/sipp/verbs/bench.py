@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sipp.errors import ModelError
 from sipp.inputs import turn_off_caches
 from sipp.native import pytree
-from sipp.results import Bench, BenchRun, BenchStep, NetworkLike, Speed, hashing, network_of
+from sipp.results import Bench, BenchRun, NetworkLike, Speed, hashing, network_of
 from sipp.runtime import call_of, numeric_difference, plain_copy, sparse
 from sipp.verbs.save import content_of
 
@@ -56,16 +56,6 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
         fast = sparse(model, call[0] if call[0] else call[1])
         runs.append(_time_calls(model, fast, call, n, runs_dense=fast.latest.is_dense))
     contents = content_of(pruned, Path("network"))[1]
-    is_dense = fast.latest.is_dense  # torch runs the whole network, so no step is used
-    steps = [
-        BenchStep(
-            name=step.name, kernel="torch" if is_dense else step.kernel or step.by, keep=step.keep,
-            n_bytes=step.n_bytes, n_dense_bytes=step.n_dense_bytes,
-            dense_ms=None if step.dense_seconds is None else MS * step.dense_seconds,
-            sparse_ms=None if is_dense or step.by != "ours" or step.seconds is None else MS * step.seconds,
-        )
-        for step in fast.steps if step.keep is not None
-    ]  # fmt: skip
     return Bench(
         machine=f"{_processor(model)}, torch {torch.__version__}",
         n_threads=torch.get_num_threads(),
@@ -77,9 +67,7 @@ def bench(pruned: NetworkLike, example: Any) -> Bench:
         memory_bytes=fast.n_bytes,
         memory_dense_bytes=fast.n_dense_bytes,
         runs=tuple(runs),
-        steps=tuple(steps),
-        step_inputs=fast.latest.chunk or n_inputs,
-    )  # fmt: skip
+    )
 
 
 def _time_calls(

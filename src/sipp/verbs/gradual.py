@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -83,7 +84,7 @@ def gradual(
         for held in (model, *averages):
             at_the_end.callback(release, held)
         for step in range(steps):
-            _train(train_step, step)
+            train_step(step)
             if step + 1 not in times:
                 continue
             with lora_merged(model):
@@ -111,20 +112,6 @@ def _n_kept(masks: dict[str, Tensor]) -> int:
     return sum(int(mask.sum()) for mask in masks.values())
 
 
-def _train(train_step: Callable[[int], object], step: int) -> None:
-    """Runs one training step, and explains a wrong signature."""
-    try:
-        train_step(step)
-    except TypeError as error:
-        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        is_step = not raised_here and not isinstance(train_step, nn.Module)  # otherwise the call itself fails
-        if step or is_step:
-            raise
-        raise OptionError(
-            f"train_step(0) ended in a TypeError: {error}", fix="give a function that takes the number of the step"
-        ) from error
-
-
 def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
     """The averages as a list; raises if one is no copy of the model whose masks can be held."""
     if not isinstance(average, nn.Module | list | tuple | None):
@@ -145,10 +132,11 @@ def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module]
 def _check_loop(train_step: object, data: AnyData | None, steps: int, progress: bool) -> None:
     """Raises unless these can be run as a loop that reads the data at every cut."""
     check.flag("progress", progress)
-    if not callable(train_step):
-        raise OptionError(
-            f"train_step is a {type(train_step).__name__}", fix="give a function that takes the number of the step"
-        )
+    try:
+        inspect.signature(train_step).bind(0)  # type: ignore[arg-type]
+    except TypeError as error:
+        fix = "give a function that takes the number of the step"
+        raise OptionError(f"train_step(0) cannot be called: {error}", fix=fix, option="train_step") from error
     check.whole("steps", steps, least=1, most=MOST_STEPS)
     if data is not None and not data_of(data).can_be_read_again:
         raise OptionError(

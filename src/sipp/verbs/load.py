@@ -62,24 +62,20 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
 
 def _check_fits(contents: SavedFile, model: nn.Module) -> None:
     """Raises a ModelError that names the tensors whose name, shape or dtype differs between model and file."""
-    own, path = model.state_dict(), contents.path
-    stored = {name: (tensor.dtype, tensor.shape) for tensor in contents.tensors for name in tensor.names}
-    if missing := [name for name in own if name not in stored]:
-        raise ModelError(
-            f"{path} does not hold {words.listed(missing)}, which the model has; build the saved {contents.model}"
-        )
-    if unknown := [name for name in stored if name not in own]:
-        raise ModelError(
-            f"{path} holds {words.listed(unknown)}, which the model does not have; build the saved {contents.model}"
-        )
-    named_tensors(model)  # lazy, meta and other tensors that cannot take values
-    in_model = {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in own.items()}
-    wrong = [
-        f"{name} is {dtype} {list(shape)} in the file, {in_model[name][0]} {list(in_model[name][1])} in the model"
-        for name, (dtype, shape) in stored.items()
-        if (dtype, shape) != in_model[name]
+    in_model = {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        for names, tensor in named_tensors(model)
+        for name in names
+    }
+    in_file = {name: f"{tensor.dtype} {list(tensor.shape)}" for tensor in contents.tensors for name in tensor.names}
+    differences = [
+        f"{name} is {in_file.get(name, 'absent')} in the file, {in_model.get(name, 'absent')} in the model"
+        for name in in_model | in_file
+        if in_file.get(name) != in_model.get(name)
     ]
-    if wrong:
+    if differences:
         raise ModelError(
-            f"{words.listed(wrong, '; ')}; build the model as it was saved, or load without `into`", where=path
+            words.listed(differences, "; "),
+            where=contents.path,
+            fix=f"build the saved {contents.model}, or load without `into`",
         )

@@ -263,22 +263,12 @@ def pruned_of(
 
 
 def warn_of_dead_rows(pruned: Pruned) -> None:
-    """Warns once about all layers that lost every weight, and once about all such rows."""
-    n_rows = sum(layer.n_rows for layer in pruned.layers)
-    too_few = (
-        f"{pruned.kept:,} weights are fewer than the {n_rows:,} neurons or filters: keep more"
-        if pruned.kept < n_rows
-        else ""
-    )
-    gone = [layer.name for layer in pruned.layers if layer.kept == 0]
-    rows = [
-        f"{layer.name} ({layer.dead_rows} of {layer.n_rows})"
-        for layer in pruned.layers
-        if layer.kept and layer.dead_rows
-    ]
-    if gone:
-        what = "this layer lost all its weights" if len(gone) == 1 else f"{len(gone)} layers lost all their weights"
-        warn_caller(f"{what}: {words.listed(gone)}; {too_few or WAY_OUT}", DeadRowsWarning)
-    if rows:
-        listed = words.listed(rows)
-        warn_caller(f"these neurons or filters lost all their weights: {listed}; {too_few or WAY_OUT}", DeadRowsWarning)
+    """Warns once about all neurons and filters that lost every weight."""
+    dead = [f"{layer.name} ({layer.dead_rows} of {layer.n_rows})" for layer in pruned.layers if layer.dead_rows]
+    if not dead:
+        return
+    n_rows, way_out = sum(layer.n_rows for layer in pruned.layers), WAY_OUT
+    if pruned.kept < n_rows:
+        way_out = f"{pruned.kept:,} weights are fewer than the {n_rows:,} neurons or filters: keep more"
+    listed = words.listed(dead)
+    warn_caller(f"these neurons or filters lost all their weights: {listed}; {way_out}", DeadRowsWarning)

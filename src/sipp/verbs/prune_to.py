@@ -12,7 +12,6 @@ certificate is about the inputs of its own pass.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,7 +45,6 @@ from sipp.results import (
     PruneOptions,
     SeenInputs,
     Selector,
-    check,
     hashing,
     numerics,
     other_names,
@@ -62,7 +60,7 @@ DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first le
 START_MARGIN = 3
 
 
-def default_levels(n: int = N_LEVELS) -> tuple[float, ...]:
+def levels_of(n: int) -> tuple[float, ...]:
     """The values of `keep` that are tested: n, from 1 to 0.02, on a log scale that is finer at the dense end."""
     return tuple(SPARSEST ** ((i / (n - 1)) ** DENSE_END) for i in range(n))
 
@@ -79,7 +77,6 @@ def prune_to(
     share: float | None = None,
     confidence: float = PruneOptions.confidence,
     method: Method = PruneOptions.method,
-    levels: Sequence[float] | None = None,
     seed: int = PruneOptions.seed,
     include: Selector | None = None,
     exclude: Selector | None = None,
@@ -108,13 +105,13 @@ def prune_to(
     )  # fmt: skip
     checked_method(options, masks_only="prune_to would have to fit every level again")
     claim = claim_of(epsilon, max_accuracy_drop, share, options.confidence)
-    grid = _checked_levels(levels, N_REPAIRED_LEVELS if options.repair else N_LEVELS)
+    grid = levels_of(N_REPAIRED_LEVELS if options.repair else N_LEVELS)
     check_model("dense", model)
     n_holdout = _count_new_points(data, holdout)
     task = task_of(model, data, include=include, exclude=exclude, seed=seed, norm_stats=norm_stats)
     if claim.n_needed > n_holdout:  # known before anything is scored
         why = f"refused: needs n >= {claim.n_needed}, the holdout has {n_holdout:,} different inputs"
-        return _dense_result(task.model, grid, 0, (), why)
+        return _dense_result(task.model, (), why)
     calibration = holdout_data(data, "calibration") if data_of(data).can_be_read_again else None
     if options.repair and calibration is None:
         raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
@@ -128,40 +125,16 @@ def prune_to(
     path, certificate = _walk(networks, grid[start:], holdout, seen, progress)
     if certificate is None:
         why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass (asked: {claim.words})"
-        return _dense_result(ranking.model, grid, start, path, why)
+        return _dense_result(ranking.model, path, why)
     pruned = networks.record([level for level in path if level.passed][-1].budget)
     assert certificate.pruned_hash == hashing.of_model(pruned.model)
     warn_of_dead_rows(pruned)
     outcome = f"certified at keep {pruned.keep:.2%}:" if pruned.keep < 1 else "no level below the dense network passes:"
-    return PrunedTo(
-        model=pruned.model,
-        pruned=pruned,
-        certificate=certificate,
-        path=path,
-        levels=grid,
-        start=start,
-        verdict=f"{outcome} {claim.words}",
-    )
+    return PrunedTo(pruned.model, pruned, certificate, path, f"{outcome} {claim.words}")
 
 
-def _dense_result(model: nn.Module, grid: tuple[float, ...], start: int, path: tuple[Level, ...], why: str) -> PrunedTo:
-    verdict = f"{why}; the dense network is returned"
-    return PrunedTo(model=model, pruned=None, certificate=None, path=path, levels=grid, start=start, verdict=verdict)
-
-
-def _checked_levels(levels: Sequence[float] | None, n_default: int) -> tuple[float, ...]:
-    if levels is None:
-        return default_levels(n_default)
-    if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
-        raise OptionError(
-            f"levels is a {type(levels).__name__}, not a list of values of keep, such as (0.5, 0.25, 0.1)"
-        )
-    grid = tuple(check.number("levels", level, above=0) for level in levels)
-    if not grid or any(keep > 1 for keep in grid) or any(a <= b for a, b in itertools.pairwise(grid)):
-        raise OptionError(
-            "levels must be values of keep in (0, 1], falling from dense to sparse, such as (0.5, 0.25, 0.1)"
-        )
-    return grid
+def _dense_result(model: nn.Module, path: tuple[Level, ...], why: str) -> PrunedTo:
+    return PrunedTo(model, None, None, path, f"{why}; the dense network is returned")
 
 
 def _count_new_points(data: AnyData, holdout: Any) -> int:

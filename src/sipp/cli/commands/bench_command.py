@@ -24,7 +24,7 @@ def bench(
         int, Option("Inputs per call. A single input is timed too.", "Machine", least=1, most=MOST_INPUTS)
     ] = N_INPUTS,
 ) -> Answer:
-    """Time a pruned network in the sparse runtime and in PyTorch, step by step and as a whole.
+    """Time a pruned network in the sparse runtime and in PyTorch.
 
     For example: sipp bench sparse --model my.py:net --data new.npz --out sparse/bench.json
     """

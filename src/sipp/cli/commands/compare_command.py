@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import sipp
-from sipp.cli.errors import CommandError, naming_option
+from sipp.cli.errors import naming_option
 from sipp.cli.options import Device, Reading, load_code
 from sipp.cli.output import Answer, record_of
+from sipp.errors import OptionError
 from sipp.results import Option, check, words
 
 
@@ -64,12 +65,8 @@ def compare(
 
 def _parse_keeps(keeps: str) -> list[float]:
     """Parses a comma-separated list of shares."""
-    fix = "give numbers: 0.5,0.3,0.1"
-    try:
-        shares = [float(text) for text in keeps.split(",")]
-    except ValueError as error:
-        raise CommandError(f"{keeps!r:.60} is not a list of numbers", where=f"--keeps {keeps:.60}", fix=fix) from error
-    with naming_option(f"--keeps {keeps:.60}", fix):
-        for share in shares:
-            check.keep("keep", share)
-    return shares
+    with naming_option(f"--keeps {keeps:.60}", "give numbers: 0.5,0.3,0.1"):
+        try:
+            return [check.keep("keep", float(text)) for text in keeps.split(",")]
+        except ValueError as error:
+            raise OptionError(f"{keeps!r:.60} is not a list of numbers") from error

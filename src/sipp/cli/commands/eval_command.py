@@ -53,8 +53,7 @@ def eval(  # the name of the command
         if measured.accuracies is None and drawn.unlabelled:
             measured = replace(measured, why_no_accuracy=drawn.unlabelled)
     measured = replace(measured, inputs=text)
-    asked = {"model": model, "dense": dense, "pruned": pruned, "data": data, "part": part}
-    record = record_of(type(measured).__name__, measured, {"asked": asked})
+    record = record_of(type(measured).__name__, measured)
     network = f"{model}, dense {dense or 'weights of that folder'}, pruned {pruned}"
     lines = [words.labelled_line("network", network), *lines, str(measured)]
     lines.append(words.labelled_line("", "measured on these inputs only; for new ones, use sipp certify"))

@@ -31,6 +31,13 @@ def export(
         to_write("Of a small file or a folder: the precision of the weights.", metavar="FORMAT"),
     ] = "same",
     shard: Annotated[str | None, to_write("Of a folder: size of the largest file of weights, such as 5GB.")] = None,
+    push: Annotated[
+        str | None,
+        to_write(
+            "Of a folder: upload it with its model card to this repository of the Hugging Face hub, private if new.",
+            metavar="USER/NAME",
+        ),
+    ] = None,
     sparse: Annotated[
         bool, to_write("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.")
     ] = False,
@@ -39,13 +46,15 @@ def export(
 
     For example: sipp export sparse --model my.py:net --out small.safetensors
     """
+    from sipp.cli.hugging_face import upload
     from sipp.cli.stored import inputs_for, stored_network
 
     is_small, is_onnx = out.suffix == FILE_SUFFIX, out.suffix == ONNX
     is_folder = not (is_small or is_onnx)
     for name, value, has_effect in (
-        ("data", stored.data, is_onnx), ("shard", shard, is_folder), ("force", force or None, not is_folder),
-        ("values", None if values == "same" else values, not is_onnx), ("sparse", sparse or None, is_onnx),
+        ("data", stored.data, is_onnx), ("shard", shard, is_folder), ("push", push, is_folder),
+        ("force", force or None, not is_folder), ("values", None if values == "same" else values, not is_onnx),
+        ("sparse", sparse or None, is_onnx),
     ):  # fmt: skip
         if value is not None and not has_effect:
             raise CommandError(f"it does nothing for {out.name}", where=f"--{name}", fix="leave it out")
@@ -67,4 +76,10 @@ def export(
                 sparse=sparse,
                 shard=shard,
             )
-    return Answer([str(written)], written.values if is_small else record_of("export", written))
+    if is_small:
+        return Answer([str(written)], written.values)
+    if push is None:
+        return Answer([str(written)], record_of("export", written))
+    with naming_option(f"--push {push}", "see sipp export --help"):
+        address = upload(out, push)
+    return Answer([str(written), f"uploaded to {address}"], record_of("export", written, {"pushed": address}))

@@ -14,7 +14,7 @@ from sipp.cli.output import Answer, check_out, record_of, write_out
 from sipp.errors import ModelError
 from sipp.results import Option, words
 
-KINDS = (".pt", ".onnx")
+PT, ONNX = ".pt", ".onnx"
 
 N_CALIBRATION, BATCH_SIZE = 1000, 50  # calibration inputs, for a budget
 N_INPUTS = 2  # in the example: torch.export would specialise to a batch of 1
@@ -33,12 +33,8 @@ def shrink(
     """
     from sipp.cli.stored import inputs_for, stored_network
 
-    if out.suffix not in KINDS:
-        raise CommandError(
-            f"{out.name} ends in none of {', '.join(KINDS)}",
-            where=f"--out {out}",
-            fix="use NAME.pt or NAME.onnx",
-        )
+    if out.suffix not in (PT, ONNX):
+        raise CommandError(f"{out.name} ends in none of {PT}, {ONNX}", where=f"--out {out}", fix="use one of these")
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
     example = inputs_for(network, stored, N_INPUTS).example
@@ -51,14 +47,20 @@ def shrink(
         is_same = small.chosen is None  # with a budget, outputs change, and no certificate holds for them
         if is_same and certificate is not None and certificate.pruned_hash == small.hash_before:
             small = replace(small, certificate=certificate)
-        if out.suffix == ".pt":
+        if out.suffix == PT:
             write_out(out, _module_bytes(small.model))
         else:
             sipp.export(small, out, example)
-    nothing = small.n_parameters == small.n_parameters_before
-    hint = [words.labelled_line("next", "no dead channels; --multiply-adds 0.5 removes others")] if nothing else []
-    values = record_of("shrink", small, {"network": network.name}) | {"path": str(out)}
-    return Answer([str(small), *hint, f"{out}: {out.stat().st_size:,} bytes"], values)
+    step = (
+        ""
+        if out.suffix == ONNX
+        else f"in Python, torch.load('{out}', weights_only=False) for sipp.evaluate, sipp.certify"
+    )
+    if small.n_parameters == small.n_parameters_before:
+        step = "no dead channels; --multiply-adds 0.5 removes others"
+    lines = [str(small), words.labelled_line("written", f"{out} ({words.of_bytes(out.stat().st_size)})")]
+    lines += [words.labelled_line("next", step)] if step else []
+    return Answer(lines, record_of("shrink", small, {"network": network.name}) | {"path": str(out)})
 
 
 def _module_bytes(model: Any) -> bytes:
