@@ -46,9 +46,8 @@ class RunOnRay:
     recipe: Recipe
     folder: Path
     how: RunOptions
-    device: str  # "cpu" or "cuda"
     checkpoint_seconds: float
-    origin: Origin
+    origin: Origin  # its device is that of every task
 
 
 def train_stage(run: RunOnRay, stage: Stage) -> None:
@@ -61,7 +60,7 @@ def train_stage(run: RunOnRay, stage: Stage) -> None:
     for path in run.how.code or ():
         load_scores(path)
     with torch_settings(recipe.n_threads or 1):
-        device = device_named(run.device)
+        device = device_named(run.origin.device)
         feed = load_feed(recipe, run.how.data, device)
         origin = Origin(data=feed.splits.digest, code=code_version_of(recipe), device=device.type)
         if origin != run.origin:
@@ -129,7 +128,7 @@ def _resources(nodes: Sequence[Mapping[str, Any]], run: RunOnRay) -> tuple[int, 
     """How many stages to run at once, and the share of a machine of each: one GPU, or a CPU for each thread."""
     at_once, alive = run.how.at_once, [node["Resources"] for node in nodes if node["Alive"]]
     cpus, n_gpus = [int(node.get("CPU", 0)) for node in alive], int(sum(node.get("GPU", 0) for node in alive))
-    if run.device == "cuda":
+    if run.origin.device == "cuda":
         if not n_gpus:
             raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU", fix="use --device cpu")
         return min(at_once or n_gpus, n_gpus), {"num_cpus": 0, "num_gpus": 1}

@@ -126,7 +126,7 @@ def run(
         advance = stack.enter_context(progress_bar(f"{recipe.name}, epochs", sum(n_epochs.values()), shown=is_shown))
         advance(n_before)
         if on_ray:
-            finished = train_on_ray(RunOnRay(recipe, folder, how, device.type, checkpoint_seconds, origin))
+            finished = train_on_ray(RunOnRay(recipe, folder, how, checkpoint_seconds, origin))
         else:
             finished = train_networks(RunContext(recipe, folder, feed, checkpoint_seconds, advance))
         n_made = 0

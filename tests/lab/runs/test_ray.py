@@ -168,7 +168,7 @@ def test_shares_of_the_machines() -> None:
         """(networks at once, what each takes of a machine)"""
         recipe = ITERATIVE.model_copy(update={"n_threads": n_threads})
         how = RunOptions(engine="ray", at_once=at_once, device=asked)
-        job = RunOnRay(recipe, Path(), how, device, 60.0, Origin(data="", code="", device="cpu"))
+        job = RunOnRay(recipe, Path(), how, 60.0, Origin(data="", code="", device=device))
         return on_ray._resources(found, job)
 
     found = nodes
@@ -192,7 +192,7 @@ def job(tmp_path: Path) -> Iterator[RunOnRay]:
     feed = load_feed(ITERATIVE, tmp_path, torch.device("cpu"))
     origin = Origin(data=feed.splits.digest, code=code_version(), device="cpu")
     with open_run(tmp_path, config_of(ITERATIVE), origin) as folder:
-        yield RunOnRay(ITERATIVE, folder, RunOptions(data=tmp_path), "cpu", 60.0, origin)
+        yield RunOnRay(ITERATIVE, folder, RunOptions(data=tmp_path), 60.0, origin)
 
 
 def test_a_task_refuses_another_folder_other_data_and_other_code(job: RunOnRay, tmp_path: Path) -> None:
