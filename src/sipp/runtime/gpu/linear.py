@@ -23,7 +23,7 @@ from sipp.runtime.examples import AGREEMENT
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
 
-MOST_TOKENS = 16  # up to this many are few
+MOST_TOKENS = 8  # up to this many are few: each is a product of its own, dense takes as long for all as for one
 # threads per row, warps per program, pairs of blocks prefetched
 FEW_TOKEN_SHAPES = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
 TINY = 1e-300
