@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError
-from sipp.inputs import ONE_AT_A_TIME, data_of, turn_off_caches
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs import ONE_AT_A_TIME, data_of, find_prunable_layers, turn_off_caches
 from sipp.native import pytree
 from sipp.results import (
     NetworkLike,
@@ -49,7 +50,7 @@ def shrink(
     multiple_of: int = 1,
     repair: bool = True,
     steps: int = 0,
-    exclude: Selector | None = None,
+    exclude: Selector | nn.Module | Sequence[str | type | nn.Module] | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Shrunk:
@@ -66,7 +67,7 @@ def shrink(
     has there; `repair=False` leaves that out. `steps` of Adam then bring the outputs closer to the dense ones.
     `uniform=True` takes the same share of every layer, which a Hugging Face model needs, because its configuration has
     one width for all layers; it is set to the new one, and as many heads stay as it accepts. `multiple_of=8` leaves
-    multiples of eight channels, and layers named in `exclude` (as in `prune`) keep all their inputs and outputs.
+    multiples of eight channels, and layers in `exclude` (as in `prune`, or modules) keep all their inputs and outputs.
     One input in ten is held back, to stop Adam and to measure the error. All inputs are held in memory.
 
     Example:
@@ -83,7 +84,7 @@ def shrink(
     """
     options = ChannelOptions(
         multiply_adds=multiply_adds, weights=weights, uniform=uniform, multiple_of=multiple_of, repair=repair,
-        steps=steps, exclude=exclude, seed=seed, progress=progress,
+        steps=steps, exclude=exclude, seed=seed, progress=progress,  # type: ignore[arg-type]  # modules: see below
     )  # fmt: skip
     network = network_of(model)
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
@@ -94,7 +95,7 @@ def shrink(
     if not options.has_budget:
         call = _on_device(own, call_of(data, own))
     else:
-        smaller = choose_channels(own, data, options)
+        smaller = choose_channels(own, data, replace(options, exclude=_by_name(network, exclude)))
         n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
         scored = data_of([batch.as_given for batch in smaller.split.fit], n_points=n_points)
         bounds = assess(own, smaller.model, scored, progress=progress)
@@ -128,6 +129,24 @@ def shrink(
     )
     _check_budget(result)
     return result
+
+
+def _by_name(network: nn.Module, exclude: Any) -> Any:
+    """What is excluded, with the names of layers in place of modules: of these, a copy of the network has others."""
+    given = [exclude] if isinstance(exclude, nn.Module) else exclude
+    if not isinstance(given, list | tuple) or not any(isinstance(one, nn.Module) for one in given):
+        return exclude
+    layers, names = find_prunable_layers(network, include="*"), list[Any]()
+    for one in given:
+        if not isinstance(one, nn.Module):
+            names.append(one)
+            continue
+        inside = [layer.module_name for layer in layers if any(layer.module is part for part in one.modules())]
+        if not inside:
+            what = f"exclude= holds a {type(one).__name__} without a layer of this network"
+            raise OptionError(what, fix="give modules of the network that is shrunk", option="exclude")
+        names += inside
+    return names
 
 
 def _check_budget(small: Shrunk) -> None:

@@ -264,26 +264,26 @@ def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[A
 
 
 def _other_sizes(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
-    """The example with its batch doubled, and with other sizes halved, where the network accepts that; its outputs.
+    """The example at other sizes that the network accepts, and its outputs: each size halved, 1 doubled.
 
-    Those of a dimension in all inputs are halved together, and those of one size (height and width; a sequence and its
-    mask).
+    Those of the first dimension change together, and those that are the same: height and width; the length of a
+    sequence and of its mask.
     """
     leaves, spec = pytree.tree_flatten(call)
-    shapes = {i: leaf.shape for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-    sizes = {(i, dim): size for i, shape in shapes.items() for dim, size in enumerate(shape)}
-    batch, *others = ([place for place in sizes if place[1] == dim] for dim in sorted({dim for _, dim in sizes}))
-    alike = ([place for place in sizes if sizes[place] == size] for size in sorted(set(sizes.values())))
     found = []
-    for places in (batch, *others, *alike):
-        new = list(leaves)
-        for i, dim in places:
-            half = new[i].narrow(dim, 0, (sizes[i, dim] + 1) // 2)
-            new[i] = torch.cat((new[i], new[i]), dim) if places is batch else half
-        inputs: Call = pytree.tree_unflatten(new, spec)
+    for size in (None, *sorted({size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape})):
+        inputs: Call = pytree.tree_unflatten([_resized(leaf, size) for leaf in leaves], spec)
         with suppress(SippError):
             found.append((inputs, outputs_of(model, inputs)))
     return found
+
+
+def _resized(leaf: Any, size: int | None) -> Any:
+    """A tensor whose dimensions of this size, or the first one, are halved, or doubled if they are 1."""
+    for dim, n in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
+        if n == size or (size is None and dim == 0):
+            leaf = torch.cat((leaf, leaf), dim) if n == 1 else leaf.narrow(dim, 0, (n + 1) // 2)
+    return leaf
 
 
 def differs(moved: float) -> ModelError:
