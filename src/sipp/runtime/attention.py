@@ -94,11 +94,8 @@ def attention_step(op: Op, work: Work) -> Step | None:
     tile = QueryTile(lanes, n_vectors, n_keys, mask is not None)
     n_tasks, also = n_points * n_heads * n_strips, (q, k, v, out, mask)
     kernel = PreparedKernel(("attention", tile), arguments, n_tasks, lambda b, args: _emit(b, args, tile), also)
-    buffers = tuple(x for x in (q, k, v, mask, result) if x is not None)
-    return Step(
-        op.name, "ours", filled_run(fills, kernel, op.out, result), op.out, "attention of tokens", is_watched=True,
-        buffers=buffers,
-    )  # fmt: skip
+    run_step = filled_run(fills, kernel, op.out, result)
+    return Step(op.name, "ours", run_step, op.out, "attention of tokens", is_watched=True)
 
 
 def _mask(op: Op, work: Work, q: Tensor, n_keys: int) -> tuple[Tensor | None, list[Fill]]:

@@ -103,7 +103,6 @@ class CpuNetwork:
             how="as above" if chunk is None else f"as above, {chunk} inputs at a time",
             one_thread_seconds=_one_thread_seconds(run, min(times[0])),
             tensors=plan.tensors,
-            n_buffer_bytes=plan.n_buffer_bytes,
             **known,
         )
 

@@ -39,10 +39,10 @@ def pool_step(op: Op, work: Work) -> Step | None:
     out = work.arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), work.border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
     work.arena.take(out, is_shared=True)
-    run_step, buffers = filled_run([], kernel, op.out, out.inner), (source.data_CHWN, out.data_CHWN)
+    run_step = filled_run([], kernel, op.out, out.inner)
     if op.target is MAX:
-        return Step(op.name, "ours", run_step, op.out, "max of windows", is_watched=True, buffers=buffers)
-    return Step(op.name, "ours", run_step, op.out, "mean of windows", buffers=buffers)  # its sums may overflow
+        return Step(op.name, "ours", run_step, op.out, "max of windows", is_watched=True)
+    return Step(op.name, "ours", run_step, op.out, "mean of windows")  # its sums may overflow
 
 
 def copies_step(op: Op, work: Work) -> Step | None:
@@ -77,7 +77,7 @@ def copies_step(op: Op, work: Work) -> Step | None:
             target.copy_(current[number])
         current[op.out] = out.inner
 
-    return Step(op.name, "ours", run_step, op.out, "copies", is_watched=True, buffers=(out.data_CHWN,))
+    return Step(op.name, "ours", run_step, op.out, "copies", is_watched=True)
 
 
 # --- Pooling ----------------------------------------------------------------------------------------------------------

@@ -54,8 +54,7 @@ def norm_step(op: Op, work: Work) -> Step | None:
     key = ("norm", lanes, n_vectors)
     kernel = PreparedKernel(key, arguments, n_strips, lambda b, args: _emit(b, args, lanes, n_vectors))
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    buffers = (source.data, out.data_CHWN)
-    return Step(op.name, "ours", run_step, op.out, "norm of tokens", is_watched=True, buffers=buffers)
+    return Step(op.name, "ours", run_step, op.out, "norm of tokens", is_watched=True)
 
 
 def _emit(b: Any, args: machine_code.Arguments, lanes: int, n_vectors: int) -> None:

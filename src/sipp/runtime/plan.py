@@ -18,7 +18,7 @@ from sipp.runtime.images import CAT, MAX, MEANS, PAD, copies_step, pool_step
 from sipp.runtime.norms import norm_step
 from sipp.runtime.products import product_step
 from sipp.runtime.recurrent import recurrent_step
-from sipp.runtime.steps import Plan, Step, Values, bytes_in_memory, fold_constants, plan_of, torch_step
+from sipp.runtime.steps import Plan, Step, Values, fold_constants, plan_of, torch_step
 
 # how an operation becomes a step; the maker gives None for what it leaves to torch
 MAKERS: dict[Any, Callable[[Op, Work], Step | None]] = {
@@ -71,11 +71,6 @@ class CpuPlan:
         """Weights that it holds; other plans and the model may share them."""
         constants = [value for value in self.plan.constants.values() if isinstance(value, Tensor)]
         return [*constants, *(tensor for step in self.plan.steps for tensor in step.held)]
-
-    @property
-    def n_buffer_bytes(self) -> int:
-        """Bytes of the activations between its steps."""
-        return bytes_in_memory(tensor for step in self.plan.steps for tensor in step.buffers)
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:

@@ -169,11 +169,6 @@ class Operands:
     def fills(self) -> list[Fill]:
         return fills_of(self.source, self.addend)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        addend = () if self.addend is None else (self.addend.data,)
-        return (self.source.data, *addend, self.buffer.data_CHWN)
-
 
 def _image_operands(layer: Layer, work: Work) -> Operands:
     """Those of a convolution."""
@@ -232,7 +227,7 @@ def _sparse_step(
     return Step(
         op.name, "ours", filled_run(operands.fills, kernel, op.out, operands.result), op.out, name, is_watched=True,
         keep=dense.keep, n_dense_bytes=layer.weight.nbytes, seconds=seconds, dense_seconds=dense.dense_seconds,
-        held=packed.tensors, buffers=operands.tensors, reads=layer.reads(),
+        held=packed.tensors, reads=layer.reads(),
     )  # fmt: skip
 
 

@@ -33,7 +33,6 @@ class Cell:
     state: Tensor
     cell: Tensor
     packed: Windows
-    gates: Tensor
 
 
 def recurrent_step(op: Op, work: Work) -> Step | None:
@@ -52,14 +51,13 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
     hidden = weights[1].shape[1]
     first = memory.zeros(n_points, n_times, x.shape[2])
-    cells, source, lines = [], first, [first]
+    cells, source = [], first
     for layer in range(n_layers):
         out = memory.zeros(n_points, n_times, directions * hidden)
         for direction in range(directions):
             at = (layer * directions + direction) * per_cell
             cells.append(_cell(weights[at : at + per_cell], source, out, direction, work.arena))
         source = out
-        lines.append(out)
     result = source if batch_first else source.transpose(0, 1)
 
     def run_step(current: Values) -> None:
@@ -82,7 +80,6 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
         op.name, "ours", run_step, op.out, f"sparse LSTM x {processor.LANES}", is_watched=True,
         keep=n_kept * vector.FLOAT_BYTES / n_dense, n_dense_bytes=n_dense, seconds=seconds, dense_seconds=dense_seconds,
         held=tuple(part for cell in cells for part in cell.packed.tensors), reads=reads,
-        buffers=(*lines, *(part for cell in cells for part in (cell.state, cell.cell, cell.gates))),
     )  # fmt: skip
 
 
@@ -124,7 +121,7 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
         lambda b, args: _emit(b, args, lanes),
         also=(source, out),
     )
-    return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed, gates)
+    return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
 
 def _round_up(n: int) -> int:
