@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from runtime.shrinkable_networks import Part
 from torch import Tensor, nn
 
 WIDTHS = (4, 6, 8, 12)
@@ -38,17 +39,6 @@ ANYWHERE: list[Callable[[Tensor], Tensor]] = [
     lambda x: x - x.amin(1, keepdim=True) + x.amax(-1, keepdim=True),
 ]
 N_OF_BATCH = 4
-
-
-class Part(nn.Module):
-    """A function of a value and of the modules it is made with."""
-
-    def __init__(self, function: Callable[..., Any], *modules: nn.Module) -> None:
-        super().__init__()
-        self.function, self.inner = function, nn.ModuleList(modules)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x, *self.inner)
 
 
 class Chain(nn.Module):

@@ -42,7 +42,7 @@ ROUNDING = 1e-9  # of the share that is asked for
 @torch.inference_mode(False)
 def shrink(
     model: NetworkLike,
-    data: Any = None,
+    data: Any,
     *,
     multiply_adds: float | None = None,
     weights: float | None = None,
@@ -57,9 +57,9 @@ def shrink(
     """Makes a smaller dense network: without its dead channels, or with as few channels as a budget asks for.
 
     `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. Without a budget, channels go
-    that are dead or that no layer reads, and the outputs stay the same. `data` is then an example as for `sparse`, or
-    None: noise in the shape of the first layer. Channels that cannot be removed safely stay, and the record names them.
-    Outputs are compared before anything is returned: on the example, and at other sizes.
+    that are dead or that no layer reads, and the outputs stay the same. `data` is then an example as for `sparse`.
+    Channels that cannot be removed safely stay, and the record names them. Outputs are compared before anything is
+    returned: on the example, and at other sizes.
 
     With `multiply_adds=0.5` (or `weights=0.5`: of all parameters) the network keeps half of them, and `data` are
     calibration inputs as for `prune`; labels are not used. Channels go that only one layer reads, those first that this
@@ -93,7 +93,7 @@ def shrink(
     has_cache = bool(turn_off_caches(own.modules()))  # torch.export knows no cache among the outputs
     chosen, seen = None, inputs_seen(model)
     if not options.has_budget:
-        call = _on_device(own, call_of(data, own))
+        call = _on_device(own, call_of(data))
     else:
         smaller = choose_channels(own, data, replace(options, exclude=_by_name(network, exclude)))
         n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
