@@ -138,6 +138,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "a constant goes into the bias": (lambda: convolutions(0, 0.5), IMAGES, [3, 4]),
     "a zero in front of padding": (lambda: convolutions(1, -0.5), IMAGES, [3, 4]),
     "a constant in front of padding": (lambda: convolutions(1, 0.5), IMAGES, [6, 4]),
+    "a constant in front of padding, and one that goes": (
+        lambda: nn.Sequential(
+            dead(nn.Conv2d(3, 6, 3), 1, 2, 3, bias=0.5), nn.ReLU(), dead(nn.Conv2d(6, 4, 3, padding=1), 0, bias=0.5),
+            nn.ReLU(), nn.Conv2d(4, 2, 3),
+        ), IMAGES, [6, 3, 2],
+    ),
     "zeros are averaged in": (lambda: between(nn.AvgPool2d(3, 1, 1)), IMAGES, [6, 2]),
     "an average": (lambda: between(nn.AvgPool2d(3, 1)), IMAGES, [3, 2]),
     "a maximum": (lambda: between(nn.Sequential(nn.Hardtanh(-1, -0.25), nn.MaxPool2d(3, 1, 1))), IMAGES, [3, 2]),
