@@ -45,7 +45,10 @@ class Walks:
 
     @property
     def n_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+        """Bytes that a kernel reads: without the room behind shorter slices."""
+        room = len(self.n_blocks) * self.most_blocks
+        n_behind = (self.values.nbytes + self.distances.nbytes) * (room - int(self.n_blocks.sum())) // max(1, room)
+        return sum(tensor.nbytes for tensor in self.tensors) - n_behind
 
     def on(self, tensors: tuple[Tensor, ...]) -> Walks:
         """The same weight in other tensors."""
