@@ -82,11 +82,11 @@ def shrink(
         >>> torch.allclose(small.model(torch.ones(1, 64)), pruned.model(torch.ones(1, 64)), atol=1e-5)
         True
     """
+    network = network_of(model)
     options = ChannelOptions(
         multiply_adds=multiply_adds, weights=weights, uniform=uniform, multiple_of=multiple_of, repair=repair,
-        steps=steps, exclude=exclude, seed=seed, progress=progress,  # type: ignore[arg-type]  # modules: see below
+        steps=steps, exclude=_by_name(network, exclude), seed=seed, progress=progress,
     )  # fmt: skip
-    network = network_of(model)
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
@@ -95,7 +95,7 @@ def shrink(
     if not options.has_budget:
         call = _on_device(own, call_of(data))
     else:
-        smaller = choose_channels(own, data, replace(options, exclude=_by_name(network, exclude)))
+        smaller = choose_channels(own, data, options)
         n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
         scored = data_of([batch.as_given for batch in smaller.split.fit], n_points=n_points)
         bounds = assess(own, smaller.model, scored, progress=progress)
@@ -133,19 +133,20 @@ def shrink(
 
 def _by_name(network: nn.Module, exclude: Any) -> Any:
     """What is excluded, with the names of layers in place of modules: of these, a copy of the network has others."""
-    given = [exclude] if isinstance(exclude, nn.Module) else exclude
-    if not isinstance(given, list | tuple) or not any(isinstance(one, nn.Module) for one in given):
+    if isinstance(exclude, nn.Module):
+        return _layers_in(network, exclude)
+    if not isinstance(exclude, list | tuple):
         return exclude
-    layers, names = find_prunable_layers(network, include="*"), list[Any]()
-    for one in given:
-        if not isinstance(one, nn.Module):
-            names.append(one)
-            continue
-        inside = [layer.module_name for layer in layers if any(layer.module is part for part in one.modules())]
-        if not inside:
-            what = f"exclude= holds a {type(one).__name__} without a layer of this network"
-            raise OptionError(what, fix="give modules of the network that is shrunk", option="exclude")
-        names += inside
+    return [name for one in exclude for name in (_layers_in(network, one) if isinstance(one, nn.Module) else [one])]
+
+
+def _layers_in(network: nn.Module, module: nn.Module) -> list[str]:
+    """The names of the prunable layers of a network that are in this module of it."""
+    layers, parts = find_prunable_layers(network, include="*"), set(module.modules())
+    names = [layer.module_name for layer in layers if layer.module in parts]
+    if not names:
+        what = f"exclude= holds a {type(module).__name__} without a layer of this network"
+        raise OptionError(what, fix="give modules of the network that is shrunk", option="exclude")
     return names
 
 
