@@ -169,6 +169,22 @@ def shape_of(node: Any) -> tuple[int, ...]:
     return tuple(getattr(_first_result(node.meta.get("val")), "shape", ()))
 
 
+def operation_name(node: Any) -> str:
+    """The name of one of torch's operations; empty for anything else."""
+    target = node.target
+    is_own = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    return target._schema.name.removeprefix("aten::") if is_own else ""
+
+
+def named_arguments(node: Any) -> dict[str, Any]:
+    """The arguments of an operation by name, with defaults."""
+    arguments = {}
+    for i, argument in enumerate(node.target._schema.arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        arguments[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
+    return arguments
+
+
 def _fuse(graph: Graph) -> Graph:
     """Drops copies, folds batch norms, and moves sums and activations into the products before them."""
     graph = _without_copies(graph)

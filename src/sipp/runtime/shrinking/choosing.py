@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
@@ -70,14 +70,13 @@ class ChannelOptions:
         if self.has_budget:
             check.share(self.budget, self.share)
         else:
-            given = {"uniform": self.uniform, "multiple_of": self.multiple_of != 1, "repair": not self.repair}
-            given |= {"steps": self.steps != 0, "exclude": self.exclude is not None}
-            if odd := [name for name, is_given in given.items() if is_given]:
-                raise OptionError(
-                    f"{odd[0]}= needs a budget: without one, only dead channels go",
-                    option=odd[0],
-                    fix="give multiply_adds= or weights=",
-                )
+            for option in fields(self):
+                if getattr(self, option.name) != option.default and option.name not in ("seed", "progress"):
+                    raise OptionError(
+                        f"{option.name}= needs a budget: without one, only dead channels go",
+                        option=option.name,
+                        fix="give multiply_adds= or weights=",
+                    )
 
     @property
     def has_budget(self) -> bool:

@@ -28,7 +28,8 @@ from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd
 
 from sipp.results import numerics
-from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values, named_arguments, operation_name
+from sipp.runtime.graph import named_arguments, operation_name
+from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values
 
 ALWAYS = 0
 VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
