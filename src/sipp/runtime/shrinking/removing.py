@@ -57,7 +57,8 @@ def plan_shrinking(channels: Channels) -> ShrinkPlan:
     """Decides which channels stay."""
     class_of = channels.classes
     layers = _layers(channels)
-    inside, outside = ([class_of[one] for one in ids] for ids in zip(*_ends(layers))) if layers else ([], [])
+    inside = [class_of[layer.product.ids] for layer in layers]
+    outside = [class_of[layer.product.out_ids] for layer in layers]
     needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
     needed[class_of[ALWAYS]] = True
     before = -1
@@ -71,10 +72,6 @@ def plan_shrinking(channels: Channels) -> ShrinkPlan:
             kept[side[0]] = True
     stays = {key: kept[side].nonzero().flatten() for key, side in sides.items()}
     return ShrinkPlan(stays, tuple(layers), tuple(needed[side] for side in inside), frozenset(channels.depthwise))
-
-
-def _ends(layers: list[ReadingLayer]) -> list[tuple[Tensor, Tensor]]:
-    return [(layer.product.ids, layer.product.out_ids) for layer in layers]
 
 
 def _layers(channels: Channels) -> list[ReadingLayer]:
