@@ -185,6 +185,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "a norm over channels": (
         lambda: nn.Sequential(dead(nn.Linear(4, 8), 0, 1), nn.LayerNorm(8), nn.Linear(8, 2)), ROWS, [8, 2],
     ),
+    "zeros in a layer that mixes channels": (
+        lambda: nn.Sequential(dead(nn.Conv2d(3, 6, 1), 0, 1), dead(nn.ConvTranspose2d(6, 2, 1), *range(6))), IMAGES,
+        [6, 6],
+    ),
     "a scale of zero": (scaled_by_zero, ROWS, [4, 2]),
     "shared weights": (shared, ROWS, [4, 4, 2]),
     "two equal constants": (lambda: called_twice(0.4), ROWS, [4, 3, 4]),
