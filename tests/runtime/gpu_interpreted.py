@@ -75,11 +75,10 @@ def test_rows_of_every_length(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 4])
 def test_slices_of_every_number_of_blocks(ahead: int) -> None:
-    """From one block to ten, each number alone in its slice; up to six of them are told in numbers, more are read."""
-    for lengths in (range(1, 11), range(3, 7)):
-        weight = torch.randn(4 * len(lengths), 40).half()
-        weight[torch.arange(40) >= torch.tensor([4 * n for n in lengths]).repeat_interleave(4)[:, None]] = 0
-        agrees(torch.randn(1, 40).half(), weight, None, n_lanes=1, ahead=ahead)
+    """From one block to ten, each number alone in its slice."""
+    weight = torch.randn(40, 40).half()
+    weight[torch.arange(40) >= 4 * torch.arange(1, 11).repeat_interleave(4)[:, None]] = 0
+    agrees(torch.randn(1, 40).half(), weight, None, n_lanes=1, ahead=ahead)
 
 
 @pytest.mark.parametrize(("n_tokens", "dtype"), [(1, torch.float16), (2, torch.float32), (5, torch.float16)])

@@ -53,9 +53,8 @@ def run(text: str, registers: dict[str, int], shared: bytes) -> dict[str, int]:
             found[to] = bits_of(np.uint8(get(given[0]) & 255).view(np.int8))
         elif kind.startswith("ld.shared."):
             address, size = get(given[0].strip("[]")), 2 if kind.endswith("b16") else 4
-            for i, name in enumerate(names(to)):
-                assert address % (size * len(names(to))) == 0, "misaligned"
-                found[name] = int.from_bytes(shared[address + size * i : address + size * (i + 1)], "little")
+            assert address % size == 0, "misaligned"
+            found[to] = int.from_bytes(shared[address : address + size], "little")
         elif kind == "fma.rn.f32":
             a, b, c = (float(float_of(get(name))) for name in given)
             found[to] = bits_of(a * b + c)

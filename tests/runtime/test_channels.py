@@ -397,7 +397,10 @@ def test_an_excluded_layer_keeps_its_inputs_and_its_outputs() -> None:
     sizes = (6, 20, 21, 22, 3)
     layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     net, data = nn.Sequential(*layers[:-1]).eval(), torch.randn(300, 6)
-    small = sipp.shrink(net, data, multiply_adds=0.8, exclude="2", progress=False)
-    shapes = {layer.name: layer.after for layer in small.layers}
-    assert shapes["2.weight"] == (21, 20) and shapes["4.weight"][0] < 22
-    assert small.chosen is not None and "2.weight: 2.weight is excluded" in small.chosen.stays
+    for excluded in ("2", [net[2]], nn.Sequential(net[2], net[3])):
+        small = sipp.shrink(net, data, multiply_adds=0.8, exclude=excluded, progress=False)
+        shapes = {layer.name: layer.after for layer in small.layers}
+        assert shapes["2.weight"] == (21, 20) and shapes["4.weight"][0] < 22
+        assert small.chosen is not None and "2.weight: 2.weight is excluded" in small.chosen.stays
+    with pytest.raises(OptionError, match="a Linear without a layer of this network"):
+        sipp.shrink(net, data, multiply_adds=0.8, exclude=[nn.Linear(2, 2)], progress=False)

@@ -27,13 +27,11 @@ def weight_of(walks: Walks) -> Tensor:
         for laid in (walks.values.double(), walks.distances.to(torch.int64))
     )
     starts = walks.starts.view(-1, *threads).to(torch.int64)
-    for s in range(len(walks.slices) - 1):
-        begin, end = int(walks.slices[s]), int(walks.slices[s + 1])
-        if walks.slices_above:
-            assert begin == s * walks.min_blocks + sum(min(s, n) for n in walks.slices_above)
-            assert end - begin == walks.min_blocks + sum(s < n for n in walks.slices_above)
+    for s, n_blocks in enumerate(walks.n_blocks.tolist()):
+        begin = s * walks.most_blocks * depth
+        assert not values[begin + n_blocks * depth : begin + walks.most_blocks * depth].any()
         place = starts[s].clone()
-        for step in range(begin * depth, end * depth):
+        for step in range(begin, begin + n_blocks * depth):
             place += distances[step]
             for r in range(walks.n_rows):
                 row = int(walks.order[s * walks.n_rows + r])
@@ -72,13 +70,6 @@ def test_columns_that_only_16_bits_reach() -> None:
         assert torch.equal(weight_of(as_walks(weight, n_lanes=n_lanes, n_rows=2)), weight.double())
 
 
-def test_rows_of_many_lengths_are_looked_up() -> None:
-    """Slices with more numbers of blocks than can be told in numbers."""
-    weight = torch.ones(12, 120) * (torch.arange(120) < 10 * torch.arange(1, 13)[:, None])
-    walks = as_walks(weight, n_lanes=1, n_rows=1)
-    assert walks.slices_above == () and torch.equal(weight_of(walks), weight.double())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_rows_of_levels_are_known_by_their_scales(dtype: torch.dtype) -> None:
     """As `sipp.save(values="int8")` leaves them; others are not, nor are these once a weight has moved."""
@@ -96,37 +87,26 @@ def test_rows_of_levels_are_known_by_their_scales(dtype: torch.dtype) -> None:
     assert int8_scales(weight) is None and int8_scales(torch.randn(5, 300).to(dtype)) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype", "n_tokens"),
-    [
-        *((dtype, dtype, 1) for dtype in (torch.float16, torch.bfloat16, torch.float32)),
-        *((torch.int8, dtype, 1) for dtype in (torch.float16, torch.bfloat16, torch.float32)),
-        *((value, dtype, 4) for dtype in (torch.float16, torch.bfloat16) for value in (dtype, torch.int8)),
-    ],
-)
-def test_four_steps_in_ptx(value: torch.dtype, dtype: torch.dtype, n_tokens: int) -> None:
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_four_steps_in_ptx(dtype: torch.dtype, is_int8: bool) -> None:
     """Instruction by instruction: from a start on, over distances up to 255, four weights times their inputs."""
     torch.manual_seed(0)
-    x = torch.randn(1200, n_tokens).to(dtype)
+    x, value = torch.randn(1200).to(dtype), torch.int8 if is_int8 else dtype
     weights = (torch.randn(4) * 50).round().to(value)
-    start, distances, sums = 7, torch.tensor([0, 255, 128, 200]), torch.randn(4)
+    start, distances, sums = 7, torch.tensor([0, 255, 128, 200]), torch.randn(2)
     words = [int(word) & ptx_machine.WORD for word in weights.view(torch.int32)]
     words += [0] * (4 - len(words))
-    size = x.itemsize * n_tokens
-    registers = {"$5": start * size, "$6": sum(int(d) << 8 * i for i, d in enumerate(distances))}
-    registers |= {f"${7 + i}": word for i, word in enumerate(words)}
-    registers |= {f"${11 + i}": ptx_machine.bits_of(float(s)) for i, s in enumerate(sums)}
+    registers = {"$3": start * x.itemsize, "$4": sum(int(d) << 8 * i for i, d in enumerate(distances))}
+    registers |= {f"${5 + i}": word for i, word in enumerate(words)}
+    registers |= {f"${9 + i}": ptx_machine.bits_of(float(s)) for i, s in enumerate(sums)}
     shared = x.view(torch.uint8).numpy().tobytes()
-    found = ptx_machine.run(assembly.four_steps(value, dtype, n_tokens), registers, shared)
+    found = ptx_machine.run(assembly.four_steps(value, dtype), registers, shared)
     columns = start + distances.cumsum(0)
-    assert found["$0"] == int(columns[-1]) * size
-    new = torch.tensor([float(ptx_machine.float_of(found[f"${1 + t}"])) for t in range(4)], dtype=torch.float64)
-    products = weights.double()[:, None] * x[columns].double()
-    if n_tokens == 1:  # in two sums
-        torch.testing.assert_close(new[:2].sum(), sums[:2].double().sum() + products.sum(), rtol=1e-6, atol=1e-5)
-        assert torch.equal(new[2:], sums[2:].double())
-    else:
-        torch.testing.assert_close(new, sums.double() + products.sum(0), rtol=1e-6, atol=1e-5)
+    assert found["$0"] == int(columns[-1]) * x.itemsize
+    new = [float(ptx_machine.float_of(found[f"${1 + i}"])) for i in range(2)]
+    wanted = sums.double().sum() + (weights.double() * x[columns].double()).sum()
+    assert sum(new) == pytest.approx(float(wanted), rel=1e-6, abs=1e-5)
 
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: GPU kernels cannot be tested")
@@ -146,30 +126,27 @@ def test_the_kernels_by_the_interpreter() -> None:
 AHEAD = 2
 
 
-def _compiled(value: torch.dtype, dtype: torch.dtype, n_tokens: int, capability: int):
+def _compiled(value: torch.dtype, dtype: torch.dtype, capability: int):
     """The kernel for a GPU of this kind, which takes no GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from sipp.runtime.gpu import kernels
 
-    word, aligned = torch.int32 if n_tokens == 1 else torch.int64, [["tt.divisibility", 16]]
-    number, words = {torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype], f"*i{word.itemsize * 8}"
-    mask, carry = (kernels._repeated(bits, dtype, word) for bits in kernels.EXPONENT[dtype])
+    number, aligned = {torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype], [["tt.divisibility", 16]]
+    mask, carry = (kernels._repeated(bits, dtype, torch.int32) for bits in kernels.EXPONENT[dtype])
     form = kernels.Form(
-        n_rows=16, n_lanes=16, bits=8 * value.itemsize, tokens=n_tokens, mask=mask, carry=carry,
+        n_rows=16, n_lanes=16, bits=8 * value.itemsize, mask=mask, carry=carry,
         is_early=capability >= 90, ahead=AHEAD, four_at_once=True,
-        declare_shared=assembly.declare_shared(8192 * n_tokens),
-        four_steps=assembly.four_steps(value, dtype, n_tokens),
+        declare_shared=assembly.declare_shared(8192), four_steps=assembly.four_steps(value, dtype),
     )  # fmt: skip
     scales = "*fp32" if value == torch.int8 else "constexpr"
-    kept = kernels.Kept("*i32", "*i32", "*u16", slices="constexpr", order="*i32", scales=scales)
-    known = {"x": number if n_tokens == 1 else words, "words": words, "kept": kept, "out": number}
-    known |= dict.fromkeys(("bias", "n_words", "FORM"), "constexpr")
+    kept = kernels.Kept("*i32", "*i32", "*u16", n_blocks="*i32", order="*i32", scales=scales)
+    known = {"x": number, "words": "*i32", "kept": kept, "out": number, "bias": "constexpr", "FORM": "constexpr"}
     names = kernels._few_tokens.arg_names
     signature = {name: known.get(name, "i32") for name in names}
     at = {name: i for i, name in enumerate(names)}
-    constants = {(at["bias"],): None, (at["n_words"],): 1, (at["FORM"],): form, (at["kept"], 3): None}
+    constants = {(at["bias"],): None, (at["FORM"],): form}
     if value != torch.int8:
         constants[at["kept"], 5] = None
     places = [(at[name],) for name in ("x", "words", "out", "n_input_words")] + [(at["kept"], i) for i in range(6)]
@@ -182,7 +159,7 @@ def _compiled(value: torch.dtype, dtype: torch.dtype, n_tokens: int, capability:
 def test_the_kernel_compiled_for_hopper(value: torch.dtype) -> None:
     """Neighbouring threads read neighbouring words, several at once; the input lies in shared memory and nothing else;
     few instructions a weight."""
-    made = _compiled(value, torch.float16, 1, 90)
+    made = _compiled(value, torch.float16, 90)
     text = made.asm["ptx"]
     assert "griddepcontrol.wait" in text and "ld.shared.b16" in text and made.metadata.shared == 0
     loads = [line for line in text.splitlines() if "ld.global" in line and "@%p" in line]
@@ -193,4 +170,4 @@ def test_the_kernel_compiled_for_hopper(value: torch.dtype) -> None:
 
 
 def test_the_kernel_compiles_for_ampere() -> None:
-    assert "griddepcontrol" not in _compiled(torch.bfloat16, torch.bfloat16, 4, 80).asm["ptx"]
+    assert "griddepcontrol" not in _compiled(torch.bfloat16, torch.bfloat16, 80).asm["ptx"]

@@ -10,7 +10,7 @@ from fresh_process import run_python
 from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import runtime as oracle
 
-from sipp.native import Vectors, machine_code, processor, vector
+from sipp.native import machine_code, processor, vector
 from sipp.runtime import images
 from sipp.runtime.activations import BY_TORCH, activate
 from sipp.runtime.buffers import Arena, Buffer, Work, image_buffer, token_buffer
@@ -279,7 +279,7 @@ def by_code(name, lanes, values):
         with vector.each(b, *args.share(args.number("n"))) as i:
             place = b.mul(i, i.type(lanes))
             value = vector.load(b, vector.address_of(b, args.number("x"), place), vector.of(lanes))
-            vector.store(b, activate(Vectors(b, lanes), name, value), vector.address_of(b, args.number("out"), place))
+            vector.store(b, activate(b, name, value), vector.address_of(b, args.number("out"), place))
 
     x = np.array(values, np.float32)
     out = np.empty_like(x)

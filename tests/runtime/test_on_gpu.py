@@ -44,7 +44,7 @@ def random_network(seed: int, dtype: torch.dtype) -> tuple[nn.Module, torch.Tens
         layer.weight.data[torch.rand_like(layer.weight) < (0.3, 0.7, 0.95)[seed % 3]] = 0
         layer.weight.data[seed % n_out] = 0
         layers += [layer, nn.GELU() if seed % 3 else nn.LayerNorm(n_out)]
-    n_tokens = (1, 2, 3, 7, 16)[seed % 5]
+    n_tokens = (1, 2, 3, 7, 8)[seed % 5]
     return nn.Sequential(*layers).to("cuda", dtype).eval(), torch.randn(n_tokens, widths[0]).to("cuda", dtype)
 
 

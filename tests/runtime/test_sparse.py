@@ -16,8 +16,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError
-from sipp.runtime import buffers, chunks, cpu_network, graph, plan, sparse_network, timing
-from sipp_lab.nets import build
+from sipp.runtime import chunks, cpu_network, plan, sparse_network, timing
 
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 
@@ -42,39 +41,12 @@ def small():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["resnet20", "densenet22"])
-def test_known_networks(never_dense, name):
-    torch.manual_seed(0)
-    net = thin(build(name), 0.1)
-    x = torch.randn(3, 3, 32, 32)
-    assert is_close(sipp.sparse(net, x)(x), net(x))
-
-
 def test_a_dilated_pool_that_begins_in_the_padding(never_dense: None) -> None:
     torch.manual_seed(0)
     pool = nn.MaxPool2d(3, 1, padding=1, dilation=2)
     net, x = thin(nn.Sequential(nn.Conv2d(8, 16, 3), pool, nn.Conv2d(16, 8, 3)), 0.5), torch.randn(8, 8, 12, 12)
     fast = sipp.sparse(net, x)
     assert "max of windows" in kernels(fast) and is_close(fast(x), net(x))
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.TransformerEncoderLayer(24, 3, 40, batch_first=True, activation="gelu", norm_first=True)
-        self.head = nn.Linear(24, 5)
-
-    def forward(self, x):
-        return self.head(self.encoder(x))
-
-
-@pytest.mark.parametrize("shape", [(2, 16, 24), (1, 5, 24)])
-def test_transformer(never_dense, shape):
-    net = thin(Attention(), 0.3)
-    x = torch.randn(shape)
-    fast = sipp.sparse(net, x)
-    assert any(kernel.startswith("sparse") for kernel in kernels(fast))
-    assert is_close(fast(x), net(x))
 
 
 class Heads(nn.Module):
@@ -438,31 +410,6 @@ def test_nine_shapes_in_turn_compile_eight_times(never_dense, n_compiled):
     assert len([each for each in said if "more than 8 kinds of input" in str(each.message)]) == 1
 
 
-def test_two_threads_that_compile_the_eighth_and_the_ninth(never_dense, n_compiled, monkeypatch):
-    """Each has seen seven; the one that comes second to the lock must look again."""
-    model = thin(nn.Linear(8, 4), 0.3)
-    fast = sipp.sparse(model, torch.randn(2, 8))
-    for n in range(3, 9):
-        fast(torch.randn(n, 8))
-    others = [torch.randn(10, 8)]
-
-    class Late:
-        """The lock, which another thread gets first."""
-
-        def __enter__(self):
-            while others:
-                fast(others.pop())
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(sparse_network, "ONE_AT_A_TIME", Late())
-    x = torch.randn(9, 8)
-    with pytest.warns(UserWarning, match="more than 8 kinds of input"):
-        assert is_close(fast(x), model(x))
-    assert len(n_compiled) == sparse_network.MOST_PLANS
-
-
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
@@ -498,26 +445,3 @@ def test_memory_falls_with_the_zeros_and_counts_all_plans_and_shared_weights_onc
     fast(torch.randn(9, 64))
     packed = sum(step.n_bytes for step in fast.steps if step.kernel.startswith("sparse"))
     assert fast.n_bytes == first + packed and packed > 0
-
-
-def test_layers_left_dense_keep_no_buffers(monkeypatch):
-    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 0.0)
-    net = thin(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)), 0.4)
-    for n in (1, 9):
-        x = torch.randn(n, 3, 6, 6)
-        made = plan.make_plan(graph.trace(net, (x,), {}), [x])
-        assert [step.by for step in made.plan.steps if step.keep] == ["dense", "dense"]
-        assert not made.arena._by_address and made.n_buffer_bytes == 0
-
-
-def test_activations_are_counted_once_wherever_they_lie(never_dense):
-    convolution, x = thin(nn.Conv2d(3, 4, 3, padding=1), 0.4), torch.randn(8, 3, 6, 6)
-    own = [buffers.image_buffer(8, 3, 6, 6, (1, 1)), buffers.image_buffer(8, 4, 6, 6)]
-    wanted = sum(buffer.data_CHWN.untyped_storage().nbytes() for buffer in own)
-    assert sipp.sparse(convolution, x).latest.n_buffer_bytes == wanted
-    lstm = sipp.sparse(thin(nn.LSTM(8, 16, batch_first=True), 0.4), torch.randn(2, 3, 8))
-    inputs, outputs, states = 2 * 3 * 8, 2 * 3 * 16, 2 * (32 + 16 + 64)  # (x, h) in whole vectors, cell, gates
-    assert lstm.latest.n_buffer_bytes == 4 * (inputs + outputs + states)
-    x, mask = torch.randn(2, 16, 16), torch.zeros(16, 16)
-    masked, free = (sipp.sparse(thin(Heads(), 0.4), given).latest.n_buffer_bytes for given in ((x, mask), (x,)))
-    assert masked == free + mask.nbytes

@@ -38,8 +38,5 @@ if TYPE_CHECKING:
     from sipp.native.exporting import (
         quiet_export as quiet_export,
     )
-    from sipp.native.vector import (
-        Vectors as Vectors,
-    )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -33,6 +32,16 @@ def of(lanes: int, kind: Any = F32) -> Any:
 def constant(value: float, lanes: int, kind: Any = F32) -> Any:
     """A constant with this value in all lanes."""
     return ir.Constant(kind, value) if lanes == 1 else ir.Constant(of(lanes, kind), [value] * lanes)
+
+
+def lanes_of(value: Any) -> int:
+    """How many lanes a value has; 1 for a scalar."""
+    return value.type.count if isinstance(value.type, ir.VectorType) else 1
+
+
+def like(value: Any, number: float) -> Any:
+    """A float32 constant in as many lanes as this value has."""
+    return constant(number, lanes_of(value))
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
@@ -172,6 +181,11 @@ def splat(b: Any, scalar: Any, lanes: int) -> Any:
     return pick(b, first, first, [0] * lanes)
 
 
+def splat_item(b: Any, address: Any, i: Any, lanes: int, offset: int = 0) -> Any:
+    """Number i of an array of float32 in all lanes."""
+    return splat(b, load(b, address_of(b, address, i), offset=offset), lanes)
+
+
 def pick(b: Any, left: Any, right: Any, lanes: list[int]) -> Any:
     """Shuffles two vectors: the lanes with these numbers, `right` numbered after `left`."""
     return b.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
@@ -197,39 +211,3 @@ def transposed(b: Any, vectors: Sequence[Any]) -> list[Any]:
             vectors[i], vectors[i + bit] = pick(b, x, y, low), pick(b, x, y, high)
         bit *= 2
     return vectors
-
-
-# --- All of it, for one width -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Writes code on vectors of `lanes` float32 numbers, with LLVM's builder `b`."""
-
-    b: Any
-    lanes: int
-
-    @property
-    def n_bytes(self) -> int:
-        return self.lanes * FLOAT_BYTES
-
-    def constant(self, value: float) -> Any:
-        return constant(value, self.lanes)
-
-    def variables(self, n: int, value: float = 0.0) -> list[Any]:
-        """As many variables, which start with this value."""
-        return variables(self.b, [self.constant(value)] * n)
-
-    def load(self, address: Any, offset: int = 0) -> Any:
-        return load(self.b, address, of(self.lanes), offset)
-
-    def store(self, value: Any, address: Any, offset: int = 0) -> None:
-        store(self.b, value, address, offset)
-
-    def splat(self, scalar: Any) -> Any:
-        """A number in all lanes."""
-        return splat(self.b, scalar, self.lanes)
-
-    def splat_item(self, address: Any, i: Any, offset: int = 0) -> Any:
-        """Number i of an array in all lanes."""
-        return self.splat(load(self.b, address_of(self.b, address, i), offset=offset))

@@ -41,16 +41,15 @@ class Sums:
     xt_KF: Tensor
     x_K: Tensor
     t_F: Tensor
-    tt_F: Tensor
     first_K: Tensor  # what was subtracted
     first_F: Tensor
     n: int = 0
 
     @staticmethod
     def zeros(fan_in: int, n_rows: int, device: torch.device, *, has_intercept: bool) -> Sums:
-        shapes = (fan_in, fan_in), (fan_in, n_rows), (fan_in,), (n_rows,), (n_rows,), (fan_in,), (n_rows,)
-        xx, xt, x, t, tt, first_x, first_t = (torch.zeros(s, dtype=numerics.BOUND_DTYPE, device=device) for s in shapes)
-        return Sums(has_intercept, xx, xt, x, t, tt, first_x, first_t)
+        shapes = (fan_in, fan_in), (fan_in, n_rows), (fan_in,), (n_rows,), (fan_in,), (n_rows,)
+        xx, xt, x, t, first_x, first_t = (torch.zeros(s, dtype=numerics.BOUND_DTYPE, device=device) for s in shapes)
+        return Sums(has_intercept, xx, xt, x, t, first_x, first_t)
 
     def add(self, x_PK: Tensor, t_PF: Tensor) -> None:
         """Adds some patches; products of one call are summed in float32."""
@@ -62,21 +61,17 @@ class Sums:
         self.xt_KF += x_PK.T @ t_PF
         self.x_K += x_PK.sum(0)
         self.t_F += t_PF.sum(0)
-        self.tt_F += t_PF.square().sum(0)
         self.n += len(x_PK)
-
-    def about_means(self) -> tuple[Tensor, Tensor, Tensor]:
-        """xx, xt and tt about the means of x and t."""
-        x_K, t_F = self.x_K / self.n, self.t_F / self.n
-        xx_KK = self.xx_KK - self.n * torch.outer(x_K, x_K)
-        return xx_KK, self.xt_KF - self.n * torch.outer(x_K, t_F), (self.tt_F - self.n * t_F.square()).clamp(min=0)
 
     def system(self, weight_KF: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
         """H and R of the head of this file, about the means if there is an intercept.
 
         An input that never varies keeps its weight: the intercept takes what it gave.
         """
-        xx_KK, xt_KF = (self.xx_KK.clone(), self.xt_KF) if not self.has_intercept else self.about_means()[:2]
+        xx_KK, xt_KF = self.xx_KK.clone(), self.xt_KF
+        if self.has_intercept:
+            xx_KK -= torch.outer(self.x_K, self.x_K) / self.n
+            xt_KF = xt_KF - torch.outer(self.x_K, self.t_F) / self.n
         size = float(xx_KK.diagonal().mean()) if len(xx_KK) else 0.0
         lam = ridge * size if size > 0 else 1.0
         xx_KK.diagonal().add_(lam)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sipp.native import Vectors, vector
+from sipp.native import vector
 
 ATEN = torch.ops.aten
 NONE = "none"
@@ -52,90 +52,91 @@ def activation_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _PLAIN.get(target) if not kwargs else None
 
 
-def activate(v: Vectors, act: str, value: Any) -> Any:
+def activate(b: Any, act: str, value: Any) -> Any:
     """Applies an activation to a vector; NaN stays NaN."""
-    b, zero = v.b, v.constant(0.0)
+    zero = vector.like(value, 0.0)
     if act in ("relu", "relu6"):
         value = b.select(b.fcmp_ordered("<", value, zero), zero, value)
-        six = v.constant(6.0)
+        six = vector.like(value, 6.0)
         return value if act == "relu" else b.select(b.fcmp_ordered(">", value, six), six, value)
     if act == "sigmoid":
-        return sigmoid(v, value)
+        return sigmoid(b, value)
     if act == "tanh":
-        return tanh(v, value)
+        return tanh(b, value)
     if act == "silu":
-        return b.fmul(value, sigmoid(v, value))
+        return b.fmul(value, sigmoid(b, value))
     if act == "gelu":
-        return _gelu(v, value)
+        return _gelu(b, value)
     if act == "gelu_tanh":
         cube = b.fmul(b.fmul(value, value), value)
-        inner = b.fmul(vector.fused(b, cube, v.constant(0.044715), value), v.constant(math.sqrt(2 / math.pi)))
-        half = b.fmul(value, v.constant(0.5))
-        return vector.fused(b, half, tanh(v, inner), half)
+        inner = b.fmul(
+            vector.fused(b, cube, vector.like(value, 0.044715), value), vector.like(value, math.sqrt(2 / math.pi))
+        )
+        half = b.fmul(value, vector.like(value, 0.5))
+        return vector.fused(b, half, tanh(b, inner), half)
     return value
 
 
-def _gelu(v: Vectors, x: Any) -> Any:
+def _gelu(b: Any, x: Any) -> Any:
     """x Phi(x), Phi(x) = 1 - q for x > 0 and q below, where q = polynomial exp(-x^2 / 2) / 2."""
-    b, zero, one = v.b, v.constant(0.0), v.constant(1.0)
+    zero, one = vector.like(x, 0.0), vector.like(x, 1.0)
     is_negative = b.fcmp_ordered("<", x, zero)
     size = b.select(is_negative, b.fsub(zero, x), x)
-    t = b.fdiv(one, vector.fused(b, size, v.constant(ERF_P / math.sqrt(2)), one))
-    total = _polynomial(v, t, ERF_TERMS)
-    power = exp(v, b.fmul(b.fmul(x, x), v.constant(-0.5)))
-    q = b.fmul(b.fmul(b.fmul(total, t), power), v.constant(0.5))
+    t = b.fdiv(one, vector.fused(b, size, vector.like(x, ERF_P / math.sqrt(2)), one))
+    total = _polynomial(b, t, ERF_TERMS)
+    power = exp(b, b.fmul(b.fmul(x, x), vector.like(x, -0.5)))
+    q = b.fmul(b.fmul(b.fmul(total, t), power), vector.like(x, 0.5))
     return b.fmul(x, b.select(is_negative, q, b.fsub(one, q)))
 
 
-def exp(v: Vectors, x: Any) -> Any:
+def exp(b: Any, x: Any) -> Any:
     """e ** x. Uses half the power of two and doubles the result, because the largest results need 2 ** 128."""
-    b = v.b
-    is_low = b.fcmp_ordered("<", x, v.constant(LOWEST))
-    rest, shifted = _reduce_range(v, _clamp(v, x, LOWEST, HIGHEST))
-    half = b.fmul(_polynomial(v, rest, TERMS), _power_of_two(v, shifted, BIAS - 1))
-    return b.select(is_low, v.constant(0.0), b.fadd(half, half))
+    is_low = b.fcmp_ordered("<", x, vector.like(x, LOWEST))
+    rest, shifted = _reduce_range(b, _clamp(b, x, LOWEST, HIGHEST))
+    half = b.fmul(_polynomial(b, rest, TERMS), _power_of_two(b, shifted, BIAS - 1))
+    return b.select(is_low, vector.like(x, 0.0), b.fadd(half, half))
 
 
-def sigmoid(v: Vectors, x: Any) -> Any:
-    b, one = v.b, v.constant(1.0)
-    return b.fdiv(one, b.fadd(one, exp(v, b.fsub(v.constant(0.0), x))))
+def sigmoid(b: Any, x: Any) -> Any:
+    one = vector.like(x, 1.0)
+    return b.fdiv(one, b.fadd(one, exp(b, b.fsub(vector.like(x, 0.0), x))))
 
 
-def tanh(v: Vectors, x: Any) -> Any:
+def tanh(b: Any, x: Any) -> Any:
     """m / (m + 2) with m = e ** 2x - 1 = 2 ** n (e ** r - 1) + (2 ** n - 1): near zero n is 0, so nothing cancels."""
-    b = v.b
-    rest, shifted = _reduce_range(v, _clamp(v, b.fadd(x, x), -SATURATED, SATURATED))
-    power = _power_of_two(v, shifted, BIAS)
-    part = b.fmul(rest, _polynomial(v, rest, TERMS[:-1]))
-    m = vector.fused(b, power, part, b.fsub(power, v.constant(1.0)))
-    return b.fdiv(m, b.fadd(m, v.constant(2.0)))
+    rest, shifted = _reduce_range(b, _clamp(b, b.fadd(x, x), -SATURATED, SATURATED))
+    power = _power_of_two(b, shifted, BIAS)
+    part = b.fmul(rest, _polynomial(b, rest, TERMS[:-1]))
+    m = vector.fused(b, power, part, b.fsub(power, vector.like(x, 1.0)))
+    return b.fdiv(m, b.fadd(m, vector.like(x, 2.0)))
 
 
-def _clamp(v: Vectors, x: Any, low: float, high: float) -> Any:
+def _clamp(b: Any, x: Any, low: float, high: float) -> Any:
     """x clamped to low .. high; NaN stays NaN."""
-    for sign, limit in ((">", v.constant(high)), ("<", v.constant(low))):
-        x = v.b.select(v.b.fcmp_ordered(sign, x, limit), limit, x)
+    for sign, limit in ((">", vector.like(x, high)), ("<", vector.like(x, low))):
+        x = b.select(b.fcmp_ordered(sign, x, limit), limit, x)
     return x
 
 
-def _reduce_range(v: Vectors, x: Any) -> tuple[Any, Any]:
+def _reduce_range(b: Any, x: Any) -> tuple[Any, Any]:
     """Splits x = n ln 2 + r; returns r, and n in the last bits of a shifted number."""
-    b, shifter = v.b, v.constant(SHIFTER)
-    shifted = b.fadd(b.fmul(x, v.constant(1 / math.log(2))), shifter)
+    shifter = vector.like(x, SHIFTER)
+    shifted = b.fadd(b.fmul(x, vector.like(x, 1 / math.log(2))), shifter)
     whole = b.fsub(shifted, shifter)
-    rest = vector.fused(b, whole, v.constant(-LN2_HIGH), x)
-    return vector.fused(b, whole, v.constant(-LN2_LOW), rest), shifted
+    rest = vector.fused(b, whole, vector.like(x, -LN2_HIGH), x)
+    return vector.fused(b, whole, vector.like(x, -LN2_LOW), rest), shifted
 
 
-def _polynomial(v: Vectors, x: Any, terms: Sequence[float]) -> Any:
-    total = v.constant(terms[0])
+def _polynomial(b: Any, x: Any, terms: Sequence[float]) -> Any:
+    total = vector.like(x, terms[0])
     for term in terms[1:]:
-        total = vector.fused(v.b, total, x, v.constant(term))
+        total = vector.fused(b, total, x, vector.like(x, term))
     return total
 
 
-def _power_of_two(v: Vectors, shifted: Any, bias: int) -> Any:
+def _power_of_two(b: Any, shifted: Any, bias: int) -> Any:
     """2 ** (n + bias - BIAS) for the integer n in the last bits."""
-    b, whole = v.b, [vector.constant(number, v.lanes, vector.I32) for number in (bias, MANTISSA)]
-    exponent = b.shl(b.add(b.bitcast(shifted, vector.of(v.lanes, vector.I32)), whole[0]), whole[1])
-    return b.bitcast(exponent, vector.of(v.lanes))
+    lanes = vector.lanes_of(shifted)
+    more, places = (vector.constant(number, lanes, vector.I32) for number in (bias, MANTISSA))
+    exponent = b.shl(b.add(b.bitcast(shifted, vector.of(lanes, vector.I32)), more), places)
+    return b.bitcast(exponent, shifted.type)

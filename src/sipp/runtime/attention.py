@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import Vectors, machine_code, memory, processor, vector
+from sipp.native import machine_code, memory, processor, vector
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, Fill, Work, filled_run, token_buffer
 from sipp.runtime.graph import Op
@@ -46,6 +46,14 @@ class QueryTile:
     n_vectors: int
     n_keys: int
     has_mask: bool
+
+    @property
+    def kind(self) -> Any:
+        return vector.of(self.lanes)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.lanes * vector.FLOAT_BYTES
 
 
 def attention_step(op: Op, work: Work) -> Step | None:
@@ -85,14 +93,9 @@ def attention_step(op: Op, work: Work) -> Step | None:
     }
     tile = QueryTile(lanes, n_vectors, n_keys, mask is not None)
     n_tasks, also = n_points * n_heads * n_strips, (q, k, v, out, mask)
-    kernel = PreparedKernel(
-        ("attention", tile), arguments, n_tasks, lambda b, args: _emit(Vectors(b, lanes), args, tile), also
-    )
-    buffers = tuple(x for x in (q, k, v, mask, result) if x is not None)
-    return Step(
-        op.name, "ours", filled_run(fills, kernel, op.out, result), op.out, "attention of tokens", is_watched=True,
-        buffers=buffers,
-    )  # fmt: skip
+    kernel = PreparedKernel(("attention", tile), arguments, n_tasks, lambda b, args: _emit(b, args, tile), also)
+    run_step = filled_run(fills, kernel, op.out, result)
+    return Step(op.name, "ours", run_step, op.out, "attention of tokens", is_watched=True)
 
 
 def _mask(op: Op, work: Work, q: Tensor, n_keys: int) -> tuple[Tensor | None, list[Fill]]:
@@ -120,15 +123,15 @@ def _has_token_layout(x: Any, arena: Arena) -> bool:
     return is_heads and arena.buffer_of(x) is not None and x.stride(2) == 1 and x.shape[2] > 1
 
 
-def _emit(v: Vectors, args: machine_code.Arguments, tile: QueryTile) -> None:
-    b, n_vectors, n_keys = v.b, tile.n_vectors, tile.n_keys
+def _emit(b: Any, args: machine_code.Arguments, tile: QueryTile) -> None:
+    n_vectors, n_keys = tile.n_vectors, tile.n_keys
     n_strips, n_heads = args.number("n_strips"), args.number("n_heads")
     n_tasks = b.mul(b.mul(args.number("n_points"), n_heads), n_strips)
-    with vector.floats_on_heap(b, n_keys * n_vectors * v.lanes) as scores:
+    with vector.floats_on_heap(b, n_keys * n_vectors * tile.lanes) as scores:
         has_room = b.icmp_unsigned("!=", scores, vector.I64(0))
         with b.if_then(b.not_(has_room)):
             raise_flag(b, args)
-        with tasks(v, args, b.select(has_room, n_tasks, vector.I64(0))) as (task, watch):
+        with tasks(b, tile.lanes, args, b.select(has_room, n_tasks, vector.I64(0))) as (task, watch):
             strip, rest = b.srem(task, n_strips), b.sdiv(task, n_strips)
             head, point = b.srem(rest, n_heads), b.sdiv(rest, n_heads)
 
@@ -136,78 +139,78 @@ def _emit(v: Vectors, args: machine_code.Arguments, tile: QueryTile) -> None:
                 steps = args.number(f"{name}_per_point"), args.number(f"{name}_per_head")
                 return b.add(args.number(name), b.add(b.mul(point, steps[0]), b.mul(head, steps[1])))
 
-            moved = b.mul(strip, vector.I64(n_vectors * v.n_bytes))
+            moved = b.mul(strip, vector.I64(n_vectors * tile.n_bytes))
             q, out, mask = (b.add(start(name), moved) for name in ("q", "out", "mask"))
-            largest = _emit_scores(v, args, tile, q, start("k"), mask, scores)
-            totals = _emit_powers(v, n_keys, largest, scores)
-            inverse = [b.fdiv(v.constant(1.0), total) for total in totals]
-            _emit_means(v, args, n_keys, start("v"), scores, inverse, out, watch)
+            largest = _emit_scores(b, args, tile, q, start("k"), mask, scores)
+            totals = _emit_powers(b, tile, largest, scores)
+            inverse = [b.fdiv(vector.like(total, 1.0), total) for total in totals]
+            _emit_means(b, args, tile, start("v"), scores, inverse, out, watch)
 
 
-def _line(v: Vectors, scores: Any, key: Any, n_vectors: int) -> Any:
+def _line(b: Any, tile: QueryTile, scores: Any, key: Any) -> Any:
     """Where the scores of a key are."""
-    return vector.address_of(v.b, scores, v.b.mul(key, vector.I64(n_vectors * v.lanes)))
+    return vector.address_of(b, scores, b.mul(key, vector.I64(tile.n_vectors * tile.lanes)))
 
 
 def _emit_scores(
-    v: Vectors, args: machine_code.Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any
+    b: Any, args: machine_code.Arguments, tile: QueryTile, q: Any, k: Any, mask: Any, scores: Any
 ) -> list[Any]:
     """Emits the scores; returns the largest one for each query."""
-    b, n_vectors = v.b, tile.n_vectors
-    scale = v.splat(args.real("scale"))
-    largest = v.variables(n_vectors, float("-inf"))
+    n_vectors, zero = tile.n_vectors, vector.constant(0.0, tile.lanes)
+    scale = vector.splat(b, args.real("scale"), tile.lanes)
+    largest = vector.variables(b, [vector.like(zero, float("-inf"))] * n_vectors)
     with vector.each(b, 0, vector.I64(tile.n_keys), AT_ONCE) as key:
-        sums = [v.variables(n_vectors) for _ in range(AT_ONCE)]
+        sums = [vector.variables(b, [zero] * n_vectors) for _ in range(AT_ONCE)]
         with vector.each(b, 0, args.number("size")) as d:
             q_at, k_at = b.add(q, b.mul(d, args.number("q_pitch"))), b.add(k, b.mul(d, args.number("k_pitch")))
-            queries = [v.load(q_at, i * v.n_bytes) for i in range(n_vectors)]
+            queries = [vector.load(b, q_at, tile.kind, i * tile.n_bytes) for i in range(n_vectors)]
             for j, line in enumerate(sums):
-                key_splat = v.splat_item(k_at, key, j * vector.FLOAT_BYTES)
+                key_splat = vector.splat_item(b, k_at, key, tile.lanes, j * vector.FLOAT_BYTES)
                 for cell, query in zip(line, queries):
                     b.store(vector.fused(b, key_splat, query, b.load(cell)), cell)
         for j, line in enumerate(sums):
-            to = _line(v, scores, b.add(key, vector.I64(j)), n_vectors)
+            to = _line(b, tile, scores, b.add(key, vector.I64(j)))
             mask_at = b.add(mask, b.mul(b.add(key, vector.I64(j)), args.number("mask_pitch")))
             for i, cell in enumerate(line):
                 value, best = b.fmul(b.load(cell), scale), b.load(largest[i])
                 if tile.has_mask:
-                    value = b.fadd(value, v.load(mask_at, i * v.n_bytes))
+                    value = b.fadd(value, vector.load(b, mask_at, tile.kind, i * tile.n_bytes))
                 b.store(vector.maximum(b, best, value), largest[i])
-                v.store(value, to, i * v.n_bytes)
+                vector.store(b, value, to, i * tile.n_bytes)
     return [b.load(cell) for cell in largest]
 
 
-def _emit_powers(v: Vectors, n_keys: int, largest: list[Any], scores: Any) -> list[Any]:
+def _emit_powers(b: Any, tile: QueryTile, largest: list[Any], scores: Any) -> list[Any]:
     """Replaces scores by exp(score - largest); returns their sums."""
-    b, totals = v.b, v.variables(len(largest))
-    with vector.each(b, 0, vector.I64(n_keys)) as key:
-        line = _line(v, scores, key, len(largest))
+    totals = vector.variables(b, [vector.constant(0.0, tile.lanes)] * tile.n_vectors)
+    with vector.each(b, 0, vector.I64(tile.n_keys)) as key:
+        line = _line(b, tile, scores, key)
         for i, cell in enumerate(totals):
-            power = exp(v, b.fsub(v.load(line, i * v.n_bytes), largest[i]))
-            v.store(power, line, i * v.n_bytes)
+            power = exp(b, b.fsub(vector.load(b, line, tile.kind, i * tile.n_bytes), largest[i]))
+            vector.store(b, power, line, i * tile.n_bytes)
             b.store(b.fadd(b.load(cell), power), cell)
     return [b.load(cell) for cell in totals]
 
 
 def _emit_means(
-    v: Vectors, args: machine_code.Arguments, n_keys: int, values: Any, scores: Any, inverse: list[Any], out: Any,
+    b: Any, args: machine_code.Arguments, tile: QueryTile, values: Any, scores: Any, inverse: list[Any], out: Any,
     watch: Watch,
 ) -> None:  # fmt: skip
     """Emits the weighted means of the values, a few features at a time."""
-    b, n_vectors = v.b, len(inverse)
+    n_vectors, zero = tile.n_vectors, vector.constant(0.0, tile.lanes)
     with vector.each(b, 0, args.number("size"), AT_ONCE) as d:
         rows = [b.add(values, b.mul(b.add(d, vector.I64(r)), args.number("v_pitch"))) for r in range(AT_ONCE)]
-        sums = [v.variables(n_vectors) for _ in rows]
-        with vector.each(b, 0, vector.I64(n_keys)) as key:
-            line = _line(v, scores, key, n_vectors)
-            powers = [v.load(line, i * v.n_bytes) for i in range(n_vectors)]
+        sums = [vector.variables(b, [zero] * n_vectors) for _ in rows]
+        with vector.each(b, 0, vector.I64(tile.n_keys)) as key:
+            line = _line(b, tile, scores, key)
+            powers = [vector.load(b, line, tile.kind, i * tile.n_bytes) for i in range(n_vectors)]
             for row, cells in zip(rows, sums):
-                value_splat = v.splat_item(row, key)
+                value_splat = vector.splat_item(b, row, key, tile.lanes)
                 for cell, power in zip(cells, powers):
                     b.store(vector.fused(b, value_splat, power, b.load(cell)), cell)
         for r, cells in enumerate(sums):
             to = b.add(out, b.mul(b.add(d, vector.I64(r)), args.number("out_pitch")))
             for i, cell in enumerate(cells):
                 value = b.fmul(b.load(cell), inverse[i])
-                v.store(value, to, i * v.n_bytes)
+                vector.store(b, value, to, i * tile.n_bytes)
                 watch(value)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Node
 
 from sipp.results import ShrunkLayer, numerics
-from sipp.runtime.graph import shape_of
+from sipp.runtime.graph import operation_name, shape_of
 
 Shape = tuple[int, ...]
 
@@ -32,10 +31,7 @@ def multiply_adds(program: torch.export.ExportedProgram, shapes: Mapping[str, Sh
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
     counts: dict[str, int] = {}
     for node in program.graph.nodes:
-        target: Any = node.target
-        if not isinstance(target, torch._ops.OpOverload):
-            continue
-        kind = target._schema.name.removeprefix("aten::")
+        kind = operation_name(node)
         if kind in _PRODUCTS:
             weight = node.args[1]
             name = names.get(weight.name)

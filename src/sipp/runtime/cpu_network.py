@@ -43,7 +43,6 @@ class CpuNetwork:
         self.model, self._always = model, always
         self._packed: dict[str, PackedParameter] = {}
         self._compiled: list[Compiled] = []
-        self._is_unpacked_once = False  # for a call with a value that is not finite
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -103,7 +102,6 @@ class CpuNetwork:
             how="as above" if chunk is None else f"as above, {chunk} inputs at a time",
             one_thread_seconds=_one_thread_seconds(run, min(times[0])),
             tensors=plan.tensors,
-            n_buffer_bytes=plan.n_buffer_bytes,
             **known,
         )
 
@@ -132,14 +130,7 @@ class CpuNetwork:
 
     def _run_plan(self, plan: CpuPlan, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = _run(plan, chunk, flat_inputs(args, kwargs))
-        if output is NOT_FINITE:
-            self._is_unpacked_once |= bool(self._packed)
-            return self.run_dense(args, kwargs)
-        if self._is_unpacked_once:
-            self._is_unpacked_once = False
-            with torch.inference_mode(False):
-                self._pack()
-        return output
+        return self.run_dense(args, kwargs) if output is NOT_FINITE else output
 
 
 @torch.no_grad()

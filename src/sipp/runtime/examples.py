@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
-from sipp.errors import DataError, OptionError
+from sipp.errors import DataError
 from sipp.inputs import Batch, run_batch, scoring_mode
 from sipp.native import pytree
 
-SIDES = (32, 28, 8, 64, 224)  # input sizes to try, in one, two or three dimensions
-LENGTH = 4  # of sequences
 AGREEMENT = 1e-4  # how far outputs may differ, relative to the largest: float32 sums may have another order
 UNITS = 64  # times the epsilon of a dtype: what its rounding may cause
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
-def call_of(example: Any, model: nn.Module | None = None) -> Call:
-    """The positional and keyword arguments of a call with this example, ready to be traced.
-
-    If there is none, of a call with noise that fits the model.
-    """
-    if example is None and model is not None:
-        return _guess(model)
+def call_of(example: Any) -> Call:
+    """The positional and keyword arguments of a call with this example, ready to be traced."""
     _check_dense(example, "the example")
     if isinstance(example, Tensor):
         return without_aliases((example,), {})
@@ -109,23 +100,6 @@ def try_example(
     own_args, own_kwargs = cloned((args, kwargs))
     with scoring_mode(model, "running"):
         run_batch(model, Batch(index=0, where=where, args=own_args, kwargs=own_kwargs, labels=None, n_points=1))
-
-
-def _guess(model: nn.Module) -> Call:
-    """A call with noise in a shape that fits the model's first layer, with the first size that the model accepts."""
-    for first in [module for module in model.modules() if isinstance(module, nn.Linear | _ConvNd)][:1]:
-        if isinstance(first, nn.Linear):
-            shapes = [(first.in_features,), (LENGTH, first.in_features)]
-        else:
-            shapes = [(first.in_channels, *[size] * len(first.kernel_size)) for size in SIDES]
-        generator = torch.Generator("cpu").manual_seed(0)
-        for shape in shapes:
-            noise = torch.randn(2, *shape, dtype=torch.float32, device="cpu", generator=generator)
-            args = (noise.to(first.weight),)
-            with suppress(DataError), scoring_mode(model, "running"):
-                run_batch(model, Batch(index=0, where="a guess", args=args, kwargs={}, labels=None, n_points=2))
-                return args, {}
-    raise OptionError("no example is given, and none could be guessed", fix="give an input of the network as example=")
 
 
 def output_difference(outputs: list[Any], expected: list[Any]) -> float:

@@ -20,12 +20,7 @@ from sipp.results import AnyCertificate, Pruned, hashing, words
 from sipp.storage import companion_files
 
 CARD = "README.md"
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGT]?B|[KMGT]IB)", re.IGNORECASE | re.ASCII)
-_UNITS = (
-    {"B": 1}
-    | {f"{k}B": 1000**n for n, k in enumerate("KMGT", 1)}
-    | {f"{k}IB": 1024**n for n, k in enumerate("KMGT", 1)}
-)
+_SIZE = re.compile(r"[0-9]+(\.[0-9]+)? ?[KMGT]B", re.IGNORECASE | re.ASCII)  # as save_pretrained takes it
 PAPER = "[SiPP](https://arxiv.org/abs/1910.05422)"
 
 
@@ -71,10 +66,12 @@ def write_folder(
             f"{type(model).__name__} has no save_pretrained and from_pretrained",
             fix="give a Hugging Face model; or write an ONNX file, NAME.onnx, with an example",
         )
+    if not (isinstance(shard, str) and _SIZE.fullmatch(shard)) and not (type(shard) is int and shard > 0):
+        raise OptionError(f"shard={shard!r:.40} is not a size", fix="give '5GB', or a number of bytes", option="shard")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise OptionError(f"{folder} exists and is not an empty folder", fix="give another name, or move it away")
     with new_folder(folder) as unfinished:
-        save(unfinished, max_shard_size=_size("shard", shard))
+        save(unfinished, max_shard_size=shard)
         back = load(unfinished, local_files_only=True)
         _check_same(dict(model.state_dict()), dict(back.state_dict()))
         beside = _add_companions(model, unfinished, tokenizer)
@@ -109,12 +106,3 @@ def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
         read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
         if tensor.shape != read.shape or not torch.equal(hashing.raw_bytes(tensor), hashing.raw_bytes(read)):
             raise ModelError("differs after writing and reading it back", where=name, fix="report this network")
-
-
-def _size(name: str, value: Any) -> int:
-    """The number of bytes that a size such as "5GB" means, or the number itself."""
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    n_bytes = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else value
-    if not isinstance(n_bytes, int) or isinstance(n_bytes, bool) or n_bytes < 1:
-        raise OptionError(f"{name}={value!r:.40} is not a size", fix="give '5GB', or a number of bytes", option=name)
-    return int(n_bytes)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import Vectors, machine_code, processor, vector
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Buffer, Work, filled_run, image_buffer
 from sipp.runtime.graph import ATEN, Op, Slot
 from sipp.runtime.kernel import Argument, PreparedKernel
@@ -39,10 +39,10 @@ def pool_step(op: Op, work: Work) -> Step | None:
     out = work.arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), work.border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
     work.arena.take(out, is_shared=True)
-    run_step, buffers = filled_run([], kernel, op.out, out.inner), (source.data_CHWN, out.data_CHWN)
+    run_step = filled_run([], kernel, op.out, out.inner)
     if op.target is MAX:
-        return Step(op.name, "ours", run_step, op.out, "max of windows", is_watched=True, buffers=buffers)
-    return Step(op.name, "ours", run_step, op.out, "mean of windows", buffers=buffers)  # its sums may overflow
+        return Step(op.name, "ours", run_step, op.out, "max of windows", is_watched=True)
+    return Step(op.name, "ours", run_step, op.out, "mean of windows")  # its sums may overflow
 
 
 def copies_step(op: Op, work: Work) -> Step | None:
@@ -77,7 +77,7 @@ def copies_step(op: Op, work: Work) -> Step | None:
             target.copy_(current[number])
         current[op.out] = out.inner
 
-    return Step(op.name, "ours", run_step, op.out, "copies", is_watched=True, buffers=(out.data_CHWN,))
+    return Step(op.name, "ours", run_step, op.out, "copies", is_watched=True)
 
 
 # --- Pooling ----------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
     }
     lanes = 16 if n % 16 == 0 and processor.WIDE else 8 if n % 8 == 0 else together
     key = ("pooling", is_max, lanes, step)
-    return PreparedKernel(key, arguments, channels, lambda b, args: _emit(Vectors(b, lanes), args, is_max, step))
+    return PreparedKernel(key, arguments, channels, lambda b, args: _emit(b, args, lanes, is_max, step))
 
 
 def _columns_together(taps: list[range]) -> tuple[int, int]:
@@ -162,8 +162,7 @@ def _columns_together(taps: list[range]) -> tuple[int, int]:
     return lanes, steps.pop() if lanes > 1 else 1
 
 
-def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool, step: int) -> None:
-    b = v.b
+def _emit(b: Any, args: machine_code.Arguments, lanes: int, is_max: bool, step: int) -> None:
     with vector.each(b, *args.share(args.number("n_channels"))) as channel:
         x = b.add(args.number("x"), b.mul(channel, args.number("x_pitch")))
         out = b.add(args.number("out"), b.mul(channel, args.number("out_pitch")))
@@ -171,19 +170,24 @@ def _emit(v: Vectors, args: machine_code.Arguments, is_max: bool, step: int) -> 
             entry = vector.address_of(b, args.number("table"), position, vector.LONG_BYTES * TABLE_NUMBERS)
             numbers = [vector.load(b, entry, vector.I64, vector.LONG_BYTES * i) for i in range(TABLE_NUMBERS)]
             to, start, stop, bits = numbers
-            to, factor = b.add(out, to), v.splat(b.bitcast(b.trunc(bits, vector.I32), vector.F32))
-            with vector.each(b, 0, args.number("n_points"), v.lanes) as point:
-                value = _over_taps(v, args, is_max, step, vector.address_of(b, x, point), start, stop)
-                v.store(value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
+            to, factor = b.add(out, to), vector.splat(b, b.bitcast(b.trunc(bits, vector.I32), vector.F32), lanes)
+            with vector.each(b, 0, args.number("n_points"), lanes) as point:
+                value = _over_taps(b, args, lanes, is_max, step, vector.address_of(b, x, point), start, stop)
+                vector.store(b, value if is_max else b.fmul(value, factor), vector.address_of(b, to, point))
 
 
-def _over_taps(v: Vectors, args: machine_code.Arguments, is_max: bool, step: int, x: Any, start: Any, stop: Any) -> Any:
-    b, taps, (cell,) = v.b, args.number("taps"), v.variables(1, float("-inf") if is_max else 0.0)
+def _over_taps(
+    b: Any, args: machine_code.Arguments, lanes: int, is_max: bool, step: int, x: Any, start: Any, stop: Any
+) -> Any:
+    taps, kind = args.number("taps"), vector.of(lanes)
+    (cell,) = vector.variables(b, [vector.constant(float("-inf") if is_max else 0.0, lanes)])
     with vector.each(b, start, stop) as tap:
         place = b.add(x, vector.item(b, taps, tap, vector.I64))
-        value, have = v.load(place), b.load(cell)
+        value, have = vector.load(b, place, kind), b.load(cell)
         if step == 2:  # every second number of two vectors
-            value = vector.pick(b, value, v.load(place, v.n_bytes), list(range(0, 2 * v.lanes, 2)))
+            value = vector.pick(
+                b, value, vector.load(b, place, kind, lanes * vector.FLOAT_BYTES), list(range(0, 2 * lanes, 2))
+            )
         if is_max:
             is_new = b.or_(b.fcmp_ordered(">", value, have), b.fcmp_unordered("uno", value, value))  # NaN stays
             b.store(b.select(is_new, value, have), cell)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import Vectors, machine_code, memory, vector
+from sipp.native import machine_code, memory, vector
 from sipp.runtime import timing
 
 SHARED_SECONDS = 5e-5  # faster kernels run on one thread
@@ -66,12 +66,13 @@ class PreparedKernel:
 
 
 @contextmanager
-def tasks(v: Vectors, args: machine_code.Arguments, n: Any) -> Iterator[tuple[Any, Watch]]:
+def tasks(b: Any, lanes: int, args: machine_code.Arguments, n: Any) -> Iterator[tuple[Any, Watch]]:
     """A loop over the thread's share of n tasks; yields the task and a function that watches vectors of values.
 
     The first watched value that is not finite makes a sum NaN, which raises the flag in the end: one multiply-add each.
     """
-    b, zero, (bad,) = v.b, v.constant(0.0), v.variables(1)
+    zero = vector.constant(0.0, lanes)
+    (bad,) = vector.variables(b, [zero])
 
     def watch(value: Any) -> None:
         b.store(vector.fused(b, value, zero, b.load(bad)), bad)
@@ -79,9 +80,9 @@ def tasks(v: Vectors, args: machine_code.Arguments, n: Any) -> Iterator[tuple[An
     with vector.each(b, *args.share(n)) as task:
         yield task, watch
     total = each_lane = b.load(bad)
-    if v.lanes > 1:
+    if lanes > 1:
         total = b.extract_element(each_lane, vector.I64(0))
-        for lane in range(1, v.lanes):
+        for lane in range(1, lanes):
             total = b.fadd(total, b.extract_element(each_lane, vector.I64(lane)))
     with b.if_then(b.fcmp_unordered("uno", total, total)):
         raise_flag(b, args)

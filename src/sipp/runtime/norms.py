@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sipp.native import Vectors, machine_code, processor, vector
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Work, filled_run, fills_of, token_buffer, token_input
 from sipp.runtime.graph import Op
 from sipp.runtime.kernel import Argument, PreparedKernel, tasks
@@ -52,47 +52,48 @@ def norm_step(op: Op, work: Work) -> Step | None:
         "flag": arena.flag.cell,
     }
     key = ("norm", lanes, n_vectors)
-    kernel = PreparedKernel(key, arguments, n_strips, lambda b, args: _emit(Vectors(b, lanes), args, n_vectors))
+    kernel = PreparedKernel(key, arguments, n_strips, lambda b, args: _emit(b, args, lanes, n_vectors))
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
-    buffers = (source.data, out.data_CHWN)
-    return Step(op.name, "ours", run_step, op.out, "norm of tokens", is_watched=True, buffers=buffers)
+    return Step(op.name, "ours", run_step, op.out, "norm of tokens", is_watched=True)
 
 
-def _emit(v: Vectors, args: machine_code.Arguments, n_vectors: int) -> None:
-    b = v.b
-    share, epsilon = (v.splat(args.real(name)) for name in ("share", "epsilon"))
-    one = v.constant(1.0)
-    with tasks(v, args, args.number("n_strips")) as (strip, watch):
-        x, out = (b.add(args.number(n), b.mul(strip, vector.I64(n_vectors * v.n_bytes))) for n in ("x", "out"))
+def _emit(b: Any, args: machine_code.Arguments, lanes: int, n_vectors: int) -> None:
+    kind, n_bytes = vector.of(lanes), lanes * vector.FLOAT_BYTES
+    share, epsilon = (vector.splat(b, args.real(name), lanes) for name in ("share", "epsilon"))
+    one = vector.constant(1.0, lanes)
+    with tasks(b, lanes, args, args.number("n_strips")) as (strip, watch):
+        x, out = (b.add(args.number(n), b.mul(strip, vector.I64(n_vectors * n_bytes))) for n in ("x", "out"))
         # about the first feature: where all are nearly equal and large, a rounded sum would show after the division
-        first = [v.load(x, i * v.n_bytes) for i in range(n_vectors)]
-        totals = _over(v, args, x, n_vectors, lambda i, value: b.fsub(value, first[i]))
+        first = [vector.load(b, x, kind, i * n_bytes) for i in range(n_vectors)]
+        totals = _over(b, args, x, kind, n_vectors, lambda i, value: b.fsub(value, first[i]))
         mean = [vector.fused(b, total, share, start) for total, start in zip(totals, first)]
-        squares = _over(v, args, x, n_vectors, lambda i, value: _square(b, b.fsub(value, mean[i])))
+        squares = _over(b, args, x, kind, n_vectors, lambda i, value: _square(b, b.fsub(value, mean[i])))
         for total, middle in zip(squares, mean):
             for square in (total, _square(b, middle)):  # torch squares partial means too
-                watch(b.fmul(square, v.constant(MARGIN)))
+                watch(b.fmul(square, vector.constant(MARGIN, lanes)))
         variances = [vector.fused(b, total, share, epsilon) for total in squares]
-        scale = [b.fdiv(one, vector.call(b, f"llvm.sqrt.v{v.lanes}f32", vector.of(v.lanes), [x])) for x in variances]
+        scale = [b.fdiv(one, vector.call(b, f"llvm.sqrt.v{lanes}f32", kind, [x])) for x in variances]
         with vector.each(b, 0, args.number("n_features")) as feature:
             moved = b.mul(feature, args.number("pitch"))
-            gain, shift = (v.splat_item(args.number(name), feature) for name in ("gain", "shift"))
+            gain, shift = (vector.splat_item(b, args.number(name), feature, lanes) for name in ("gain", "shift"))
             for i in range(n_vectors):
-                value = v.load(b.add(x, moved), i * v.n_bytes)
+                value = vector.load(b, b.add(x, moved), kind, i * n_bytes)
                 value = vector.fused(b, b.fmul(b.fsub(value, mean[i]), scale[i]), gain, shift)
-                v.store(value, b.add(out, moved), i * v.n_bytes)
+                vector.store(b, value, b.add(out, moved), i * n_bytes)
                 watch(value)
 
 
 def _over(
-    v: Vectors, args: machine_code.Arguments, x: Any, n_vectors: int, term: Callable[[int, Any], Any]
+    b: Any, args: machine_code.Arguments, x: Any, kind: Any, n_vectors: int, term: Callable[[int, Any], Any]
 ) -> list[Any]:
     """Emits sums over the features, one for each vector of a strip."""
-    b, cells = v.b, v.variables(n_vectors)
+    cells = vector.variables(b, [vector.constant(0.0, kind.count)] * n_vectors)
     with vector.each(b, 0, args.number("n_features")) as feature:
         line = b.add(x, b.mul(feature, args.number("pitch")))
         for i, cell in enumerate(cells):
-            b.store(b.fadd(b.load(cell), term(i, v.load(line, i * v.n_bytes))), cell)
+            b.store(
+                b.fadd(b.load(cell), term(i, vector.load(b, line, kind, i * kind.count * vector.FLOAT_BYTES))), cell
+            )
     return [b.load(cell) for cell in cells]
 
 

@@ -18,7 +18,7 @@ from sipp.runtime.images import CAT, MAX, MEANS, PAD, copies_step, pool_step
 from sipp.runtime.norms import norm_step
 from sipp.runtime.products import product_step
 from sipp.runtime.recurrent import recurrent_step
-from sipp.runtime.steps import Plan, Step, Values, bytes_in_memory, fold_constants, plan_of, torch_step
+from sipp.runtime.steps import Plan, Step, Values, fold_constants, plan_of, torch_step
 
 # how an operation becomes a step; the maker gives None for what it leaves to torch
 MAKERS: dict[Any, Callable[[Op, Work], Step | None]] = {
@@ -71,11 +71,6 @@ class CpuPlan:
         """Weights that it holds; other plans and the model may share them."""
         constants = [value for value in self.plan.constants.values() if isinstance(value, Tensor)]
         return [*constants, *(tensor for step in self.plan.steps for tensor in step.held)]
-
-    @property
-    def n_buffer_bytes(self) -> int:
-        """Bytes of the activations between its steps."""
-        return bytes_in_memory(tensor for step in self.plan.steps for tensor in step.buffers)
 
 
 def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
@@ -131,29 +126,24 @@ def _borders(graph: Graph) -> dict[int, Pair]:
 def _with_finite_checks(graph: Graph, steps: list[Step], views: set[int], arena: Arena) -> list[Step]:
     """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
-    Results that reach our kernels through views count too, which need no check themselves. A dense layer with a folded
-    norm is always checked, because it may overflow before the norm.
+    Results that reach our kernels through views count too, which need no check themselves.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
         if step.by != "torch" or (step.out in views and step.out in ours):
             ours |= set(op.reads())
-    return [
-        _with_finite_check(step, arena, op.shrunk)
-        if not step.is_watched and (step.out in ours or op.shrunk > 1) and step.out not in views
-        else step
-        for op, step in zip(graph.ops, steps)
-    ]
+    read = ours - views
+    return [_with_finite_check(step, arena) if step.out in read and not step.is_watched else step for step in steps]
 
 
-def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
-    """The step, followed by a check that `limit` times its result is finite."""
+def _with_finite_check(step: Step, arena: Arena) -> Step:
+    """The step, followed by a check that its result is finite."""
 
     def run(values: Values) -> None:
         step.run(values)
         result = values[step.out]
         if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
-            arena.flag.check(torch.view_as_real(result) if result.is_complex() else result, limit)
+            arena.flag.check(torch.view_as_real(result) if result.is_complex() else result)
 
     return replace(step, run=run)
 

@@ -169,11 +169,6 @@ class Operands:
     def fills(self) -> list[Fill]:
         return fills_of(self.source, self.addend)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        addend = () if self.addend is None else (self.addend.data,)
-        return (self.source.data, *addend, self.buffer.data_CHWN)
-
 
 def _image_operands(layer: Layer, work: Work) -> Operands:
     """Those of a convolution."""
@@ -210,10 +205,9 @@ def _vector_step(layer: Layer, work: Work) -> Step:
         "addend": None if addend is None else addend.data,
         "bias": padded(layer.bias, len(weight)),
         **packed.arguments,
-        "shrunk": op.shrunk,
         "flag": work.arena.flag.cell,
     }
-    form = (op.act, addend is not None, op.shrunk > 1)
+    form = (op.act, addend is not None)
     kernel = PreparedKernel(
         ("vector", *form), arguments, len(packed.ends) - 1, lambda b, args: emit_vector(b, args, *form)
     )
@@ -233,7 +227,7 @@ def _sparse_step(
     return Step(
         op.name, "ours", filled_run(operands.fills, kernel, op.out, operands.result), op.out, name, is_watched=True,
         keep=dense.keep, n_dense_bytes=layer.weight.nbytes, seconds=seconds, dense_seconds=dense.dense_seconds,
-        held=packed.tensors, buffers=operands.tensors, reads=layer.reads(),
+        held=packed.tensors, reads=layer.reads(),
     )  # fmt: skip
 
 
@@ -273,7 +267,7 @@ def _tilings(layer: Layer, operands: Operands, flat: np.ndarray) -> list[Tiling]
     size = operands.buffer.inner.shape[2:]
     rounds = partial(_rounds, layer, operands.source, flat)
     source, out, addend = operands.source, operands.out, operands.addend
-    return tilings(size[0], size[1], source, out, addend, layer.op.act, layer.op.shrunk > 1, rounds)
+    return tilings(size[0], size[1], source, out, addend, layer.op.act, rounds)
 
 
 def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floats: int) -> list[int]:
@@ -329,7 +323,6 @@ def _kernel(packed: Packed, way: Tiling, layer: Layer, operands: Operands, flag:
         "n_rounds": way.n_rounds,
         "out_pitch": out.channel * vector.FLOAT_BYTES,
         "addend_pitch": 0 if addend is None else addend.channel * vector.FLOAT_BYTES,
-        "shrunk": layer.op.shrunk,
         "flag": flag.cell,
     }
     tile = way.tile

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sipp.native import Vectors, machine_code, memory, processor, vector
+from sipp.native import machine_code, memory, processor, vector
 from sipp.runtime import timing
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena, Work
@@ -33,7 +33,6 @@ class Cell:
     state: Tensor
     cell: Tensor
     packed: Windows
-    gates: Tensor
 
 
 def recurrent_step(op: Op, work: Work) -> Step | None:
@@ -52,14 +51,13 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
     n_points, n_times = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
     hidden = weights[1].shape[1]
     first = memory.zeros(n_points, n_times, x.shape[2])
-    cells, source, lines = [], first, [first]
+    cells, source = [], first
     for layer in range(n_layers):
         out = memory.zeros(n_points, n_times, directions * hidden)
         for direction in range(directions):
             at = (layer * directions + direction) * per_cell
             cells.append(_cell(weights[at : at + per_cell], source, out, direction, work.arena))
         source = out
-        lines.append(out)
     result = source if batch_first else source.transpose(0, 1)
 
     def run_step(current: Values) -> None:
@@ -82,7 +80,6 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
         op.name, "ours", run_step, op.out, f"sparse LSTM x {processor.LANES}", is_watched=True,
         keep=n_kept * vector.FLOAT_BYTES / n_dense, n_dense_bytes=n_dense, seconds=seconds, dense_seconds=dense_seconds,
         held=tuple(part for cell in cells for part in cell.packed.tensors), reads=reads,
-        buffers=(*lines, *(part for cell in cells for part in (cell.state, cell.cell, cell.gates))),
     )  # fmt: skip
 
 
@@ -121,10 +118,10 @@ def _cell(own: list[Tensor], source: Tensor, out: Tensor, direction: int, arena:
         ("recurrent", lanes),
         arguments,
         n_points,
-        lambda b, args: _emit(Vectors(b, lanes), args),
+        lambda b, args: _emit(b, args, lanes),
         also=(source, out),
     )
-    return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed, gates)
+    return Cell(kernel, vectors[:, n_inputs : n_inputs + hidden], cell, packed)
 
 
 def _round_up(n: int) -> int:
@@ -132,9 +129,9 @@ def _round_up(n: int) -> int:
     return -(-n // processor.LANES) * processor.LANES
 
 
-def _emit(v: Vectors, args: machine_code.Arguments) -> None:
-    b, n_inputs, hidden = v.b, args.number("n_inputs"), args.number("n_hidden")
-    with tasks(v, args, args.number("n_points")) as (point, watch):
+def _emit(b: Any, args: machine_code.Arguments, lanes: int) -> None:
+    n_inputs, hidden = args.number("n_inputs"), args.number("n_hidden")
+    with tasks(b, lanes, args, args.number("n_points")) as (point, watch):
         line = b.add(args.number("vectors"), b.mul(point, args.number("vector_per_point")))
         cell = vector.address_of(b, args.number("cell"), b.mul(point, hidden))
         gates = b.add(args.number("gates"), b.mul(point, args.number("gates_per_point")))
@@ -148,18 +145,21 @@ def _emit(v: Vectors, args: machine_code.Arguments) -> None:
                 sums = group_sums(b, args, group, line)
                 vector.store(b, sums, vector.address_of(b, gates, b.mul(group, vector.I64(processor.LANES))))
             to = b.add(out, b.mul(time, args.number("out_per_step")))
-            with vector.each(b, 0, hidden, v.lanes) as i:
-                state = _emit_cell(v, vector.address_of(b, gates, i), hidden, vector.address_of(b, cell, i))
-                v.store(state, vector.address_of(b, to, i))
-                v.store(state, vector.address_of(b, line, b.add(n_inputs, i)))
+            with vector.each(b, 0, hidden, lanes) as i:
+                state = _emit_cell(
+                    b, vector.of(lanes), vector.address_of(b, gates, i), hidden, vector.address_of(b, cell, i)
+                )
+                vector.store(b, state, vector.address_of(b, to, i))
+                vector.store(b, state, vector.address_of(b, line, b.add(n_inputs, i)))
                 watch(state)
 
 
-def _emit_cell(v: Vectors, gates: Any, hidden: Any, cell: Any) -> Any:
+def _emit_cell(b: Any, kind: Any, gates: Any, hidden: Any, cell: Any) -> Any:
     """Emits the update of the cell of some units; returns their new state."""
-    b = v.b
-    i, f, g, o = (v.load(vector.address_of(b, gates, b.mul(hidden, vector.I64(k)))) for k in range(N_GATES))
-    old = b.fmul(sigmoid(v, f), v.load(cell))
-    new = vector.fused(b, sigmoid(v, i), tanh(v, g), old)
-    v.store(new, cell)
-    return b.fmul(sigmoid(v, o), tanh(v, new))
+    i, f, g, o = (
+        vector.load(b, vector.address_of(b, gates, b.mul(hidden, vector.I64(k))), kind) for k in range(N_GATES)
+    )
+    old = b.fmul(sigmoid(b, f), vector.load(b, cell, kind))
+    new = vector.fused(b, sigmoid(b, i), tanh(b, g), old)
+    vector.store(b, new, cell)
+    return b.fmul(sigmoid(b, o), tanh(b, new))

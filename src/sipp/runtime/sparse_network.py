@@ -103,8 +103,6 @@ class Sparse:
         if compiled.one_thread_seconds is not None:
             times += f" (one thread {compiled.one_thread_seconds * MS:.3f} ms)"
         memory = f"{self.n_bytes / MB:.2f} MB, dense {self.n_dense_bytes / MB:.2f} MB"
-        if compiled.n_buffer_bytes:
-            memory += f"; activations {compiled.n_buffer_bytes / MB:.2f} MB"
         kinds = ", ".join(sorted({step.name.rstrip("_0123456789") for step in compiled.steps if step.by == "torch"}))
         kinds += "" if compiled.is_dense or not kinds else "; torch runs these as before, sipp the other steps"
         facts = (

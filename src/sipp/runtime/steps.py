@@ -32,7 +32,6 @@ class Step:
     dense_seconds: float | None = None
     note: str = ""
     held: tuple[Tensor, ...] = ()  # weights that it reads, packed or dense, perhaps shared with other steps
-    buffers: tuple[Tensor, ...] = ()  # activations that it reads and writes, which other steps may do too
     reads: tuple[int, ...] | None = None  # values it reads in later calls; None: all that its operation does
 
     @property
@@ -79,7 +78,6 @@ class Compiled:
     one_thread_seconds: float | None = None  # of a call on one thread; None: there is only one, or torch runs it
     chunk: int | None = None  # inputs per run of the steps; None: all at once
     tensors: Sequence[Tensor] = ()  # weights that it holds; others and the model may share them
-    n_buffer_bytes: int = 0  # of activations
 
 
 def bytes_in_memory(tensors: Iterable[Tensor]) -> int:
@@ -99,7 +97,7 @@ def without_weights(steps: list[Step]) -> list[Step]:
     def run(values: Values) -> None:
         raise AssertionError("torch runs this network")
 
-    return [replace(step, run=run, held=(), buffers=()) for step in steps]
+    return [replace(step, run=run, held=()) for step in steps]
 
 
 def kept_share(weight: Tensor) -> float:

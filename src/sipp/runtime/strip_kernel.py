@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import Vectors, machine_code, processor, vector
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
 from sipp.runtime.buffers import Operand
 from sipp.runtime.kernel import Watch, tasks
@@ -87,7 +87,6 @@ class Tile:
     unit: int  # bytes of one step between weights
     act: str  # `activations.py`
     has_rounds: bool
-    is_shrunk: bool  # whether to check for overflow before a folded norm
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Tiling:
 
 
 def tilings(
-    height: int, width: int, x: Operand, out: Operand, addend: Operand | None, act: str, is_shrunk: bool,
+    height: int, width: int, x: Operand, out: Operand, addend: Operand | None, act: str,
     rounds: Callable[[int, int], list[int]],
 ) -> list[Tiling]:  # fmt: skip
     """The tilings worth timing. Pixels of `out` and `addend` are adjacent, those of x need not be.
@@ -120,7 +119,7 @@ def tilings(
     ]
     overlaps = height % n_high or (width * n) % (n_wide * lanes)
     ways, places = rounds(n_high, n_wide * lanes), np.array(strips, np.int64)
-    tile = Tile(lanes, in_x, in_out, in_addend if addend else None, n * vector.FLOAT_BYTES, act, False, is_shrunk)
+    tile = Tile(lanes, in_x, in_out, in_addend if addend else None, n * vector.FLOAT_BYTES, act, False)
     if overlaps:  # threads would add to the same sums
         ways = [k for k in ways if k == 1]
     return [Tiling(replace(tile, has_rounds=k > 1), places, k) for k in ways]
@@ -173,8 +172,8 @@ ROW_NUMBERS = 2  # position in x of a row's first weight (bytes), and the row's 
 
 def emit_strips(b: Any, args: machine_code.Arguments, tile: Tile) -> None:
     """Emits the loop for strips of this shape."""
-    v, n_blocks, n_rows = Vectors(b, tile.lanes), args.number("n_blocks"), args.number("n_rows")
-    with tasks(v, args, b.mul(args.number("n_strips"), n_blocks)) as (task, watch):
+    n_blocks, n_rows = args.number("n_blocks"), args.number("n_rows")
+    with tasks(b, tile.lanes, args, b.mul(args.number("n_strips"), n_blocks)) as (task, watch):
         strip, block = b.sdiv(task, n_blocks), b.srem(task, n_blocks)
         place = vector.address_of(b, args.number("strips"), strip, vector.LONG_BYTES * STRIP_NUMBERS)
         names = ("x", "out", "addend")
@@ -185,47 +184,43 @@ def emit_strips(b: Any, args: machine_code.Arguments, tile: Tile) -> None:
         n_rounds = args.number("n_rounds") if tile.has_rounds else vector.I64(1)
         with vector.each(b, 0, n_rounds) as nth_round, vector.each(b, start, stop) as row:
             out_row = b.add(out, b.mul(row, args.number("out_pitch")))
-            sums = _sums(v, args, tile, x, row, nth_round, out_row)
+            sums = _sums(b, args, tile, x, row, nth_round, out_row)
             addend_row = b.add(addend, b.mul(row, args.number("addend_pitch")))
             with b.if_else(b.icmp_signed("==", nth_round, b.sub(n_rounds, vector.I64(1)))) as (then, otherwise):
                 with then:
-                    _finish(v, args, tile, sums, out_row, addend_row, watch)
+                    _finish(b, args, tile, sums, out_row, addend_row, watch)
                 with otherwise:
                     for value, distance in zip(sums, tile.in_out):
-                        v.store(value, out_row, distance)
+                        vector.store(b, value, out_row, distance)
 
 
-def _sums(
-    v: Vectors, args: machine_code.Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out: Any
-) -> list[Any]:
+def _sums(b: Any, args: machine_code.Arguments, tile: Tile, x: Any, row: Any, nth_round: Any, out: Any) -> list[Any]:
     """Emits the sums of a row after this round."""
-    b, nth_row = v.b, v.b.add(row, v.b.mul(nth_round, args.number("n_rows")))
+    kind, nth_row = vector.of(tile.lanes), b.add(row, b.mul(nth_round, args.number("n_rows")))
     row_at = vector.address_of(b, args.number("rows"), nth_row, vector.LONG_BYTES * ROW_NUMBERS)
     (place,) = vector.variables(b, [b.add(x, vector.load(b, row_at, vector.I64))])
     first, last = (vector.load(b, row_at, vector.I64, i * vector.LONG_BYTES) for i in (-1, 1))
-    cells = vector.variables(b, [v.splat_item(args.number("bias"), row)] * len(tile.in_x))
+    cells = vector.variables(b, [vector.splat_item(b, args.number("bias"), row, tile.lanes)] * len(tile.in_x))
     if tile.has_rounds:
         with b.if_then(b.icmp_signed(">", nth_round, vector.I64(0))):
             for cell, distance in zip(cells, tile.in_out):
-                b.store(v.load(out, distance), cell)
+                b.store(vector.load(b, out, kind, distance), cell)
     values, steps = args.number("values"), args.number("steps")
     with vector.each(b, first, last) as j:
-        value, here = v.splat_item(values, j), b.load(place)
+        value, here = vector.splat_item(b, values, j, tile.lanes), b.load(place)
         for cell, distance in zip(cells, tile.in_x):
-            b.store(vector.fused(b, value, v.load(here, distance), b.load(cell)), cell)
+            b.store(vector.fused(b, value, vector.load(b, here, kind, distance), b.load(cell)), cell)
         step = vector.item(b, steps, j, vector.I16)
         b.store(b.add(here, b.mul(step, vector.I64(tile.unit))), place)
     return [b.load(cell) for cell in cells]
 
 
 def _finish(
-    v: Vectors, args: machine_code.Arguments, tile: Tile, sums: list[Any], out: Any, addend: Any, watch: Watch
+    b: Any, args: machine_code.Arguments, tile: Tile, sums: list[Any], out: Any, addend: Any, watch: Watch
 ) -> None:
     """Emits the end of a row: sum, activation, and the checks for values that are not finite."""
     for i, value in enumerate(sums):
-        if tile.is_shrunk:
-            watch(v.b.fmul(value, v.splat(args.real("shrunk"))))
         if tile.in_addend is not None:
-            value = v.b.fadd(value, v.load(addend, tile.in_addend[i]))
+            value = b.fadd(value, vector.load(b, addend, vector.of(tile.lanes), tile.in_addend[i]))
         watch(value)
-        v.store(activate(v, tile.act, value), out, tile.in_out[i])
+        vector.store(b, activate(b, tile.act, value), out, tile.in_out[i])

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import Vectors, machine_code, processor, vector
+from sipp.native import machine_code, processor, vector
 from sipp.runtime.activations import activate
 from sipp.runtime.kernel import tasks
 
 MOST_COLUMNS = processor.LANES * 2**16
+WIDE, WIDE_BYTES = vector.of(processor.LANES), processor.LANES * vector.FLOAT_BYTES  # a vector of numbers
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if processor.WIDE else "llvm.x86.avx2.permps" if processor.HAS_AVX2 else None
 
 
@@ -66,46 +67,42 @@ def pack_windows(weight: np.ndarray) -> Windows:
     return Windows(ends, values, places, windows)
 
 
-def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
-    v = Vectors(b, processor.LANES)
-    with tasks(v, args, args.number("n_groups")) as (group, watch):
+def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool) -> None:
+    with tasks(b, processor.LANES, args, args.number("n_groups")) as (group, watch):
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, vector.I64(processor.LANES))
-        if is_shrunk:
-            watch(b.fmul(value, v.splat(args.real("shrunk"))))
         if has_addend:
-            value = b.fadd(value, v.load(vector.address_of(b, args.number("addend"), row)))
+            value = b.fadd(value, vector.load(b, vector.address_of(b, args.number("addend"), row), WIDE))
         watch(value)
-        v.store(activate(v, act, value), vector.address_of(b, args.number("out"), row))
+        vector.store(b, activate(b, act, value), vector.address_of(b, args.number("out"), row))
 
 
 def group_sums(b: Any, args: machine_code.Arguments, group: Any, x: Any) -> Any:
     """Emits bias + W x for one group of rows, with two alternating sums per row; W is the `Windows` in `args`."""
-    v, lanes = Vectors(b, processor.LANES), processor.LANES
+    lanes = processor.LANES
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
     end_at = vector.address_of(b, ends, group, vector.LONG_BYTES)
     first_step, last_step = (vector.load(b, end_at, vector.I64, i * vector.LONG_BYTES) for i in range(2))
-    start = v.load(vector.address_of(b, bias, b.mul(group, vector.I64(lanes))))
-    sums = vector.variables(b, [start, v.constant(0.0)])
+    start = vector.load(b, vector.address_of(b, bias, b.mul(group, vector.I64(lanes))), WIDE)
+    sums = vector.variables(b, [start, vector.constant(0.0, lanes)])
     with vector.each(b, first_step, last_step, len(sums)) as first:
         for i, cell in enumerate(sums):
             step = b.add(first, vector.I64(i))
             window = vector.item(b, windows, step, vector.I16)
             place = vector.load(b, vector.address_of(b, places, step, lanes), vector.of(lanes, vector.I8))
             place = b.zext(place, vector.of(lanes, vector.I32))
-            term = _look_up(v, vector.address_of(b, x, window, v.n_bytes), place)
-            value = v.load(vector.address_of(b, values, step, v.n_bytes))
+            term = _look_up(b, vector.address_of(b, x, window, WIDE_BYTES), place)
+            value = vector.load(b, vector.address_of(b, values, step, WIDE_BYTES), WIDE)
             b.store(vector.fused(b, value, term, b.load(cell)), cell)
     return b.fadd(*(b.load(cell) for cell in sums))
 
 
-def _look_up(v: Vectors, window: Any, place: Any) -> Any:
+def _look_up(b: Any, window: Any, place: Any) -> Any:
     """The elements of a window at these positions: one instruction if the processor has it."""
-    b = v.b
     if LOOKUP is not None:
-        return vector.call(b, LOOKUP, vector.of(v.lanes), [v.load(window), place])
-    elements = v.constant(0.0)
-    for lane in range(v.lanes):
+        return vector.call(b, LOOKUP, WIDE, [vector.load(b, window, WIDE), place])
+    elements = vector.constant(0.0, processor.LANES)
+    for lane in range(processor.LANES):
         i = b.zext(b.extract_element(place, vector.I32(lane)), vector.I64)
         elements = b.insert_element(elements, vector.load(b, vector.address_of(b, window, i)), vector.I32(lane))
     return elements

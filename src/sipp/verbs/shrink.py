@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sipp.errors import DataError, ModelError
-from sipp.inputs import ONE_AT_A_TIME, data_of, turn_off_caches
+from sipp.errors import DataError, ModelError, OptionError
+from sipp.inputs import ONE_AT_A_TIME, data_of, find_prunable_layers, turn_off_caches
 from sipp.native import pytree
 from sipp.results import (
     NetworkLike,
@@ -41,7 +42,7 @@ ROUNDING = 1e-9  # of the share that is asked for
 @torch.inference_mode(False)
 def shrink(
     model: NetworkLike,
-    data: Any = None,
+    data: Any,
     *,
     multiply_adds: float | None = None,
     weights: float | None = None,
@@ -49,16 +50,16 @@ def shrink(
     multiple_of: int = 1,
     repair: bool = True,
     steps: int = 0,
-    exclude: Selector | None = None,
+    exclude: Selector | nn.Module | Sequence[str | type | nn.Module] | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Shrunk:
     """Makes a smaller dense network: without its dead channels, or with as few channels as a budget asks for.
 
     `model` is a network, or what `prune` or `prune_to` returned; it is left as it was. Without a budget, channels go
-    that are dead or that no layer reads, and the outputs stay the same. `data` is then an example as for `sparse`, or
-    None: noise in the shape of the first layer. Channels that cannot be removed safely stay, and the record names them.
-    Outputs are compared before anything is returned: on the example, and at other sizes.
+    that are dead or that no layer reads, and the outputs stay the same. `data` is then an example as for `sparse`.
+    Channels that cannot be removed safely stay, and the record names them. Outputs are compared before anything is
+    returned: on the example, and at other sizes.
 
     With `multiply_adds=0.5` (or `weights=0.5`: of all parameters) the network keeps half of them, and `data` are
     calibration inputs as for `prune`; labels are not used. Channels go that only one layer reads, those first that this
@@ -66,7 +67,7 @@ def shrink(
     has there; `repair=False` leaves that out. `steps` of Adam then bring the outputs closer to the dense ones.
     `uniform=True` takes the same share of every layer, which a Hugging Face model needs, because its configuration has
     one width for all layers; it is set to the new one, and as many heads stay as it accepts. `multiple_of=8` leaves
-    multiples of eight channels, and layers named in `exclude` (as in `prune`) keep all their inputs and outputs.
+    multiples of eight channels, and layers in `exclude` (as in `prune`, or modules) keep all their inputs and outputs.
     One input in ten is held back, to stop Adam and to measure the error. All inputs are held in memory.
 
     Example:
@@ -81,18 +82,18 @@ def shrink(
         >>> torch.allclose(small.model(torch.ones(1, 64)), pruned.model(torch.ones(1, 64)), atol=1e-5)
         True
     """
+    network = network_of(model)
     options = ChannelOptions(
         multiply_adds=multiply_adds, weights=weights, uniform=uniform, multiple_of=multiple_of, repair=repair,
-        steps=steps, exclude=exclude, seed=seed, progress=progress,
+        steps=steps, exclude=_by_name(network, exclude), seed=seed, progress=progress,
     )  # fmt: skip
-    network = network_of(model)
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
     has_cache = bool(turn_off_caches(own.modules()))  # torch.export knows no cache among the outputs
     chosen, seen = None, inputs_seen(model)
     if not options.has_budget:
-        call = _on_device(own, call_of(data, own))
+        call = _on_device(own, call_of(data))
     else:
         smaller = choose_channels(own, data, options)
         n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
@@ -128,6 +129,25 @@ def shrink(
     )
     _check_budget(result)
     return result
+
+
+def _by_name(network: nn.Module, exclude: Any) -> Any:
+    """What is excluded, with the names of layers in place of modules: of these, a copy of the network has others."""
+    if isinstance(exclude, nn.Module):
+        return _layers_in(network, exclude)
+    if not isinstance(exclude, list | tuple):
+        return exclude
+    return [name for one in exclude for name in (_layers_in(network, one) if isinstance(one, nn.Module) else [one])]
+
+
+def _layers_in(network: nn.Module, module: nn.Module) -> list[str]:
+    """The names of the prunable layers of a network that are in this module of it."""
+    layers, parts = find_prunable_layers(network, include="*"), set(module.modules())
+    names = [layer.module_name for layer in layers if layer.module in parts]
+    if not names:
+        what = f"exclude= holds a {type(module).__name__} without a layer of this network"
+        raise OptionError(what, fix="give modules of the network that is shrunk", option="exclude")
+    return names
 
 
 def _check_budget(small: Shrunk) -> None:

@@ -12,10 +12,9 @@ from functools import cache
 import torch
 
 MOST_SHARED = 47 * 1024  # bytes that a kernel may declare, out of 48 KB; Triton's sums over warps take some of the rest
-# outputs: the position and four sums; inputs: the position, a word of distances, four words of values, the sums
-OPERANDS = "=&r,=&f,=&f,=&f,=&f,r,r,r,r,r,r,f,f,f,f"
+# outputs: the position and two sums; inputs: the position, a word of distances, four words of values, the sums
+OPERANDS = "=&r,=&f,=&f,r,r,r,r,r,r,f,f"
 STORE_4 = "st.shared.b32 [$2], $1; mov.u32 $0, 0;"
-STORE_8 = "st.shared.b64 [$2], $1; mov.u32 $0, 0;"
 STORE_16 = (
     "st.shared.v4.b32 [$8], {$4, $5, $6, $7}; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; // $9 $10 $11"
 )
@@ -29,25 +28,21 @@ def declare_shared(n_bytes: int) -> str:
 
 
 @cache
-def four_steps(value: torch.dtype, x: torch.dtype, n_tokens: int) -> str:
-    """Four weights of a walk times their inputs, for one token or for four adjacent 16-bit tokens."""
-    a_column = x.itemsize * n_tokens
-    so_far = [sum(a_column << 8 * i for i in range(k + 1)) for k in range(4)]
+def four_steps(value: torch.dtype, x: torch.dtype) -> str:
+    """Four weights of a walk times their inputs, added to two sums in turn."""
+    so_far = [sum(x.itemsize << 8 * i for i in range(k + 1)) for k in range(4)]
     lines = [
-        "{ .reg .u32 p<4>; .reg .b16 h<4>; .reg .b16 g<4>; .reg .b16 zero; .reg .f32 w<4>; .reg .f32 v;",
+        "{ .reg .u32 p<4>; .reg .b16 h<4>; .reg .b16 g; .reg .b16 zero; .reg .f32 w<4>; .reg .f32 v;",
         "mov.b16 zero, 0;",
-        *(f"dp4a.u32.u32 p{k}, $6, {so_far[k]:#x}, $5;" for k in range(4)),
+        *(f"dp4a.u32.u32 p{k}, $4, {so_far[k]:#x}, $3;" for k in range(4)),
         *_weights(value),
-        *(f"mov.f32 ${1 + t}, ${11 + t};" for t in range(4)),
+        *(f"mov.f32 ${1 + i}, ${9 + i};" for i in range(2)),
     ]
     for k in range(4):
-        if n_tokens == 4:
-            lines.append(f"ld.shared.v4.b16 {{g0, g1, g2, g3}}, [p{k}];")
-            lines += [f"{_as_float('v', f'g{t}', x)} fma.rn.f32 ${1 + t}, w{k}, v, ${1 + t};" for t in range(4)]
-        else:
-            is_float = x == torch.float32
-            load = f"ld.shared.f32 v, [p{k}];" if is_float else f"ld.shared.b16 g0, [p{k}]; {_as_float('v', 'g0', x)}"
-            lines.append(f"{load} fma.rn.f32 ${1 + k % 2}, w{k}, v, ${1 + k % 2};")
+        load = f"ld.shared.f32 v, [p{k}];"
+        if x != torch.float32:
+            load = f"ld.shared.b16 g, [p{k}]; {_as_float('v', 'g', x)}"
+        lines.append(f"{load} fma.rn.f32 ${1 + k % 2}, w{k}, v, ${1 + k % 2};")
     return "\n".join([*lines, "mov.u32 $0, p3; }"])
 
 
@@ -57,11 +52,11 @@ def _as_float(to: str, half: str, dtype: torch.dtype) -> str:
 
 
 def _weights(value: torch.dtype) -> list[str]:
-    """Unpacks w0 to w3 from the words $7 to $10, or as many as needed."""
+    """Unpacks w0 to w3 from the words $5 to $8, or as many as needed."""
     if value == torch.float32:
-        return [f"mov.b32 w{k}, ${7 + k};" for k in range(4)]
+        return [f"mov.b32 w{k}, ${5 + k};" for k in range(4)]
     if value == torch.int8:
-        bytes_of = "mov.b32 {h0, h2}, $7; shr.s16 h1, h0, 8; shr.s16 h3, h2, 8;"
+        bytes_of = "mov.b32 {h0, h2}, $5; shr.s16 h1, h0, 8; shr.s16 h3, h2, 8;"
         return [bytes_of, *(f"cvt.rn.f32.s8 w{k}, h{k};" for k in range(4))]
-    words = "mov.b32 {h0, h1}, $7; mov.b32 {h2, h3}, $8;"
+    words = "mov.b32 {h0, h1}, $5; mov.b32 {h2, h3}, $6;"
     return [words, *(_as_float(f"w{k}", f"h{k}", value) for k in range(4))]

@@ -5,7 +5,8 @@ distance to each next one. Distances beyond 255 columns are bridged by zeros. Ne
 weights of the row as far as 8 bits reach, so they read nearby inputs.
 
 Rows are sorted by length and grouped into slices of a few rows. A slice consists of blocks, in which each thread has
-four weights (eight for int8), whose values and distances it loads at once.
+four weights (eight for int8), whose values and distances it loads at once. Each slice has room for the blocks of the
+longest one: a thread knows where it begins, and starts to load before it knows where it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from torch import Tensor
 MOST_COLUMNS = 1 << 16  # addressable with 16 bits
 FURTHEST = 255  # largest distance in 8 bits
 LIKELY = 170  # average distance at which few are beyond 255
-LEVELS = 5  # if slices differ by at most this many blocks, where they begin is computed, not loaded
 MOST_INT8 = 127
 WARP = 32  # threads that run together
 
@@ -31,9 +31,8 @@ class Walks:
     shape: tuple[int, int]
     n_lanes: int  # threads per row
     n_rows: int  # per slice
-    min_blocks: int  # blocks of the shortest slice, which is the last
-    slices_above: tuple[int, ...]  # how many slices have more than min_blocks + 0, 1, .. blocks; empty: see LEVELS
-    slices: Tensor  # int32: first block of each slice, and the end
+    most_blocks: int  # of the longest slice: what every slice has room for
+    n_blocks: Tensor  # int32: the blocks of each slice
     order: Tensor  # int32: the row of the weight for each row of the slices; -1 for padding
     starts: Tensor  # uint16: the first column of each thread of each slice
     values: Tensor
@@ -42,17 +41,20 @@ class Walks:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.slices, self.order, self.starts, self.values, self.distances, self.scales
+        return self.n_blocks, self.order, self.starts, self.values, self.distances, self.scales
 
     @property
     def n_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+        """Bytes that a kernel reads: without the room behind shorter slices."""
+        room = len(self.n_blocks) * self.most_blocks
+        n_behind = (self.values.nbytes + self.distances.nbytes) * (room - int(self.n_blocks.sum())) // max(1, room)
+        return sum(tensor.nbytes for tensor in self.tensors) - n_behind
 
     def on(self, tensors: tuple[Tensor, ...]) -> Walks:
         """The same weight in other tensors."""
-        slices, order, starts, values, distances, scales = tensors
+        n_blocks, order, starts, values, distances, scales = tensors
         return replace(
-            self, slices=slices, order=order, starts=starts, values=values, distances=distances, scales=scales
+            self, n_blocks=n_blocks, order=order, starts=starts, values=values, distances=distances, scales=scales
         )
 
 
@@ -78,16 +80,16 @@ def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None
     lengths = torch.zeros(n_all, dtype=torch.int64, device=device).scatter_reduce_(0, row, number + 1, "amax")
     sorted_rows = lengths.argsort(descending=True, stable=True)
     n_blocks = -(-lengths[sorted_rows][::n_rows] // depth)  # of each slice
-    first_blocks = F.pad(n_blocks.cumsum(0), (1, 0))
+    most_blocks = int(n_blocks[0])
     place = sorted_rows.argsort()[row]  # the row among all slices of each kept weight
 
     def position(number: Tensor, of: Tensor | slice) -> Tensor:
         """The index of weight `number` of a walk in an array of blocks x threads x weights."""
-        block = first_blocks[place[of] // n_rows] + number // depth
+        block = place[of] // n_rows * most_blocks + number // depth
         thread = place[of] % n_rows * n_lanes + lane[of]
         return (block * n_rows * n_lanes + thread) * depth + number % depth
 
-    n_positions = int(first_blocks[-1]) * n_rows * n_lanes * depth
+    n_positions = len(n_blocks) * most_blocks * n_rows * n_lanes * depth
     laid_values = torch.zeros(n_positions, dtype=values.dtype, device=device)
     laid_distances = torch.zeros(n_positions, dtype=torch.uint8, device=device)
     at = position(number, slice(None))
@@ -102,10 +104,8 @@ def as_walks(weight: Tensor, *, n_lanes: int, n_rows: int, scales: Tensor | None
     own_scales = torch.ones(0 if scales is None else len(rows), dtype=torch.float32, device=device)
     if scales is not None:
         own_scales[:n_all] = scales[sorted_rows].float()
-    least, most = int(n_blocks[-1]), int(n_blocks[0])
-    above = tuple(int((n_blocks > least + i).sum()) for i in range(LEVELS)) if most - least <= LEVELS else ()
     return Walks(
-        (n_all, weight.shape[1]), n_lanes, n_rows, least, above, first_blocks.to(torch.int32), rows,
+        (n_all, weight.shape[1]), n_lanes, n_rows, most_blocks, n_blocks.to(torch.int32), rows,
         starts.view(torch.uint16), laid_values, laid_distances, own_scales,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from sipp.runtime.examples import AGREEMENT
 from sipp.runtime.gpu import recording
 from sipp.runtime.gpu.layouts import MOST_COLUMNS, WARP, as_walks, int8_scales
 
-MOST_TOKENS = 16  # up to this many are few
+MOST_TOKENS = 8  # up to this many are few: each is a product of its own, dense takes as long for all as for one
 # threads per row, warps per program, pairs of blocks prefetched
 FEW_TOKEN_SHAPES = ((32, 8, 3), (32, 16, 3), (16, 16, 2), (16, 16, 4))
 TINY = 1e-300
@@ -38,10 +38,7 @@ class LinearKernel:
     name: str
     call: Callable[[Tensor, tuple[Tensor, ...]], Tensor]
     tensors: tuple[Tensor, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+    n_bytes: int  # that it reads of them
 
 
 MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel]  # from a weight and a bias
@@ -49,7 +46,7 @@ MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel]  # from a weight an
 
 def dense_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel:
     """torch's own linear layer."""
-    return LinearKernel("dense", lambda x, own: F.linear(x, own[0], bias), (weight,))
+    return LinearKernel("dense", lambda x, own: F.linear(x, own[0], bias), (weight,), weight.nbytes)
 
 
 def walk_kernel(weight: Tensor, bias: Tensor | None, shape: tuple[int, int, int], as_int8: bool) -> LinearKernel:
@@ -64,13 +61,16 @@ def walk_kernel(weight: Tensor, bias: Tensor | None, shape: tuple[int, int, int]
         return few_tokens(x.contiguous(), walks.on(own), bias, ahead=ahead)
 
     values = "int8" if scales is not None else f"{weight.itemsize * 8}-bit"
-    return LinearKernel(f"walks, {values} values", call, walks.tensors)
+    return LinearKernel(f"walks, {values} values", call, walks.tensors, walks.n_bytes)
 
 
 def _two_of_four_kernel(weight: Tensor, bias: Tensor | None, algorithm: int) -> LinearKernel:
     packed = two_of_four.compress(weight)
     return LinearKernel(
-        f"2:4, kernel {algorithm}", lambda x, own: two_of_four.product(x, own[0], bias, algorithm), (packed,)
+        f"2:4, kernel {algorithm}",
+        lambda x, own: two_of_four.product(x, own[0], bias, algorithm),
+        (packed,),
+        packed.nbytes,
     )
 
 

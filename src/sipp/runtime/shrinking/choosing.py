@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,6 @@ from sipp.runtime.shrinking.traced import Tensors, Traced, Values, run_both
 
 N_REASONS = 3  # named in an error
 N_EXAMPLES = 2  # inputs on which both networks are compared
-SMALLEST = 1e-300  # a divisor
 N_EFFECT_POINTS = 256  # on which the effect of halving each site is measured
 
 Visit = Callable[[RefittedLayer, Values], None]  # before a layer runs in both networks
@@ -71,14 +70,13 @@ class ChannelOptions:
         if self.has_budget:
             check.share(self.budget, self.share)
         else:
-            given = {"uniform": self.uniform, "multiple_of": self.multiple_of != 1, "repair": not self.repair}
-            given |= {"steps": self.steps != 0, "exclude": self.exclude is not None}
-            if odd := [name for name, is_given in given.items() if is_given]:
-                raise OptionError(
-                    f"{odd[0]}= needs a budget: without one, only dead channels go",
-                    option=odd[0],
-                    fix="give multiply_adds= or weights=",
-                )
+            for option in fields(self):
+                if getattr(self, option.name) != option.default and option.name not in ("seed", "progress"):
+                    raise OptionError(
+                        f"{option.name}= needs a budget: without one, only dead channels go",
+                        option=option.name,
+                        fix="give multiply_adds= or weights=",
+                    )
 
     @property
     def has_budget(self) -> bool:
@@ -242,7 +240,6 @@ class Look:
 
     sites: Sequence[Site]
     errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... channels are gone
-    variances: dict[int, float] = field(default_factory=dict)  # of all outputs of the layer together
     halved: dict[int, Tensors] = field(default_factory=dict)  # the tensors that change if every second one goes
 
     def visit(self, layer: RefittedLayer, values: Values) -> None:
@@ -254,7 +251,6 @@ class Look:
                 self.errors[i] = eliminate(*problem.system, [groups_GS], [site.width]).errors
                 half = eliminate(*problem.system, [groups_GS], [site.width // 2])
                 self.halved[i] = problem.solution(half.weight_KF, refits=True)
-                self.variances[i] = float(problem.sums.about_means()[2].sum())
 
 
 @dataclass
@@ -290,8 +286,8 @@ class Removal:
 def _errors(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[Tensor]:
     """The squared error of the output for each number of channels that a site loses.
 
-    It is that of the layer times its effect on the output, from halving the site by itself. Where the output has no
-    real numbers, or halving costs nothing, the error counts as a share of the variance of the layer's outputs.
+    It is that of the layer times its effect on the output, from halving the site by itself; where halving costs
+    nothing, times the mean effect of the other sites.
     """
     n_before = itertools.accumulate((batch.n_points for batch in batches), initial=0)
     some = [batch for batch, n in zip(batches, n_before) if n < N_EFFECT_POINTS]
@@ -305,12 +301,9 @@ def _errors(model: nn.Module, batches: Sequence[Batch], look: Look) -> list[Tens
         error = outputs.error_of(changed, some, wanted)
         set_tensors(changed, before)
         effects.append(error**2 / own if error is not None and math.isfinite(error) and own > 0 else math.nan)
-    shares = [effect * look.variances[i] for i, effect in enumerate(effects) if not math.isnan(effect)]
-    typical = sum(shares) / len(shares) if shares else 1.0
-    return [
-        look.errors[i] * (typical / max(look.variances[i], SMALLEST) if math.isnan(effect) else effect)
-        for i, effect in enumerate(effects)
-    ]
+    known = [effect for effect in effects if not math.isnan(effect)]
+    typical = sum(known) / len(known) if known else 1.0
+    return [look.errors[i] * (typical if math.isnan(effect) else effect) for i, effect in enumerate(effects)]
 
 
 def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

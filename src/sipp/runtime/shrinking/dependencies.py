@@ -28,7 +28,8 @@ from torch.fx import Node
 from torch.nn.modules.conv import _ConvNd
 
 from sipp.results import numerics
-from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values, named_arguments, operation_name
+from sipp.runtime.graph import named_arguments, operation_name
+from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values
 
 ALWAYS = 0
 VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
@@ -360,14 +361,14 @@ class _Following:
 
         `at` are the operands that have channels, and their dimensions there.
         """
-        given = {read: self._random(read) for read in at}
+        given = {read: self._random(read) for read in node.all_input_nodes if read in at or read in self.leaves}
         try:
             first = self._computed(node, given)
             if not isinstance(first, Tensor):
                 return None
             dims = _dims_of(first, n)
             for order, replaced in self._orders(n):
-                again = {}
+                again = dict(given)
                 for read, dim in at.items():
                     other = self._random(read)
                     moved = given[read].index_select(dim, order.to(other.device))

@@ -17,9 +17,9 @@ from torch.fx import Node
 
 from sipp.repairing import Sums
 from sipp.results import numerics
-from sipp.runtime.graph import shape_of
+from sipp.runtime.graph import named_arguments, operation_name, shape_of
 from sipp.runtime.shrinking.sites import Site
-from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values, named_arguments, operation_name
+from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values
 
 NORM_LEAVES = ("weight", "bias", "running_mean", "running_var")
 IDENTITIES = ("dropout", "clone", "alias", "detach", "contiguous")  # in eval mode

@@ -1,9 +1,9 @@
 """Removes what a network does not need: which channels stay, how constant ones are replaced, and the same outputs.
 
-A channel is needed if a needed row reads it through a nonzero weight. Constant channels can be replaced: their
-contribution to a row, weight times constant, is added to the row's bias; or, with zero padding or without a bias, to
-the weight of one other constant channel of the same layer, the `stand_in`. Everything else goes, except one channel
-where a layer would be empty. Channels that were chosen are no other case: nothing reads them any more.
+A channel is needed if a needed row reads it through a nonzero weight, unless it is constant: what it contributes to a
+row, weight times constant, is added to the row's bias. (Only zeros are replaced in front of zero padding and of a layer
+without a bias.) Everything else goes, except one channel where a layer would be empty. Channels that were chosen are no
+other case: nothing reads them any more.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class ReadingLayer:
 
     product: Product  # the first use
     reads: Tensor  # O x I
-    constant: Tensor  # I, if the same in all uses; NaN: not constant
-    stand_in: int | None  # the channel that replaces other constants; None: they go into the bias
-    gives_way: Tensor  # I, channels that can be replaced even if they are read
+    constant: Tensor  # I, what replaces a channel, the same in all uses; NaN: nothing
 
 
 @dataclass(frozen=True)
@@ -59,27 +57,21 @@ def plan_shrinking(channels: Channels) -> ShrinkPlan:
     """Decides which channels stay."""
     class_of = channels.classes
     layers = _layers(channels)
-    inside, outside = ([class_of[one] for one in ids] for ids in zip(*_ends(layers))) if layers else ([], [])
+    inside = [class_of[layer.product.ids] for layer in layers]
+    outside = [class_of[layer.product.out_ids] for layer in layers]
     needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
     needed[class_of[ALWAYS]] = True
     before = -1
     while before < (before := int(needed.sum())):
         for layer, reads, gives in zip(reversed(layers), reversed(inside), reversed(outside)):
             is_read = layer.reads[needed[gives]].any(0)
-            wanted = is_read & ~layer.gives_way
-            if layer.stand_in is not None:
-                wanted[layer.stand_in] |= bool((is_read & layer.gives_way & (layer.constant != 0)).any())
-            needed[reads[wanted]] = True
+            needed[reads[is_read & layer.constant.isnan()]] = True
     kept, sides = needed.clone(), {key: class_of[ids] for key, ids in channels.sides.items()}
     for side in sides.values():
         if len(side) and not bool(kept[side].any()):
             kept[side[0]] = True
     stays = {key: kept[side].nonzero().flatten() for key, side in sides.items()}
     return ShrinkPlan(stays, tuple(layers), tuple(needed[side] for side in inside), frozenset(channels.depthwise))
-
-
-def _ends(layers: list[ReadingLayer]) -> list[tuple[Tensor, Tensor]]:
-    return [(layer.product.ids, layer.product.out_ids) for layer in layers]
 
 
 def _layers(channels: Channels) -> list[ReadingLayer]:
@@ -95,16 +87,10 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     constant = first.constant.clone()
     for other in calls[1:]:
         constant[constant != other.constant] = torch.nan
-    is_constant = ~constant.isnan()
     has_bias = len({call.bias for call in calls}) == 1 and first.bias is not None and n_reads[first.bias] == len(calls)
-    stand_in = None
     if any(call.pads for call in calls) or not has_bias:
-        others = is_constant & (constant != 0)
-        if n_reads[first.weight] > len(calls):  # something else reads the weight
-            is_constant &= constant == 0
-        elif bool(others.any()):
-            stand_in = int(torch.where(others, constant.abs(), 0.0).argmax())
-    return ReadingLayer(first, reads_of(channels.tensors[first.weight]), constant, stand_in, is_constant)
+        constant[constant != 0] = torch.nan
+    return ReadingLayer(first, reads_of(channels.tensors[first.weight]), constant)
 
 
 # --- The smaller network ----------------------------------------------------------------------------------------------
@@ -137,21 +123,16 @@ def apply(model: nn.Module, plan: ShrinkPlan) -> None:
 
 
 def _fold_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
-    """Moves the contribution of removed constant channels into the layer's bias, or into its stand-in channel."""
+    """Moves the contribution of removed constant channels into the layer's bias."""
     product, constant = layer.product, layer.constant
-    taken = layer.gives_way & (constant != 0) & ~is_needed & layer.reads.any(0)
-    if not bool(taken.any()) or (layer.stand_in is not None and bool(taken[layer.stand_in])):
-        return  # or no needed row reads any of them
-    values = new[product.weight].double()
-    if layer.stand_in is None:
-        assert product.bias is not None
-        sums = values.flatten(2).sum(2) if values.ndim > 2 else values
-        bias = new[product.bias]
-        more = sums[:, taken.to(sums.device)] @ constant[taken].to(sums.device)
-        new[product.bias] = (bias.double() + more).to(bias.dtype)
-    else:
-        shares = torch.where(taken, constant / constant[layer.stand_in], 0.0).to(values.device)
-        values[:, layer.stand_in] += torch.tensordot(shares, values, ([0], [1]))
+    taken = ~constant.isnan() & (constant != 0) & ~is_needed & layer.reads.any(0)
+    if not bool(taken.any()):
+        return
+    assert product.bias is not None
+    values, bias = new[product.weight].double(), new[product.bias]
+    sums = values.flatten(2).sum(2) if values.ndim > 2 else values
+    more = sums[:, taken.to(sums.device)] @ constant[taken].to(sums.device)
+    new[product.bias] = (bias.double() + more).to(bias.dtype)
     # Rows that stay without being needed now compute something else, so nothing may read these channels.
     values[:, taken.to(values.device)] = 0.0
     new[product.weight] = values.to(new[product.weight].dtype)
@@ -264,26 +245,26 @@ def _float64_copy(model: nn.Module, call: Call) -> tuple[nn.Module, Call, list[A
 
 
 def _other_sizes(model: nn.Module, call: Call) -> list[tuple[Call, list[Any]]]:
-    """The example with its batch doubled, and with other sizes halved, where the network accepts that; its outputs.
+    """The example at other sizes that the network accepts, and its outputs: each size halved, 1 doubled.
 
-    Those of a dimension in all inputs are halved together, and those of one size (height and width; a sequence and its
-    mask).
+    Those of the first dimension change together, and those that are the same: height and width; the length of a
+    sequence and of its mask.
     """
     leaves, spec = pytree.tree_flatten(call)
-    shapes = {i: leaf.shape for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-    sizes = {(i, dim): size for i, shape in shapes.items() for dim, size in enumerate(shape)}
-    batch, *others = ([place for place in sizes if place[1] == dim] for dim in sorted({dim for _, dim in sizes}))
-    alike = ([place for place in sizes if sizes[place] == size] for size in sorted(set(sizes.values())))
     found = []
-    for places in (batch, *others, *alike):
-        new = list(leaves)
-        for i, dim in places:
-            half = new[i].narrow(dim, 0, (sizes[i, dim] + 1) // 2)
-            new[i] = torch.cat((new[i], new[i]), dim) if places is batch else half
-        inputs: Call = pytree.tree_unflatten(new, spec)
+    for size in (None, *sorted({size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape})):
+        inputs: Call = pytree.tree_unflatten([_resized(leaf, size) for leaf in leaves], spec)
         with suppress(SippError):
             found.append((inputs, outputs_of(model, inputs)))
     return found
+
+
+def _resized(leaf: Any, size: int | None) -> Any:
+    """A tensor whose dimensions of this size, or the first one, are halved, or doubled if they are 1."""
+    for dim, n in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
+        if n == size or (size is None and dim == 0):
+            leaf = torch.cat((leaf, leaf), dim) if n == 1 else leaf.narrow(dim, 0, (n + 1) // 2)
+    return leaf
 
 
 def differs(moved: float) -> ModelError:

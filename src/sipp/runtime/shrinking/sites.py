@@ -58,27 +58,19 @@ class Structure:
     channels: Channels
     sites: tuple[Site, ...]
     class_of: Tensor  # of each id
-    site_of: dict[int, tuple[int, int]]  # the site of each class that is in one, and its number there
+    site_of: dict[int, int]  # the site of each class that is in one
     refused: dict[str, str]
-
-    def places(self, weight: str, dim: int) -> list[tuple[int, int] | None]:
-        """The site and the number there of each index of a weight; None where there is no site."""
-        ids = self.channels.sides.get((weight, dim))
-        return [] if ids is None else [self.site_of.get(one) for one in self.class_of[ids].tolist()]
 
     def sizes(self, full: Mapping[str, int]) -> list[Size]:
         """How these sizes (of tensors by name) follow from the widths of the sites."""
-        found = []
-        for name, n in full.items():
-            dims = []
-            for dim in range(self.channels.tensors[name].ndim if name in self.channels.tensors else 0):
-                places = self.places(name, dim)
-                counts = Counter(at[0] for at in places if at is not None)
-                parts = tuple((site, n_all // self.sites[site].width) for site, n_all in counts.items())
-                if parts:
-                    dims.append((len(places), places.count(None), parts))
-            found.append(Size(n, tuple(dims)))
-        return found
+        dims = defaultdict[str, list[tuple[int, int, tuple[tuple[int, int], ...]]]](list)
+        for (name, _), ids in self.channels.sides.items():
+            counts = Counter(self.site_of.get(one) for one in self.class_of[ids].tolist())
+            n_fixed = counts.pop(None, 0)
+            parts = tuple((site, n // self.sites[site].width) for site, n in counts.items() if site is not None)
+            if parts:
+                dims[name].append((len(ids), n_fixed, parts))
+        return [Size(n, tuple(dims[name])) for name, n in full.items()]
 
 
 def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structure:
@@ -106,7 +98,7 @@ def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structur
             refused |= dict.fromkeys(sorted(makers[name]), why)
         else:
             members[reader, frozenset(makers[name])].append(name)
-    sites, site_of, size_of = list[Site](), dict[int, tuple[int, int]](), dict[str, int]()
+    sites, site_of, size_of = list[Site](), dict[int, int](), dict[str, int]()
     inputs = {product.weight: class_of[product.ids] for product in products}
     order = {product.weight: i for i, product in enumerate(products)}
     for (reader, making), names in sorted(members.items(), key=lambda item: (order[item[0][0]], -len(item[1]))):
@@ -115,7 +107,7 @@ def structure_of(channels: Channels, excluded: Collection[str] = ()) -> Structur
         if any(len(found) != size for found in columns):
             refused |= dict.fromkeys(sorted(making), f"{reader} reads some of them more often than others")
             continue
-        site_of |= {name: (len(sites), at) for at, name in enumerate(names)}
+        site_of |= dict.fromkeys(names, len(sites))
         sites.append(Site(reader, tuple(sorted(making, key=order.__getitem__)), torch.stack(columns)))
     return Structure(channels, tuple(sites), class_of, site_of, refused)
 

@@ -162,20 +162,3 @@ def leaves_of(program: torch.export.ExportedProgram, tensors: dict[str, Tensor])
         for node in program.graph.nodes
         if node.op == "placeholder" and kinds[node.name].target in tensors
     }
-
-
-def operation_name(node: Node) -> str:
-    """The name of one of torch's operations; empty for anything else."""
-    target: Any = node.target
-    is_own = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
-    return target._schema.name.removeprefix("aten::") if is_own else ""
-
-
-def named_arguments(node: Node) -> dict[str, Any]:
-    """The arguments of an operation by name, with defaults."""
-    arguments = {}
-    target: Any = node.target
-    for i, argument in enumerate(target._schema.arguments):
-        default = argument.default_value if argument.has_default_value() else None
-        arguments[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
-    return arguments

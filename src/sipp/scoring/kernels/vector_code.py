@@ -184,7 +184,7 @@ squares_only, squares_first, squares_second = map(_squares_code, (ONLY_SIGN, FIR
 
 def _reciprocal(b: Any, denominator: Any) -> Any:
     """1 / D, 0 where D is 0 (T2)."""
-    zero, one = (vector.constant(value, denominator.type.count) for value in (0.0, 1.0))
+    zero, one = vector.like(denominator, 0.0), vector.like(denominator, 1.0)
     return b.select(b.fcmp_ordered(">", denominator, zero), b.fdiv(one, denominator), zero)
 
 
