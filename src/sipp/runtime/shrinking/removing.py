@@ -1,9 +1,9 @@
 """Removes what a network does not need: which channels stay, how constant ones are replaced, and the same outputs.
 
-A channel is needed if a needed row reads it through a nonzero weight, unless it is constant: what it contributes to a
-row, weight times constant, is added to the row's bias. (Only zeros are replaced in front of zero padding and of a layer
-without a bias.) Everything else goes, except one channel where a layer would be empty. Channels that were chosen are no
-other case: nothing reads them any more.
+A channel is needed if a needed row reads it through a nonzero weight. Constant channels can be replaced: their
+contribution to a row, weight times constant, is added to the row's bias; or, with zero padding or without a bias, to
+the weight of one other constant channel of the same layer, the `stand_in`. Everything else goes, except one channel
+where a layer would be empty. Channels that were chosen are no other case: nothing reads them any more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class ReadingLayer:
 
     product: Product  # the first use
     reads: Tensor  # O x I
-    constant: Tensor  # I, what replaces a channel, the same in all uses; NaN: nothing
+    constant: Tensor  # I, if the same in all uses; NaN: not constant
+    stand_in: int | None  # the channel that replaces other constants; None: they go into the bias
+    gives_way: Tensor  # I, channels that can be replaced even if they are read
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,10 @@ def plan_shrinking(channels: Channels) -> ShrinkPlan:
     while before < (before := int(needed.sum())):
         for layer, reads, gives in zip(reversed(layers), reversed(inside), reversed(outside)):
             is_read = layer.reads[needed[gives]].any(0)
-            needed[reads[is_read & layer.constant.isnan()]] = True
+            wanted = is_read & ~layer.gives_way
+            if layer.stand_in is not None:
+                wanted[layer.stand_in] |= bool((is_read & layer.gives_way & (layer.constant != 0)).any())
+            needed[reads[wanted]] = True
     kept, sides = needed.clone(), {key: class_of[ids] for key, ids in channels.sides.items()}
     for side in sides.values():
         if len(side) and not bool(kept[side].any()):
@@ -87,10 +92,16 @@ def _layer(channels: Channels, calls: list[Product]) -> ReadingLayer:
     constant = first.constant.clone()
     for other in calls[1:]:
         constant[constant != other.constant] = torch.nan
+    is_constant = ~constant.isnan()
     has_bias = len({call.bias for call in calls}) == 1 and first.bias is not None and n_reads[first.bias] == len(calls)
+    stand_in = None
     if any(call.pads for call in calls) or not has_bias:
-        constant[constant != 0] = torch.nan
-    return ReadingLayer(first, reads_of(channels.tensors[first.weight]), constant)
+        others = is_constant & (constant != 0)
+        if n_reads[first.weight] > len(calls):  # something else reads the weight
+            is_constant &= constant == 0
+        elif bool(others.any()):
+            stand_in = int(torch.where(others, constant.abs(), 0.0).argmax())
+    return ReadingLayer(first, reads_of(channels.tensors[first.weight]), constant, stand_in, is_constant)
 
 
 # --- The smaller network ----------------------------------------------------------------------------------------------
@@ -123,16 +134,21 @@ def apply(model: nn.Module, plan: ShrinkPlan) -> None:
 
 
 def _fold_constants(layer: ReadingLayer, is_needed: Tensor, new: dict[str, Tensor]) -> None:
-    """Moves the contribution of removed constant channels into the layer's bias."""
+    """Moves the contribution of removed constant channels into the layer's bias, or into its stand-in channel."""
     product, constant = layer.product, layer.constant
-    taken = ~constant.isnan() & (constant != 0) & ~is_needed & layer.reads.any(0)
-    if not bool(taken.any()):
-        return
-    assert product.bias is not None
-    values, bias = new[product.weight].double(), new[product.bias]
-    sums = values.flatten(2).sum(2) if values.ndim > 2 else values
-    more = sums[:, taken.to(sums.device)] @ constant[taken].to(sums.device)
-    new[product.bias] = (bias.double() + more).to(bias.dtype)
+    taken = layer.gives_way & (constant != 0) & ~is_needed & layer.reads.any(0)
+    if not bool(taken.any()) or (layer.stand_in is not None and bool(taken[layer.stand_in])):
+        return  # or no needed row reads any of them
+    values = new[product.weight].double()
+    if layer.stand_in is None:
+        assert product.bias is not None
+        sums = values.flatten(2).sum(2) if values.ndim > 2 else values
+        bias = new[product.bias]
+        more = sums[:, taken.to(sums.device)] @ constant[taken].to(sums.device)
+        new[product.bias] = (bias.double() + more).to(bias.dtype)
+    else:
+        shares = torch.where(taken, constant / constant[layer.stand_in], 0.0).to(values.device)
+        values[:, layer.stand_in] += torch.tensordot(shares, values, ([0], [1]))
     # Rows that stay without being needed now compute something else, so nothing may read these channels.
     values[:, taken.to(values.device)] = 0.0
     new[product.weight] = values.to(new[product.weight].dtype)
