@@ -168,6 +168,7 @@ class Trial:
 
     net: nn.Module
     inputs: list[Tensor]
+    scale: float
 
 
 def trial(seed: int, *, most_parts: int = 5) -> Trial:
@@ -187,9 +188,9 @@ def trial(seed: int, *, most_parts: int = 5) -> Trial:
         parts += [Part(lambda x: x.mean(over)), flat_part(rng, width)[0]]
     net = Chain(parts, rng.choice(["plain", "plain", "plain", "pair", "dict"]), rng.randrange(len(parts)))
     _thin(net, rng.choice([1.0, 0.6, 0.3, 0.1, 0.05, 0.02]))
-    scale = rng.choice([1.0] * 6 + [1e-4, 1e-6, 1e3, 1e10, 1e20])
+    scale = rng.choice([1.0] * 6 + [1e-4, 1e-6, 1e3, 1e20, 1e38])
     sizes = [rng.choice([32, 48, 64] if is_lone else [1, 2, 3, 5, 7, 8, 13, 16, 32]) for _ in range(rng.choice([1, 2]))]
-    return Trial(net.eval(), [_input(rng, form, first, n, scale) for n in [*sizes, sizes[0]]])
+    return Trial(net.eval(), [_input(rng, form, first, n, scale) for n in [*sizes, sizes[0]]], scale)
 
 
 def _input(rng: random.Random, form: str, width: int, n: int, scale: float) -> Tensor:

@@ -132,6 +132,45 @@ def test_a_layer_norm_of_equal_values(never_dense):
     assert float((fast(x) - norm.double()(x.double())).abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize("n", [1, 16])
+@pytest.mark.parametrize("kind", ["image", "flat"])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_a_batch_norm_after_an_overflow(n, kind, is_dense, monkeypatch, never_dense):
+    """The norm is folded into the weights, so what overflows in torch would not overflow here."""
+    if is_dense:
+        monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 0.0)
+    product, norm = (
+        (nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)) if kind == "image" else (nn.Linear(16, 6), nn.BatchNorm1d(6))
+    )
+    net = thin(nn.Sequential(product, norm, nn.ReLU()), 0.9)
+    product.weight.data.abs_().mul_(1e3)  # sums that do not overflow on the way and come back
+    norm.running_var.mul_(1e6)
+    norm.weight.data[2] = 0
+    fast = sipp.sparse(net, torch.randn(n, *((3, 6, 6) if kind == "image" else (16,))))
+    for scale in (1.0, 1e30, 3e34, 1e35, 3e35, 1e36):
+        x = scale * torch.rand(n, *((3, 6, 6) if kind == "image" else (16,)))
+        assert same_where_finite(fast(x), net(x).detach())
+    assert bool((~net(x).isfinite()).any())
+
+
+@pytest.mark.parametrize("n", [1, 16])
+@pytest.mark.parametrize("kind", ["image", "flat"])
+def test_an_overflow_before_a_norm_that_multiplies_by_zero(n, kind, never_dense):
+    """In torch, infinity times 0 is NaN; nothing is left of the channel's weights once the norm is folded in."""
+    product, norm = (
+        (nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)) if kind == "image" else (nn.Linear(16, 6), nn.BatchNorm1d(6))
+    )
+    net = thin(nn.Sequential(product, norm, nn.ReLU()), 0.9)
+    norm.weight.data[2] = 0
+    product.weight.data[2] = 1e6
+    x = torch.rand(n, *((3, 6, 6) if kind == "image" else (16,)))
+    fast = sipp.sparse(net, x)
+    assert is_close(fast(x), net(x))
+    wanted = net(1e33 * x).isnan()
+    assert wanted[:, 2].all() and wanted.sum() == wanted[:, 2].numel()
+    assert torch.equal(fast(1e33 * x).isnan(), wanted)
+
+
 def test_an_overflow_in_a_layer_left_dense(never_dense, monkeypatch):
     """What a sparse layer reads from a dense one is watched too."""
     net = thin(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), 0.5)
@@ -205,7 +244,7 @@ def test_no_two_threads_add_to_the_same_sums():
     n_rounds = []
     for height, width, n in ((1, 1, 592), (7, 7, 16), (5, 9, 8), (1, 3, 400), (8, 8, 16)):
         operand = Operand(torch.zeros(1), 0, width * n, n, height * width * n, n=n)
-        for way in strip_kernel.tilings(height, width, operand, operand, None, "none", lambda *size: [1, 3]):
+        for way in strip_kernel.tilings(height, width, operand, operand, None, "none", False, lambda *size: [1, 3]):
             n_rounds.append(way.n_rounds)
             if way.n_rounds > 1:
                 assert len(way.strips) * len(way.tile.in_out) * way.tile.lanes == height * width * n

@@ -86,9 +86,12 @@ class Flag:
     def clear(self) -> None:
         self.cell[0] = 0.0
 
-    def check(self, value: Tensor) -> None:
-        """Sets the flag if the sum of the values is not finite."""
+    def check(self, value: Tensor, limit: float = 1.0) -> None:
+        """Sets the flag if the sum of the values, or `limit` times the largest, is not finite."""
         total = float(value.sum(dtype=torch.float32))  # of float16, sums overflow beyond 65504
+        if limit > 1 and value.numel():
+            low, high = value.aminmax()
+            total += float(torch.maximum(-low, high) * limit)
         if total - total != 0:
             self.cell[0] = 1.0
 

@@ -57,7 +57,7 @@ def _signature(op: Op, n: int) -> str:
     args = op.args
     if op.target is ATEN.view.default and args[1][0] == n:
         args = (args[0], ["points", *args[1][1:]])
-    return repr((op.target, args, op.kwargs, op.out, op.addend, op.act))
+    return repr((op.target, args, op.kwargs, op.out, op.addend, op.act, op.shrunk))
 
 
 def _is_same(value: Tensor, other: Tensor) -> bool:

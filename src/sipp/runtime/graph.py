@@ -51,6 +51,7 @@ class Op:
     dtype: torch.dtype | None = None
     addend: int | None = None
     act: str = NONE
+    shrunk: float = 1.0  # how many times larger its sums were, at most, before a norm was folded in
 
     def reads(self) -> list[int]:
         """The numbers of the values it reads."""
@@ -258,15 +259,15 @@ def _fold_batch_norm(
     offset = -mean * scale + (0.0 if shift is None else shift)
     source, out = ops.get(norm.args[0].value), taken[0].out
     weight, bias = -2 * out - 1, -2 * out - 2  # unused numbers
-    if source is not None and _can_fold(source, n_dims, constants, readers):
-        old = constants[source.args[1].value]
-        scaled = (old.double() * scale.reshape(-1, *[1] * (old.ndim - 1))).to(old.dtype)
+    is_foldable = source is not None and _can_fold(source, n_dims, constants, readers)
+    scaled = _scaled(constants[source.args[1].value], scale) if source is not None and is_foldable else None
+    if source is not None and scaled is not None:
         if len(source.args) > 2 and source.args[2] is not None:
             offset = offset + constants[source.args[2].value].double() * scale
         constants[weight], constants[bias] = scaled, offset.to(scaled.dtype)
         args = (source.args[0], Slot(weight), Slot(bias), *source.args[3:])
         del ops[norm.out], ops[source.out]
-        ops[out] = replace(source, args=args, out=out)
+        ops[out] = replace(source, args=args, out=out, shrunk=_shrunk(scaled, scale))
     elif n_dims == 4:
         constants[weight], constants[bias] = scale[:, None, None, None].to(dtype), offset.to(dtype)
         args = (norm.args[0], Slot(weight), Slot(bias), [1, 1], [0, 0], [1, 1], len(scale))
@@ -279,6 +280,22 @@ def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: di
     is_constant = all(isinstance(ref, Slot) and ref.value in constants for ref in refs)
     is_product = source.target is {4: CONV, 2: LINEAR}.get(n_dims)
     return is_product and is_constant and source.addend is None and _can_fuse(source, readers)
+
+
+def _scaled(weight: Tensor, scale: Tensor) -> Tensor | None:
+    """The rows of a weight times these factors; None if nothing is left of one.
+
+    Its sums may overflow before the norm, where torch multiplies infinity by 0 and gives NaN.
+    """
+    scaled = (weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+    has_weights, had_weights = ((rows != 0).flatten(1).any(1) for rows in (scaled, weight))
+    return scaled if torch.equal(has_weights, had_weights) else None
+
+
+def _shrunk(scaled: Tensor, scale: Tensor) -> float:
+    """How many times larger the rows with weights were, at most, before they were scaled."""
+    factors = 1 / scale[(scaled != 0).flatten(1).any(1)].abs()
+    return max(1.0, float(factors.max())) if len(factors) else 1.0
 
 
 def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:

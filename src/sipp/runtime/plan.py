@@ -126,24 +126,29 @@ def _borders(graph: Graph) -> dict[int, Pair]:
 def _with_finite_checks(graph: Graph, steps: list[Step], views: set[int], arena: Arena) -> list[Step]:
     """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
-    Results that reach our kernels through views count too, which need no check themselves.
+    Results that reach our kernels through views count too, which need no check themselves. A dense layer with a folded
+    norm is always checked, because it may overflow before the norm.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
         if step.by != "torch" or (step.out in views and step.out in ours):
             ours |= set(op.reads())
-    read = ours - views
-    return [_with_finite_check(step, arena) if step.out in read and not step.is_watched else step for step in steps]
+    return [
+        _with_finite_check(step, arena, op.shrunk)
+        if not step.is_watched and (step.out in ours or op.shrunk > 1) and step.out not in views
+        else step
+        for op, step in zip(graph.ops, steps)
+    ]
 
 
-def _with_finite_check(step: Step, arena: Arena) -> Step:
-    """The step, followed by a check that its result is finite."""
+def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
+    """The step, followed by a check that `limit` times its result is finite."""
 
     def run(values: Values) -> None:
         step.run(values)
         result = values[step.out]
         if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
-            arena.flag.check(torch.view_as_real(result) if result.is_complex() else result)
+            arena.flag.check(torch.view_as_real(result) if result.is_complex() else result, limit)
 
     return replace(step, run=run)
 

@@ -205,9 +205,10 @@ def _vector_step(layer: Layer, work: Work) -> Step:
         "addend": None if addend is None else addend.data,
         "bias": padded(layer.bias, len(weight)),
         **packed.arguments,
+        "shrunk": op.shrunk,
         "flag": work.arena.flag.cell,
     }
-    form = (op.act, addend is not None)
+    form = (op.act, addend is not None, op.shrunk > 1)
     kernel = PreparedKernel(
         ("vector", *form), arguments, len(packed.ends) - 1, lambda b, args: emit_vector(b, args, *form)
     )
@@ -267,7 +268,7 @@ def _tilings(layer: Layer, operands: Operands, flat: np.ndarray) -> list[Tiling]
     size = operands.buffer.inner.shape[2:]
     rounds = partial(_rounds, layer, operands.source, flat)
     source, out, addend = operands.source, operands.out, operands.addend
-    return tilings(size[0], size[1], source, out, addend, layer.op.act, rounds)
+    return tilings(size[0], size[1], source, out, addend, layer.op.act, layer.op.shrunk > 1, rounds)
 
 
 def _rounds(layer: Layer, source: Operand, flat: np.ndarray, n_rows: int, n_floats: int) -> list[int]:
@@ -323,6 +324,7 @@ def _kernel(packed: Packed, way: Tiling, layer: Layer, operands: Operands, flag:
         "n_rounds": way.n_rounds,
         "out_pitch": out.channel * vector.FLOAT_BYTES,
         "addend_pitch": 0 if addend is None else addend.channel * vector.FLOAT_BYTES,
+        "shrunk": layer.op.shrunk,
         "flag": flag.cell,
     }
     tile = way.tile

@@ -87,6 +87,7 @@ class Tile:
     unit: int  # bytes of one step between weights
     act: str  # `activations.py`
     has_rounds: bool
+    is_shrunk: bool  # whether to check for overflow before a folded norm
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Tiling:
 
 
 def tilings(
-    height: int, width: int, x: Operand, out: Operand, addend: Operand | None, act: str,
+    height: int, width: int, x: Operand, out: Operand, addend: Operand | None, act: str, is_shrunk: bool,
     rounds: Callable[[int, int], list[int]],
 ) -> list[Tiling]:  # fmt: skip
     """The tilings worth timing. Pixels of `out` and `addend` are adjacent, those of x need not be.
@@ -119,7 +120,7 @@ def tilings(
     ]
     overlaps = height % n_high or (width * n) % (n_wide * lanes)
     ways, places = rounds(n_high, n_wide * lanes), np.array(strips, np.int64)
-    tile = Tile(lanes, in_x, in_out, in_addend if addend else None, n * vector.FLOAT_BYTES, act, False)
+    tile = Tile(lanes, in_x, in_out, in_addend if addend else None, n * vector.FLOAT_BYTES, act, False, is_shrunk)
     if overlaps:  # threads would add to the same sums
         ways = [k for k in ways if k == 1]
     return [Tiling(replace(tile, has_rounds=k > 1), places, k) for k in ways]
@@ -220,6 +221,8 @@ def _finish(
 ) -> None:
     """Emits the end of a row: sum, activation, and the checks for values that are not finite."""
     for i, value in enumerate(sums):
+        if tile.is_shrunk:
+            watch(b.fmul(value, vector.splat(b, args.real("shrunk"), tile.lanes)))
         if tile.in_addend is not None:
             value = b.fadd(value, vector.load(b, addend, vector.of(tile.lanes), tile.in_addend[i]))
         watch(value)

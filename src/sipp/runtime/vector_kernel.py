@@ -67,10 +67,12 @@ def pack_windows(weight: np.ndarray) -> Windows:
     return Windows(ends, values, places, windows)
 
 
-def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool) -> None:
+def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool, is_shrunk: bool) -> None:
     with tasks(b, processor.LANES, args, args.number("n_groups")) as (group, watch):
         value = group_sums(b, args, group, args.number("x"))
         row = b.mul(group, vector.I64(processor.LANES))
+        if is_shrunk:
+            watch(b.fmul(value, vector.splat(b, args.real("shrunk"), processor.LANES)))
         if has_addend:
             value = b.fadd(value, vector.load(b, vector.address_of(b, args.number("addend"), row), WIDE))
         watch(value)
