@@ -48,8 +48,8 @@ class Sums:
     @staticmethod
     def zeros(fan_in: int, n_rows: int, device: torch.device, *, has_intercept: bool) -> Sums:
         shapes = (fan_in, fan_in), (fan_in, n_rows), (fan_in,), (n_rows,), (fan_in,), (n_rows,)
-        zeros = (torch.zeros(shape, dtype=numerics.BOUND_DTYPE, device=device) for shape in shapes)
-        return Sums(has_intercept, *zeros)
+        xx, xt, x, t, first_x, first_t = (torch.zeros(s, dtype=numerics.BOUND_DTYPE, device=device) for s in shapes)
+        return Sums(has_intercept, xx, xt, x, t, first_x, first_t)
 
     def add(self, x_PK: Tensor, t_PF: Tensor) -> None:
         """Adds some patches; products of one call are summed in float32."""
