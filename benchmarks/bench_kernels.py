@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sipp.inputs.patches import WeightUse
 from sipp.scoring.kernels import cpu, reference
-from sipp.scoring.kernels.chunks import Chunk
+from sipp.scoring.kernels.protocol import Chunk
 
 SHAPES = ((64, 576, 8192), (512, 4608, 2048), (16, 27, 65536))  # rows, fan-in, patches
 AGREEMENT = 1e-5

@@ -19,7 +19,7 @@ from common import write_figures
 import sipp
 from sipp.results import numerics
 from sipp.scoring.kernels import gpu, reference
-from sipp.scoring.kernels.chunks import Chunk
+from sipp.scoring.kernels.protocol import Chunk
 from sipp_lab.nets import build
 
 SHAPE = (256, 2304, 16384)  # rows, fan-in, patches

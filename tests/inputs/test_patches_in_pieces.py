@@ -6,7 +6,7 @@ from torch import nn
 
 from sipp.inputs.layers import find_prunable_layers
 from sipp.inputs.patches import WeightUse, split_windows
-from sipp.scoring.kernels.chunks import bytes_per_window
+from sipp.scoring.kernels.protocol import bytes_per_window
 
 
 @pytest.mark.parametrize("groups", [1, 4, 32])

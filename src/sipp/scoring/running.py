@@ -29,8 +29,7 @@ from sipp.inputs import (
     value_range,
 )
 from sipp.results import Reduce, numerics
-from sipp.scoring.kernels.chunks import bytes_per_window
-from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL, KernelFunctions
+from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL, KernelFunctions, bytes_per_window
 from sipp.scoring.task import LayerSensitivities
 
 FLOAT_BYTES = 4

@@ -22,7 +22,7 @@ from sipp.inputs.patches import Weight, value_range
 from sipp.results.options import Reduce
 from sipp.scoring import kernels
 from sipp.scoring.kernels import gpu, reference
-from sipp.scoring.kernels.chunks import Chunk
+from sipp.scoring.kernels.protocol import Chunk
 from sipp.scoring.running import RunningWeight
 
 assert os.environ.get("TRITON_INTERPRET") == "1"

@@ -21,8 +21,8 @@ from sipp.errors import DataError, ModelError, OptionError
 from sipp.inputs.patches import WeightUse
 from sipp.scoring import kernels, sensitivities
 from sipp.scoring.kernels import cpu, plain_loops, reference
-from sipp.scoring.kernels.chunks import Chunk
 from sipp.scoring.kernels.cpu import Ratios
+from sipp.scoring.kernels.protocol import Chunk
 
 AGREEMENT = 1e-5
 

@@ -16,8 +16,7 @@ from sipp.errors import ModelError
 from sipp.inputs.patches import WeightUse
 from sipp.results.options import Reduce
 from sipp.scoring.kernels import cpu, reference
-from sipp.scoring.kernels.chunks import Chunk, ChunkRatios
-from sipp.scoring.kernels.protocol import KernelFunctions
+from sipp.scoring.kernels.protocol import Chunk, ChunkRatios, KernelFunctions
 from sipp.scoring.sensitivities import chunk_bytes_on, measure_sensitivities
 from sipp.scoring.task import LayerSensitivities, task_of
 

@@ -24,7 +24,7 @@ from sipp.native import compiling, memory, threads
 from sipp.results import numerics
 from sipp.scoring.kernels import loops, plain_loops, reference
 from sipp.scoring.kernels.loops import EVERY_PRODUCT, MEANS, SKIPPING, SUM_BLOCK, Job, Scratch, Weights
-from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions, sensitivities_of
+from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions
 from sipp.scoring.kernels.vector_code import (
     BLOCK,
     DOUBLE_BYTES,
@@ -83,7 +83,7 @@ class Ratios:
 
     def sensitivities(self) -> Tensor:
         """The largest of them so far times their weights, G x R x K."""
-        return sensitivities_of(self.largest(), self.weight_GRK)
+        return self.weight_GRK.abs().mul_(self.largest()).clamp_(max=1)
 
     def take_in(
         self, use: WeightUse, factors_TB: Tensor, counts_B: Tensor | None = None, _chunk_bytes: int = 0

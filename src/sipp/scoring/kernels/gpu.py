@@ -20,8 +20,7 @@ from torch import Tensor
 
 from sipp.results import numerics
 from sipp.scoring.kernels import protocol, reference
-from sipp.scoring.kernels.chunks import Chunk, ChunkRatios
-from sipp.scoring.kernels.protocol import N_SQUARES, KernelFunctions
+from sipp.scoring.kernels.protocol import N_SQUARES, Chunk, ChunkRatios, KernelFunctions
 
 LEAST_ROWS, MOST_ROWS = 32, 128  # of a band: whole warps; more would leave fewer programs
 CHUNK = 128  # patches looked at together, a power of two
@@ -41,7 +40,7 @@ BAR_SLACK: tl.constexpr = tl.constexpr(protocol.BAR_SLACK)
 
 
 def max_chunk(chunk: Chunk, best_GRK: Tensor) -> tuple[Tensor, Tensor]:
-    """`chunks.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima.
+    """`protocol.max_chunk` in few launches: sums, then all that is made of them in one reading, then maxima.
 
     best_GRK is raised in place unless it has gaps.
     """
@@ -52,7 +51,7 @@ def max_chunk(chunk: Chunk, best_GRK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_chunk(chunk: Chunk) -> tuple[Tensor, Tensor]:
-    """`chunks.sum_chunk` in few launches."""
+    """`protocol.sum_chunk` in few launches."""
     n_points, weight_GRK, squares_QGP = chunk.n_points, chunk.weight_GRK, _no_squares(chunk.patches_GKP)
     sums_TBGRK = torch.zeros(2, n_points, *weight_GRK.shape, dtype=torch.float32, device=weight_GRK.device)
     signs = [t for t in range(2) if chunk.occurs[t]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sipp.native import compiling, memory, threads
-from sipp.scoring.kernels import chunks, reference
+from sipp.scoring.kernels import protocol, reference
 from sipp.scoring.kernels.protocol import KernelFunctions
 
 CompiledLoop, double_at, put_double = compiling.CompiledLoop, compiling.double_at, compiling.put_double
@@ -41,9 +41,9 @@ def sum_times(patches_GKBN: Tensor, inverse_SGRBN: Tensor, positive_GRK: Tensor)
     return torch.stack(found)
 
 
-max_chunk = partial(chunks.max_chunk, quadrant_sums, max_times)
-sum_chunk = partial(chunks.sum_chunk, quadrant_sums, sum_times)
-KERNEL = KernelFunctions(reference.extremes, partial(chunks.ChunkRatios, max_chunk, sum_chunk))
+max_chunk = partial(protocol.max_chunk, quadrant_sums, max_times)
+sum_chunk = partial(protocol.sum_chunk, quadrant_sums, sum_times)
+KERNEL = KernelFunctions(reference.extremes, partial(protocol.ChunkRatios, max_chunk, sum_chunk))
 
 
 def _filled(loop: compiling.CompiledLoop, shape: tuple[int, ...], sizes: tuple[int, ...], *given: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sipp.scoring.kernels import chunks
+from sipp.scoring.kernels import protocol
 from sipp.scoring.kernels.protocol import KernelFunctions
 
 _BLOCK = 1 << 24  # elements of one broadcast product
@@ -49,6 +49,6 @@ def extremes(values_BN: Tensor) -> Tensor:
     return torch.stack((lowest, highest, magnitude_BN.masked_fill_(magnitude_BN == 0, torch.inf).amin(1)))
 
 
-max_chunk = partial(chunks.max_chunk, quadrant_sums, max_times)
-sum_chunk = partial(chunks.sum_chunk, quadrant_sums, sum_times)
-KERNEL = KernelFunctions(extremes, partial(chunks.ChunkRatios, max_chunk, sum_chunk))
+max_chunk = partial(protocol.max_chunk, quadrant_sums, max_times)
+sum_chunk = partial(protocol.sum_chunk, quadrant_sums, sum_times)
+KERNEL = KernelFunctions(extremes, partial(protocol.ChunkRatios, max_chunk, sum_chunk))
