@@ -76,9 +76,9 @@ def export(
                 sparse=sparse,
                 shard=shard,
             )
-    lines, values = [str(written)], written.values if is_small else record_of("export", written)
+    lines, record = [str(written)], written.values if is_small else record_of("export", written)
     if push is not None:
         with naming_option(f"--push {push}", "see sipp export --help"):
-            values["pushed"] = upload(out, push)
-        lines.append(f"uploaded to {values['pushed']}")
-    return Answer(lines, values)
+            record["pushed"] = upload(out, push)
+        lines.append(f"uploaded to {record['pushed']}")
+    return Answer(lines, record)
