@@ -43,12 +43,6 @@ class Drawn:
         return f"{n:,} {source.what}" if n == source.n_inputs else f"{n:,} of {source.n_inputs:,} {source.what}"
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """Their description in a record."""
-        of, about = self.source, {"what": self.words, "n_inputs": self.n_inputs}
-        return {"spec": of.spec, "kind": of.kind, **about, "normalisation": of.normalised}
-
-    @property
     def example(self) -> Any:
         """The inputs of the first batch, without labels."""
         return self.batches[0][0] if isinstance(self.batches[0], tuple) else self.batches[0]
@@ -64,7 +58,10 @@ def input_lines(data: Drawn | None, holdout: Drawn | None = None) -> list[str]:
 
 def summary_of(drawn: Drawn | None) -> dict[str, Any] | None:
     """The description of inputs in a record; None if there are none."""
-    return None if drawn is None else drawn.summary
+    if drawn is None:
+        return None
+    of, about = drawn.source, {"what": drawn.words, "n_inputs": drawn.n_inputs}
+    return {"spec": of.spec, "kind": of.kind, **about, "normalisation": of.normalised}
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,9 @@ def export(
                 sparse=sparse,
                 shard=shard,
             )
-    if is_small:
-        return Answer([str(written)], written.values)
-    if push is None:
-        return Answer([str(written)], record_of("export", written))
-    with naming_option(f"--push {push}", "see sipp export --help"):
-        address = upload(out, push)
-    return Answer([str(written), f"uploaded to {address}"], record_of("export", written, {"pushed": address}))
+    lines, record = [str(written)], written.values if is_small else record_of("export", written)
+    if push is not None:
+        with naming_option(f"--push {push}", "see sipp export --help"):
+            record["pushed"] = upload(out, push)
+        lines.append(f"uploaded to {record['pushed']}")
+    return Answer(lines, record)
