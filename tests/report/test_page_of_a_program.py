@@ -73,7 +73,7 @@ def test_what_is_refused(
     with pytest.raises(OptionError, match="a Sequential is not a result"):
         sipp.page({"a": dense})  # type: ignore[dict-item]
     with pytest.raises(OptionError, match=r"print\(small\) shows what it saves"):
-        sipp.page(sipp.shrink(networks[0]))  # type: ignore[arg-type]
+        sipp.page(sipp.shrink(networks[0], torch.rand(2, 8)))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="several one after the other"):
         sipp.page(networks[0], [sipp.certify(dense, networks[0], holdout)])  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

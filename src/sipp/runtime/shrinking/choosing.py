@@ -71,9 +71,11 @@ class ChannelOptions:
             check.share(self.budget, self.share)
         else:
             for option in fields(self):
-                if getattr(self, option.name) != option.default and option.name not in ("seed", "progress"):
+                value = getattr(self, option.name)
+                is_given = value is not None if option.default is None else value != option.default
+                if is_given and option.name not in ("seed", "progress"):
                     raise OptionError(
-                        f"{option.name}= needs a budget: without one, only dead channels go",
+                        f"{option.name}= needs a budget: without one, only dead channels are removed",
                         option=option.name,
                         fix="give multiply_adds= or weights=",
                     )
