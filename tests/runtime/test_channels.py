@@ -404,3 +404,15 @@ def test_an_excluded_layer_keeps_its_inputs_and_its_outputs() -> None:
         assert small.chosen is not None and "2.weight: 2.weight is excluded" in small.chosen.stays
     with pytest.raises(OptionError, match="a Linear without a layer of this network"):
         sipp.shrink(net, data, multiply_adds=0.8, exclude=[nn.Linear(2, 2)], progress=False)
+
+
+@pytest.mark.parametrize("exclude", [None, "4", nn.ConvTranspose2d])
+def test_a_layer_without_an_adapter_keeps_its_channels(exclude: str | type | None) -> None:
+    torch.manual_seed(0)
+    ends = nn.ConvTranspose2d(8, 6, 2, 2), nn.ReLU(), nn.Conv2d(6, 4, 1)
+    net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 8, 3), nn.ReLU(), *ends).eval()
+    small = sipp.shrink(net, torch.randn(100, 3, 8, 8), multiply_adds=0.8, exclude=exclude, progress=False)
+    shapes = {layer.name: layer.after[:2] for layer in small.layers}
+    assert shapes["2.weight"][0] == 8 and shapes["2.weight"][1] < 12 and shapes["4.weight"] == (8, 6)
+    assert small.chosen is not None
+    assert [layer.name for layer in small.chosen.layers] == ["0.weight", "2.weight", "6.weight"]

@@ -161,3 +161,22 @@ def test_in_a_language_model_a_search_starts_from_one_mask(monkeypatch: pytest.M
     assert (large.guarantee is not None) == statements and alone.guarantee is not None
     assert large.repair is not None and large.repair.output_after is not None
     assert large.repair.output_before is not None and large.repair.output_after < large.repair.output_before
+
+
+class WithZeros(nn.Module):
+    """A network whose second branch has zero weights, as the offsets of deformable attention before training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.branch = net(), nn.Linear(12, 5)
+        nn.init.zeros_(self.branch.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.branch(x)
+
+
+def test_a_layer_of_zeros_does_not_stop_the_others() -> None:
+    model, data = WithZeros().eval(), points()
+    pruned, repaired = (sipp.prune(model, data, keep=0.3, repair=repair, progress=False) for repair in (False, True))
+    assert repaired.kept == repaired.budget
+    assert moved_by(model, repaired.model) < 0.9 * moved_by(model, pruned.model)

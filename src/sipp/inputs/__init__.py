@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         PrunableLayer as PrunableLayer,
         find_prunable_layers as find_prunable_layers,
         lora_layers as lora_layers,
+        unscored_layers as unscored_layers,
         unwrap as unwrap,
     )
     from sipp.inputs.patches import (

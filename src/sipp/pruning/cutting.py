@@ -119,17 +119,20 @@ def rank(
     alive: Mapping[str, Tensor] | None = None,
     statements: bool = False,
     progress: bool = False,
+    warns: bool = True,
 ) -> Ranking:
     """Scores every prunable weight by one method.
 
     `alive` are the masks of an earlier pruning: what they prune stays pruned. `statements` also computes what only
-    statements need: sensitivities in addition to the scores of a baseline (T17).
+    statements need: sensitivities in addition to the scores of a baseline (T17). With `warns`, there is a warning if
+    some of the weights are frozen.
     """
     check.flag("progress", progress)
     info, whole = checked_method(options), task
     is_first_mask, why_not = _plan(task, info, options, statements=statements)
     read = set[str]()  # hashes: of a loader that shuffles, a method may read others than are scored
-    _warn_of_frozen(task.model, task.weights)
+    if warns:
+        _warn_of_frozen(task.model, task.weights)
     found = held_back = sensitivities = sample = blend = None
     if info.is_blend:
         task, held_back = task.hold_back()

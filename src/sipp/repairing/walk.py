@@ -385,7 +385,7 @@ def _geometric_means(counts: Sequence[int], shares: Sequence[int], sizes: Sequen
     """The geometric means of both, scaled to the same total; no layer gets more than it has."""
     means = [math.sqrt(count * share) for count, share in zip(counts, shares)]
     kept, left, rest = [0] * len(means), sum(counts), sum(means)
-    for i in sorted(range(len(means)), key=lambda i: -means[i] / sizes[i]):
+    for i in sorted(range(len(means)), key=lambda i: -means[i] / max(sizes[i], 1)):
         kept[i] = min(sizes[i], round(left * means[i] / rest)) if rest > 0 else 0
         left, rest = left - kept[i], rest - means[i]
     return kept

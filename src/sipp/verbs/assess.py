@@ -56,7 +56,7 @@ def assess(
         check_same_architecture(dense, given)
     task = task_of(dense, data, exclude=exclude, warns=False)
     # sipp-det: its scores are the sensitivities
-    ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True)
+    ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True, warns=False)
     unknown = SeenInputs(frozenset(), is_all=False)  # what chose the caller's own weights
     ranking = replace(ranking, options=replace(ranking.options, method="given"), seen=unknown)
     network_cut = cut_of(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import ONE_AT_A_TIME, data_of, find_prunable_layers, turn_off_caches
+from sipp.inputs import ONE_AT_A_TIME, data_of, find_prunable_layers, turn_off_caches, unscored_layers
 from sipp.native import pytree
 from sipp.results import (
     NetworkLike,
@@ -98,7 +98,7 @@ def shrink(
         smaller = choose_channels(own, data, options)
         n_points = min(N_BOUND_POINTS, smaller.chosen.n_fit)
         scored = data_of([batch.as_given for batch in smaller.split.fit], n_points=n_points)
-        bounds = assess(own, smaller.model, scored, progress=progress)
+        bounds = assess(own, smaller.model, scored, exclude=unscored_layers(own), progress=progress)
         chosen = replace(smaller.chosen, layers=bounds.layers, guarantee=bounds.guarantee)
         own, call = smaller.model, smaller.call
         # Of a plain network, all is known: there was no pruning before this one.

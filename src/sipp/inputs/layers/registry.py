@@ -157,6 +157,11 @@ def find_prunable_layers(
     return tuple(layer for layer in with_weights if layer.weights)
 
 
+def unscored_layers(model: nn.Module) -> list[str]:
+    """The names of the layers with weights, but no adapter: `find_prunable_layers` raises if one is not excluded."""
+    return [name for name, module in model.named_modules() if _is_layer(module) and _registered(module) is None]
+
+
 def _known_layers(modules: Mapping[str, nn.Module], chosen: set[str]) -> list[PrunableLayer]:
     """The modules of a registered type, without weights yet; raises for a chosen one of another type.
 

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs import ONE_AT_A_TIME, AnyData, Batch, copy_of, data_of, find_prunable_layers, outputs
+from sipp.inputs import (
+    ONE_AT_A_TIME,
+    AnyData,
+    Batch,
+    copy_of,
+    data_of,
+    find_prunable_layers,
+    outputs,
+    unscored_layers,
+)
 from sipp.progress import progress_bar
 from sipp.repairing import (
     DataSplit,
@@ -321,7 +330,9 @@ def _excluded(model: nn.Module, exclude: Selector | None) -> set[str]:
     """The weights that keep all their inputs."""
     if exclude is None:
         return set()
-    every, others = (find_prunable_layers(model, include="*", exclude=one) for one in (None, exclude))
+    unscored = unscored_layers(model)  # their channels stay anyway
+    more = [exclude] if isinstance(exclude, str | type) else exclude
+    every, others = (find_prunable_layers(model, include="*", exclude=[*unscored, *one]) for one in ((), more))
     names = [{weight.name for layer in layers for weight in layer.weights.values()} for layers in (every, others)]
     return names[0] - names[1]
 
