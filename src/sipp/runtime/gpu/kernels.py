@@ -279,10 +279,12 @@ def _few_tokens(  # type: ignore[no-untyped-def]
         )
         place = shared + place * (NUMBER_BITS // 8)
     bad = _read_input(words, shared, n_input_words, FORM)
-    if IN_SHARED:
+    if IN_SHARED and FORM.four_at_once:  # each thread has four neighbours, so it meets the barrier once
         own = _signs(tl.reduce(tl.reshape(bad, (THREADS, 4)), 1, _or), NUMBER_BITS) & 1
         is_bad = tl.inline_asm_elementwise(ANY_BEHIND_BARRIER, "=r,r", [own], dtype=tl.int32, is_pure=False, pack=1)
     else:
+        if IN_SHARED:
+            tl.debug_barrier()
         is_bad = _signs(tl.reduce(bad, 0, _or), NUMBER_BITS)
 
     # 3. Walk along the rows, with two sums that alternate.
