@@ -62,7 +62,7 @@ def test_what_a_length_cannot_mean_is_refused(here: Path) -> None:
     other = ["prune", "--model", "digits-cnn", "--data", "digits", "--keep", 0.5, "--dry-run", "--length", 9]
     refused(run(*other), "--data", "for a causal language model")
     short = ["prune", *MODEL, "--data", "train.jsonl", "--keep", 0.5, "--dry-run"]  # of 20 words each
-    assert "--length" in refused(run(*short), "--data", f"none has {LENGTH} tokens")
+    assert "--length" in refused(run(*short), "--data", f"none of 60 documents has {LENGTH} tokens")
 
 
 # --- on the disk ------------------------------------------------------------------------------------------------------

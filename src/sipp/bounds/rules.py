@@ -95,7 +95,7 @@ def times(gain: float | Callable[[Call], float], name: str = "self") -> Rule:
 
 def _linear(call: Call) -> float:
     if call.options.get("beta", 1) != 1 or call.options.get("alpha", 1) != 1:
-        raise NoBound("its factors are not 1")
+        raise NoBound("it scales its operands")
     return linear_norm(call.options["mat2"])
 
 

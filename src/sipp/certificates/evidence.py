@@ -148,7 +148,7 @@ def _outputs(
         g = run_model(pruned, batch, output)
         if f.shape != g.shape:
             raise ModelError(
-                f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree", where=batch.where
+                f"outputs have different shapes: dense {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where
             )
         if n_checked == 0 or n_checked == 1 < batch.n_points:
             n_checked = batch.n_points

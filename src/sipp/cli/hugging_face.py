@@ -79,7 +79,7 @@ def tokenizer_of(spec: str) -> Any:
     transformers, folder = _transformers("text as data"), folder_of(spec)
     if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
         raise DataError(  # transformers would create an empty one
-            f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
+            f"{folder} contains no tokenizer ({', '.join(VOCABULARIES)})",
             fix="save it there: tokenizer.save_pretrained",
         )
     with _loading(folder):

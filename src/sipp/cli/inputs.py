@@ -157,7 +157,7 @@ class Reader:
             )
         is_sentences = not is_tokens and path.is_file() and path.suffix == ".txt"
         if chosen is not None and (is_tokens or is_sentences):
-            raise CommandError(f"{spec} holds no images", where=f"--normalise {asked.normalise}", fix="leave it out")
+            raise CommandError(f"{spec} contains no images", where=f"--normalise {asked.normalise}", fix="leave it out")
         if is_tokens:
             ids, what = sequences(path, self.model, asked.length, is_holdout, self.seed)
             return source_of("text", {"input_ids": ids}, what)

@@ -436,6 +436,6 @@ def check_can_be_written(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not is_lazy(tensor) and tensor.is_inference():
             raise ModelError(
-                f"{name} was made under torch.inference_mode: it can be neither changed nor trained",
+                f"{name} was created in torch.inference_mode and cannot be changed",
                 fix="give copy.deepcopy(model), made outside of it",
             )

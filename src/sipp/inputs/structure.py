@@ -400,7 +400,7 @@ def _why_no_step(recording: Recording, operation: Operation, weights: set[str], 
         if name in used:
             return f"{name} is used twice"
         if given.get("beta", 1) != 1 or given.get("alpha", 1) != 1:
-            return "its factors are not 1"
+            return "it scales its operands"
         if operation.name == "addmm" and not recording.values[given["self"]].name:
             return "its bias is not a parameter"
         used.add(name)

@@ -247,7 +247,7 @@ def _holders(layers: Sequence[PrunableLayer]) -> dict[str, frozenset[str]]:
 # --- Do the patches of a use move with the inputs? --------------------------------------------------------------------
 
 ELSEWHERE = "the inputs do not run along dimension 0 of what it reads"
-NOT_MOVED = "its patches did not move with the inputs when these came in another order"
+NOT_MOVED = "its output did not follow the inputs when they were reordered"
 ALIKE = "its patches are the same for all inputs that were run, and may belong to others"
 BY_VALUES = "values decide which patches it reads"
 REFUSED = "the model refuses its inputs in another order"

@@ -46,7 +46,7 @@ def _check_plain(tensor: Tensor, dtype: torch.dtype, *, may_have_gaps: bool = Fa
         raise DataError(
             f"compiled code was to be given {tensor.dtype} on {tensor.device} {'with' if has_gaps else 'without'} "
             f"gaps; it takes {dtype} on the CPU{'' if may_have_gaps else ' without gaps'}: this is a fault of sipp",
-            fix="please report it",
+            fix="please report it with the model's code",
         )
 
 

@@ -35,7 +35,7 @@ def masks_in(pruned: WithMasks) -> dict[str, Tensor]:
     if isinstance(pruned, SavedFile):
         if not pruned.masks:
             raise OptionError(
-                "the file holds no masks: a plain network was saved", fix="load it, and pass the network as `pruned`"
+                "the file contains no masks: a plain network was saved", fix="load it, and pass the network as `pruned`"
             )
         return pruned.masks
     model = pruned.model if isinstance(pruned, Shrunk) else pruned
@@ -85,7 +85,7 @@ def fold_torch_masks(model: nn.Module) -> None:
         original, mask = getattr(module, f"{local}_orig"), getattr(module, f"{local}_mask")
         if original in unmasked or not torch.equal(mask, masks.setdefault(original, mask)):
             raise ModelError(
-                f"{local} of {type(module).__name__} is shared with a module that has another mask, or none",
+                f"{local} of {type(module).__name__} is shared between modules with different masks",
                 fix="give all of them one mask: torch.nn.utils.prune.custom_from_mask",
             )
     for module, local in masked:

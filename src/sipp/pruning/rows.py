@@ -152,7 +152,7 @@ def check_scores(scores: Sequence[Tensor]) -> None:
     """Raises a DataError for scores that are NaN or not floating point."""
     for index, layer in enumerate(scores):
         if not layer.is_floating_point() or bool(layer.isnan().any()):
-            raise DataError(f"scores of layer {index} hold NaN or are not floating point ({layer.dtype})")
+            raise DataError(f"scores of layer {index} contain NaN or are not floating point ({layer.dtype})")
 
 
 def best_within(

@@ -286,12 +286,12 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
 
 def _sheet(cert: Certificate | AccuracyCertificate, *facts: tuple[str, str]) -> Sheet:
     """The claim in words, and what it is about."""
-    output = "all of it" if cert.output is None else f"part {cert.output!r}"
+    part = () if cert.output is None else (("output", f"part {cert.output!r}, {cert.dtype}"),)
     hashed = {"inputs": cert.data_hash, "dense": cert.dense_hash, "pruned": cert.pruned_hash}
     hashes = ", ".join(f"{what} {found[:12]}" for what, found in hashed.items())
     return Sheet(
         cert.headline,
-        (("claim", cert.sentence), *facts, ("output", f"{output}, {cert.dtype}"), ("SHA-256", hashes)),
+        (("certificate", cert.sentence), *facts, *part, ("SHA-256", hashes)),
     )
 
 

@@ -146,11 +146,11 @@ class PruneOptions:
         bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
     ] = True
     c_constant: Annotated[
-        float, _guarantee("Theory: C of its assumption, a factor of every bound."), partial(check.number, above=0)
+        float, _guarantee("The theory's constant C, a factor of every bound."), partial(check.number, above=0)
     ] = 3.0
     k_constant: Annotated[
         float,
-        _guarantee("Theory: K of its assumption; the inputs it asks for grow with it."),
+        _guarantee("The theory's constant K: larger means more calibration inputs."),
         partial(check.number, above=0),
     ] = 3.0
     repair: Annotated[bool, _repair("Find the mask and the weights together, without labels or training.")] = False

@@ -16,7 +16,8 @@ from sipp.results.sheet import PERCENT, Sheet, Table, shown
 from sipp.results.shrunk import Shrunk
 
 PATH_WORDS = (
-    "bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
+    "beyond: holdout inputs further off than epsilon, or with a changed answer; proved: the largest share of such new "
+    "inputs, or the largest drop"
 )
 CHANGED_SINCE = (
     "its weights or buffers changed after it was certified, by training or by hand, so the certificate no longer "
@@ -62,10 +63,10 @@ class PrunedTo:
         if self.certificate is not None and certificate_of(self, None) is None:
             title, note = CHANGED_SINCE, ""
         columns = {
-            "keep": "keep", "weights": "budget", "bad inputs": "count", "proved limit": "limit", "test": "outcome",
+            "keep": "keep", "weights": "budget", "beyond": "count", "proved": "limit", "test": "outcome",
         }  # fmt: skip
-        forms = {"keep": PERCENT, "proved limit": words.percent_up}
-        table = Table.of(self.path, columns, bars=("keep", "proved limit"), words=PATH_WORDS, forms=forms)
+        forms = {"keep": PERCENT, "proved": words.percent_up}
+        table = Table.of(self.path, columns, bars=("keep", "proved"), words=PATH_WORDS, forms=forms)
         return Sheet(title, tables=(table,) if self.path else (), note=note)
 
 
@@ -86,7 +87,10 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
     if not isinstance(given, PrunedTo):
         return given
     if given.pruned is None:
-        raise OptionError("prune_to pruned nothing: no level passed", fix="ask for less, or give a larger holdout")
+        raise OptionError(
+            "prune_to could not certify any level, so there is no pruned network",
+            fix="ask for less, or give a larger holdout",
+        )
     return given.pruned
 
 
@@ -103,5 +107,7 @@ def network_of(given: NetworkLike) -> nn.Module:
     if isinstance(given, Pruned | PrunedTo | Shrunk | Gradual):
         return given.model
     if not isinstance(given, nn.Module):
-        raise ModelError(f"the network is a {type(given).__name__}, not an nn.Module", fix="give an instance")
+        raise ModelError(
+            f"the network is a {type(given).__name__}, not an nn.Module", fix="give a model, not its class"
+        )
     return given

@@ -119,6 +119,11 @@ class SavedFile(SavedNetwork):
         )
 
     @property
+    def certified(self) -> str:
+        note = f"{ROUNDED_NOTE}: " if self.certificate_about == "values before rounding" else ""
+        return note + super().certified
+
+    @property
     def sheet(self) -> Sheet:
         return Sheet(_headline(self), tuple(_facts(self)), (_table(self),))
 
@@ -135,10 +140,7 @@ def _facts(contents: SavedFile) -> list[tuple[str, str]]:
     if contents.pruned is not None:
         is_marked = bool(contents.rounding_words)
         facts += [("pruned", contents.pruned.headline), ("statements", ROUNDED_NOTE if is_marked else "")]
-        facts += contents.facts
-    if contents.certificate is not None:
-        note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
-        facts.append(("certificate", note + contents.certificate.sentence))
+    facts += contents.facts
     facts.append(("SHA-256", contents.sha256))
     facts.append(("written by", f"sipp {contents.sipp}, torch {contents.torch}"))
     return [(label, text) for label, text in facts if text]

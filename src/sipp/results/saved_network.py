@@ -19,8 +19,6 @@ from sipp.results.jsonio import NOT_JSON, from_json, to_json
 from sipp.results.pruned import Pruned
 from sipp.results.sheet import Sheet, Table, shown
 
-SEE_BELOW = "see the certificate below."
-
 Kind = TypeVar("Kind", bound="SavedNetwork")
 
 
@@ -49,7 +47,7 @@ class SavedNetwork:
         check.kind("pruned", pruned, Pruned, "pass what sipp.prune returned")
         if pruned.regrown:
             raise ModelError(
-                "a weight outside its mask is not zero: the record would count the weights of another network",
+                "a pruned weight is not zero any more, so the record does not describe this network",
                 where=pruned.regrown,
                 fix="hold the masks while you train (sipp.hold), or set the pruned weights to zero",
             )
@@ -82,15 +80,20 @@ class SavedNetwork:
         return {"kind": self.KIND, **to_json(self), **facts, **self.rest}
 
     @property
+    def certified(self) -> str:
+        """The certificate in words; empty without one."""
+        return "" if self.certificate is None else self.certificate.sentence
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
-        """How it was pruned, and what that costs."""
-        certified = "" if self.certificate is None else SEE_BELOW
-        return [] if self.pruned is None else self.pruned.facts(certified=certified)
+        """How it was pruned, and the error; if that was not recorded, the certificate."""
+        if self.pruned is None:
+            return [("certificate", self.certified)] if self.certified else []
+        return self.pruned.facts(certified=self.certified)
 
     @property
     def sheet(self) -> Sheet:
-        claims = [] if self.certificate is None else [("certificate", self.certificate.sentence)]
         title, tables = self.model, tuple[Table, ...]()
         if self.pruned is not None:
             title, tables = self.pruned.headline, (self.pruned.layers_table(is_short=True),)
-        return Sheet(title, (("model", self.model), *self.facts, *claims), tables)
+        return Sheet(title, (("model", self.model), *self.facts), tables)

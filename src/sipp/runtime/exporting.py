@@ -132,7 +132,7 @@ def export(
             raise OptionError(what, fix="leave them out")
         return _to_onnx(model, target, example, sparse)
     if sparse:
-        raise OptionError("a folder holds all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
+        raise OptionError("a folder contains all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
     if example is not None:
         raise OptionError("a Hugging Face folder takes no example", fix=WITH_EXAMPLE, option="example")
     own, card = _copy_on_cpu(model), _card(pruned, certificate, target.name, values)

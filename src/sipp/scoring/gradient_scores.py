@@ -191,7 +191,9 @@ def _flow(model: nn.Module, parameters: Sequence[nn.Parameter], batch: Batch) ->
     gradients = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
     flow = torch.cat([(p.detach() * g).abs().flatten() for p, g in zip(parameters, gradients)])
     if not bool(torch.isfinite(flow).all()):
-        raise ModelError("the flow of absolute values overflows float64", fix="use another method")
+        raise ModelError(
+            "synflow overflows float64 on this network", fix="use a method that reads data, such as sipp-det"
+        )
     return flow
 
 

@@ -221,7 +221,11 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         with numerics.float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
             reason = outputs.why_dependent(batch.at(slice(MOST_CHECKED_AGAIN)), run, allowed)
     if reason == outputs.ORDER:
-        raise DataError(f"{reason}", where=batch.where)
+        raise DataError(
+            f"{reason}",
+            where=batch.where,
+            fix="put the inputs along dimension 0, and make outputs independent of each other",
+        )
     return reason
 
 

@@ -21,7 +21,7 @@ def tensors_to_bytes(tensors: Mapping[str, object], metadata: dict[str, str] | N
     }
     if wrong := [name for name in tensors if name not in plain]:
         raise ModelError(
-            f"state_dict entries {', '.join(wrong[:5])} are not tensors, and safetensors holds nothing else"
+            f"state_dict entries {', '.join(wrong[:5])} are not tensors, and safetensors stores nothing else"
         )
     return save(plain, metadata)
 

@@ -182,5 +182,5 @@ def _row(method: str, network_cut: Cut, keep: float, tested: NetworkComparison, 
 def _checked_list(name: str, value: Any) -> Sequence[Any]:
     """The value, if it is a non-empty list or tuple."""
     if not isinstance(value, list | tuple) or not value:
-        raise OptionError(f"{name}={value!r:.60} must be a list of at least one", option=name)
+        raise OptionError(f"{name}={value!r:.60} must be a list with at least one entry", option=name)
     return value

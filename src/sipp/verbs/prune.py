@@ -81,9 +81,9 @@ def prune(
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
     and the weights together; the method then decides how many weights each layer keeps (`sipp.repair` keeps its mask).
-    `allocation` and `draws` are for methods that sample. With a `floor` above 0, every row keeps at least one weight,
-    and every layer that share of an even cut. `within` are the masks of an earlier pruning: what they prune stays
-    pruned, also if the budget leaves room.
+    `allocation` and `draws` are for methods that sample. With a `floor` above 0, every neuron or filter keeps at least
+    one weight, and every layer that share of an even cut. `within` are the masks of an earlier pruning:
+    what they prune stays pruned, also if the budget leaves room.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
     measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` of new
@@ -177,7 +177,7 @@ def _checked_within(
         mask = within.get(weight.name) if isinstance(within, Mapping) else None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != parameters[weight.name].shape:
             raise OptionError(
-                f"within= holds no bool mask of the shape of {weight.name}", fix="give the masks of a pruned network"
+                f"within= has no bool mask of the shape of {weight.name}", fix="give the masks of a pruned network"
             )
         alive[weight.name] = mask.to(parameters[weight.name].device)
         if has_repair and bool(parameters[weight.name][~alive[weight.name]].any()):
@@ -197,7 +197,7 @@ def _refuse_contradictions(
     """Raises for options that contradict each other or the data. What each may be alone, `PruneOptions` checks."""
     if not options.statements and has_holdout:
         raise OptionError(
-            "a holdout needs bounds, but statements=False turns them off", fix="leave out one or the other"
+            "holdout= tightens bounds, but statements=False turns them off", fix="leave out one or the other"
         )
     if options.repair and data is None:
         raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
@@ -208,8 +208,12 @@ def _refuse_contradictions(
         return
     if repairs:
         what = "repair" if options.repair else f"method={options.method!r}"
-        raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
-    raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
+        raise OptionError(
+            f"{what} reads the data twice, but it is an iterator", fix="give a list, a loader or a tensor"
+        )
+    raise OptionError(
+        "bound='sound' reads the data twice, but it is an iterator", fix="give a list, a loader or a tensor"
+    )
 
 
 def _with_new_points(

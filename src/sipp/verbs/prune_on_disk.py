@@ -99,7 +99,10 @@ def _check(model: object, options: PruneOptions, *, repair: bool, progress: bool
     check.flag("progress", progress)
     check.flag("repair", repair)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}", fix="give an nn.Module without weights")
+        raise ModelError(
+            f"the model must be an nn.Module, not a {type(model).__name__}",
+            fix="build it on torch.device('meta'), without weights",
+        )
     if (options.keep is None) == (options.pattern is None):
         raise OptionError("give exactly one of keep and pattern", fix="give keep=0.5 or pattern='2:4'")
     if "labels" in checked_method(options, masks_only="prune_on_disk fits only with repair=True").needs:

@@ -114,7 +114,9 @@ def prune_to(
         return _dense_result(task.model, (), why)
     calibration = holdout_data(data, "calibration") if data_of(data).can_be_read_again else None
     if options.repair and calibration is None:
-        raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
+        raise OptionError(
+            "repair=True reads the data twice, but it is an iterator", fix="give a list, a loader or a tensor"
+        )
     ranking = rank(task, options, progress=progress)
     split = None
     if options.repair and calibration is not None:

@@ -55,6 +55,6 @@ def _checked_about(about: Mapping[str, Any] | None) -> dict[str, Any]:
         json.dumps(values)
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"about= holds what JSON cannot ({error})", fix="give text and numbers", option="about"
+            f"about= cannot be written as JSON ({error})", fix="give text and numbers", option="about"
         ) from error
     return values

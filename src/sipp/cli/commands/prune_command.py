@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def _inputs(request: Request, reader: Any) -> tuple[Any, Any]:
     holdout = None if request.holdout is None else reader.holdout(request.holdout)
     if holdout is not None and request.holdout == request.data and not holdout.source.has_holdout:
         raise CommandError(
-            "it is --data too, and a certificate needs inputs that the pruning has not seen",
+            "these are the inputs of --data; a certificate needs new ones",
             where=holdout.source.where,
             fix="give other inputs",
         )
@@ -152,10 +152,9 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
     """What was pruned, and the levels that were tried."""
     certified = ""
     if certificate is not None:
-        certified = certificate.sentence if walk is None else "see the certificate below."
-        certified = certified if request.values in EXACT else f"about the stored values: {certified}"
+        certified = f"{'' if request.values in EXACT else 'about the stored values: '}{certificate.sentence}"
     lines = [] if pruned is None else [str(_sheet_of(request, pruned, certified))]
-    lines += [] if walk is None else [str(walk)]
+    lines += [] if walk is None else [str(replace(walk.sheet, note=""))]  # the certificate is above
     if walk is not None and not request.options.repair:
         hint = "with --repair, which chooses the weights and fits them to the dense outputs, fewer are enough"
         lines.append(words.labelled_line("further", hint))
@@ -186,9 +185,7 @@ def _written(request: Request, done: Done) -> Answer:
         sizes = {str(file): file.stat().st_size for file in (path / WEIGHTS_NAME, path / RECORD_NAME)}
         small = f"sipp export {path} --model {request.model} --out small{FILE_SUFFIX}"
         lines += [words.labelled_line("written", f"{file} ({words.of_bytes(n)})") for file, n in sizes.items()]
-        lines.append(
-            words.labelled_line("", f"zeros are stored too, so this is not smaller; {small} makes a small file")
-        )
+        lines.append(words.labelled_line("", f"this folder stores the zeros too; for a small file: {small}"))
         return Answer(lines, values | {"written": sizes})
     saved = sipp.save(done.pruned, path, values=request.values, certificate=done.certificate)
     lines.append(words.labelled_line("written", f"{path} ({words.of_bytes(saved.n_bytes)})"))
@@ -213,7 +210,7 @@ def _prune_on_disk(request: Request) -> Answer:
         raise OptionError("--on-disk needs data and a folder to write to", fix="give --data and --out DIR")
     for name in ("weights", "holdout", "batchnorm", "dry_run", "force"):
         if getattr(request, name):
-            raise OptionError(f"--{name.replace('_', '-')} does nothing with --on-disk", fix="leave it out")
+            raise OptionError(f"--{name.replace('_', '-')} has no effect with --on-disk", fix="leave it out")
     arguments = request.arguments(sipp.prune_on_disk, "with --on-disk")
     with naming_option(f"--model {request.model}", "give hf:DIR"):
         folder = folder_of(request.model)

@@ -70,7 +70,7 @@ class ChannelOptions:
 
     def __post_init__(self) -> None:
         if self.multiply_adds is not None and self.weights is not None:
-            raise OptionError("multiply_adds= and weights= are two budgets", fix="give one of them")
+            raise OptionError("multiply_adds= and weights= cannot be combined", fix="give one of them")
         for name in ("uniform", "repair", "progress"):
             check.flag(name, getattr(self, name))
         check.whole("multiple_of", self.multiple_of, least=1)
@@ -129,7 +129,7 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
     structure = structure_of(channels, _excluded(model, options.exclude))
     if not structure.sites:
         raise ModelError(
-            f"no channels can go: {_why_none(structure)}",
+            f"no channels can be removed: {_why_none(structure)}",
             where=type(model).__name__,
             fix="leave out the budget to remove dead channels only",
         )

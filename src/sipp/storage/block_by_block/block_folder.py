@@ -43,7 +43,7 @@ class BlockFolder:
         make_folder(self.folder)
         path = self.folder / JOURNAL_NAME
         if not path.is_file() and any(other.name != WORK for other in self.folder.iterdir()):
-            raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
+            raise OptionError(f"{self.folder} contains other files", fix="give a new folder", option="out")
         journal = self.journal() if path.is_file() else Journal(self.task)
         if journal.finished == 0:
             shutil.rmtree(self.states_folder, ignore_errors=True)
