@@ -72,6 +72,7 @@ def test_a_folder_becomes_the_small_file_with_the_command_that_prune_names(folde
     command = f"sipp export {tmp_path / 'net'} --model cli_zoo:mlp --out small.safetensors"
     assert f"for a small file: {command}" in said
     told("export", "net", *NET, "--out", out)
+    assert told("bench", "net", *NET, "--data", "data.npy")["file_bytes"] == sipp.inspect(out).n_bytes
     state, found = load_file("net/model.safetensors"), sipp.load(out)
     assert all(torch.equal(found[name], value) for name, value in state.items())
     contents = sipp.inspect(out)
