@@ -51,7 +51,7 @@ def file_hash(path: Path) -> str:
 
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Writes a file, which always holds either its old content or the new one, also after a power cut."""
+    """Writes a file, which always has either its old content or the new one, even after a power failure."""
     unfinished = _temporary(path)
     try:
         try:
@@ -191,7 +191,7 @@ def check_file(path: Path, *, force: bool, makes_folder: bool = False) -> None:
 
 
 def check_folder(path: Path, *, force: bool) -> None:
-    """Raises if a folder cannot be written, or holds anything and there is no --force; weights of others stay."""
+    """Raises if a folder cannot be written, or is not empty and there is no --force; weights of others stay."""
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")

@@ -23,7 +23,7 @@ OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
 def folder_of(spec: str) -> Path:
-    """The folder of `hf:DIR`, which must hold a config.json; nothing is downloaded."""
+    """The folder of `hf:DIR`, which must have a config.json; nothing is downloaded."""
     folder = Path(spec.removeprefix(PREFIX))
     if not (folder / CONFIG).is_file():
         raise OptionError(

@@ -38,7 +38,7 @@ class Drawn:
 
     @property
     def words(self) -> str:
-        """How many of what."""
+        """A count with its noun."""
         n, source = self.n_inputs, self.source
         return f"{n:,} {source.what}" if n == source.n_inputs else f"{n:,} of {source.n_inputs:,} {source.what}"
 
@@ -49,7 +49,7 @@ class Drawn:
 
 
 def input_lines(data: Drawn | None, holdout: Drawn | None = None) -> list[str]:
-    """What a command says of the inputs it read: how many of what, and how images were normalised."""
+    """The lines that describe the inputs that were read: their number, and how images were normalised."""
     drawn = {"data": data, "holdout": holdout}
     lines = [words.labelled_line(name, one.words) for name, one in drawn.items() if one is not None]
     applied = dict.fromkeys(one.source.normalised for one in drawn.values() if one is not None)

@@ -64,7 +64,7 @@ def device_of(device: Device) -> torch.device:
 
 
 def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -> tuple[nn.Module, nn.Module]:
-    """Loads the dense and the pruned network; a Hugging Face folder holds the dense weights itself."""
+    """Loads the dense and the pruned network; a Hugging Face folder has the dense weights itself."""
     if dense is None and not spec.startswith(PREFIX):
         raise CommandError("no weights given for the dense network", where=f"--model {spec}", fix="give --dense FILE")
     first = load_model(spec, dense, option="--dense", device=device)
@@ -72,7 +72,7 @@ def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -
 
 
 def norm_stats_of(model: nn.Module, asked: NormStats | None = None) -> tuple[NormStats, list[str]]:
-    """The statistics of BatchNorm to score with, and what a command says if it chose them itself.
+    """The BatchNorm statistics to score with, and a line to print if the command chose them itself.
 
     By default they are those of each batch if no layer has statistics of its own.
     """

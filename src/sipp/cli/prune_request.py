@@ -1,4 +1,4 @@
-"""What `sipp prune` is asked for: its options, which of them contradict, and which the public functions take."""
+"""The options of `sipp prune`: which contradict each other, and which the public functions take."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Request:
 
     @property
     def goal(self) -> str:
-        """The option that says how far to prune."""
+        """The option that sets how far to prune."""
         goals = {
             "--keep": self.options.keep,
             "--pattern": self.options.pattern,
@@ -88,7 +88,7 @@ class Request:
         return {name: value for name, value in chosen.items() if name in taken}
 
     def check(self) -> None:
-        """Refuses, before any work, what contradicts itself and what cannot be written."""
+        """Raises, before any work, for options that contradict each other and for an --out that cannot be written."""
         if self.has_tolerance and (self.data is None or self.holdout is None):
             raise OptionError(
                 f"{self.goal} is certified on inputs that the pruning has not seen",

@@ -84,7 +84,7 @@ def array_file(path: Path, normalised: Normalisation | None) -> Source:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Reads the arrays of a file; pickles are refused by the libraries."""
+    """Reads the arrays of a file; the libraries read no pickles."""
     if path.suffix == ".npy":
         return {INPUTS: _tensor(np.load(path, allow_pickle=False))}
     if path.suffix == ".npz":
@@ -108,5 +108,5 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _tensor(array: Any) -> Tensor:
-    """An array of any byte order as a tensor; torch refuses what is not numeric."""
+    """An array of any byte order as a tensor; torch raises an error for what is not numeric."""
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))

@@ -94,7 +94,7 @@ class Batch:
         return replace(self, args=args, kwargs=kwargs, labels=labels, n_points=n_points, real_BT=real_BT)
 
     def hashes(self) -> list[str]:
-        """One SHA-256 a point, of the bytes of all its inputs as they are given.
+        """One SHA-256 per input, of the bytes of all its tensors.
 
         It finds the points of one set in another, and the copies within a set. Padding is not content: positions where
         `real_BT` is False are left out, and so is the mask itself.
@@ -153,7 +153,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class Data:
-    """Points that were given, and how they are read."""
+    """The data of a caller, and how it is read."""
 
     given: Iterable[Any] | Tensor | Dataset[Any]
     role: str = "calibration"  # names the data in errors
@@ -279,7 +279,7 @@ def data_of(
     batch_size: int | None = None,
     refuses_non_finite: bool = True,
 ) -> Data:
-    """What was given, as a `Data`. If it is one already, only `n_points` is applied.
+    """The data as a `Data`. If it is one already, only `n_points` is applied.
 
     A pair (inputs, labels) of two tensors, one label for each input, is a data set.
     """

@@ -43,7 +43,7 @@ class Ref(int):
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a tensor, without its values."""
+    """A tensor's shape, dtype and origin, without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -71,7 +71,7 @@ FEWEST_BLOCKS = 2
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which modules repeat, in the order in which they are called, and how the state goes in and comes out."""
+    """The repeated modules of a network in call order, and which argument and output carry the state."""
 
     names: tuple[str, ...]
     at: int | str  # the argument that is the state: its position, or its name

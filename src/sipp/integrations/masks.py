@@ -1,4 +1,4 @@
-"""Which masks a training run holds."""
+"""The masks that a training run keeps."""
 
 from __future__ import annotations
 

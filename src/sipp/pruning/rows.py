@@ -50,7 +50,7 @@ class SparseRows:
         return {name: int((self.strategy_FS == code).sum()) for code, name in STRATEGIES.items()}
 
     def eps_by_values(self, weight_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
-        """F float64: the bound of T17, which looks at nothing but the values that are left."""
+        """The bound of each row from its new values alone (T17), F float64."""
         return eps_given(weight_FK, self.values_FK, sensitivity_FK, c_constant=c_constant)
 
 

@@ -88,7 +88,7 @@ def bar_view(label: str, unit: Unit, columns: Mapping[str, Sequence[float | None
 
 
 def layer_views(networks: Mapping[str, Sequence[Sequence[PrunedLayer]]]) -> dict[str, View]:
-    """What each layer keeps, by what is shown: {method: the layers of its networks, one for each seed}.
+    """The share that each layer keeps, by what is shown: {method: the layers of its networks, one for each seed}.
 
     Means over seeds; of epsilon the largest, which bounds all.
     """

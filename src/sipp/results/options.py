@@ -41,7 +41,7 @@ class Pattern:
     m: int
 
     def kept(self, fan_in: int) -> int:
-        """How many weights a row of this fan-in keeps."""
+        """How many of a neuron's weights stay, of this many inputs."""
         return fan_in // self.m * self.n + min(self.n, fan_in % self.m)
 
     @classmethod
@@ -68,7 +68,7 @@ def _is_pattern(name: str, text: Any) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """Annotates what may be chosen elsewhere than in Python: an option of the command line, a key of a recipe.
+    """Annotates an argument that is also an option of the command line or a key of a recipe.
 
     A function of (name, value) behind it in the annotation checks the value.
     """

@@ -1,4 +1,4 @@
-"""The result of `prune_to`, and access to the network in any result that holds one."""
+"""The result of `prune_to`, and access to the network in any result that has one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANGED_SINCE = (
 
 @dataclass(frozen=True)
 class Level:
-    """One tested level: how many points were bad, and whether the claim is proved."""
+    """One tested level: how many inputs were off, and whether the claim is proved."""
 
     keep: float
     budget: int

@@ -72,7 +72,7 @@ class StoredTensor:
 @dataclass(frozen=True, kw_only=True)
 @shown
 class SavedFile(SavedNetwork):
-    """The record of a network in a small file, and how the file holds it. `print` it.
+    """A network in a small file: its record, and how each tensor is stored. `print` it.
 
     The file does not name the inputs that chose the weights (`pruned.seen`): their hashes would outweigh the rest.
     """
@@ -129,7 +129,7 @@ class SavedFile(SavedNetwork):
 
 
 def entropy_bytes(n_weights: int, kept: int) -> float:
-    """n H(kept / n) / 8: the least that positions of independently kept weights cost on average."""
+    """The least bytes that positions of independently kept weights need on average: n H(kept / n) / 8."""
     shares = [count / n_weights for count in (kept, n_weights - kept) if 0 < count < n_weights]
     return -n_weights * sum(share * math.log2(share) for share in shares) / 8
 

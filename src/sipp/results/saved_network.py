@@ -1,4 +1,4 @@
-"""What is known of a pruned network, as files and `--json` hold it: how it was pruned, its hashes, its certificate.
+"""A pruned network as it is stored: how it was pruned, its hashes, its certificate.
 
 All of it lies in one JSON object; the keys are those of `Pruned` and of `SavedNetwork`, and what a command adds.
 """
@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", bound="SavedNetwork")
 @dataclass(frozen=True, kw_only=True)
 @shown
 class SavedNetwork:
-    """What is known of a network: how it was pruned, its hashes, what is certified. `print` it."""
+    """A stored network: how it was pruned, its hashes, its certificate. `print` it."""
 
     model: str  # its class, or the value of --model
     pruned_hash: str  # of the network itself: in a file, with its values as they are stored
@@ -65,7 +65,7 @@ class SavedNetwork:
 
     @classmethod
     def read(cls: type[Kind], values: Mapping[str, Any], where: object) -> Kind:
-        """The inverse of `values`; a DataError says which key is wrong."""
+        """The inverse of `values`; a DataError names the key that is wrong."""
         if values.get("kind") != cls.KIND:
             raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
         pruned = from_json(Pruned, values, where) if "method" in values else None

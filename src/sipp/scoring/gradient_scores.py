@@ -128,7 +128,7 @@ def _add(totals: Sequence[Tensor], more: Sequence[Tensor | None]) -> None:
 
 
 def _finite(scores: dict[str, Tensor], what: str) -> dict[str, Tensor]:
-    """The scores, refused if any is not finite."""
+    """The scores; raises an error if any is not finite."""
     for name, score in scores.items():
         if not bool(torch.isfinite(score).all()):
             raise ModelError(f"{what} are NaN or infinite on this data", where=name)

@@ -152,7 +152,7 @@ class _ScoringPass:
         return read_uses(task.model, task.layers, batch, on_use, found, task.norm_stats)
 
     def finish_batch(self, output: Any, batch: Batch) -> None:
-        """Ends a batch."""
+        """Adds the finished batch to the sensitivities."""
         on_device_B = outputs.output_norms(output, batch.n_points)
         norms_B = None if on_device_B is None else on_device_B.cpu()
         for one in (*self.running.values(), *self.means.values()):

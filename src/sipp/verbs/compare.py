@@ -1,4 +1,4 @@
-"""`compare`: prunes a model by several methods and tests each result on points that chose no weights."""
+"""`compare`: prunes a model by several methods and tests each result on inputs that chose no weights."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
-    """The points that choose weights, and the test points: the holdout, or a quarter of the data."""
+    """The inputs that choose weights, and the test inputs: the holdout, or a quarter of the data."""
     if holdout is None:
         task, held_back = task.hold_back()
         if held_back.is_empty:

@@ -1,4 +1,4 @@
-"""`gradual`: prunes in small cuts during a user's own training loop; `results/gradual.py` says when and how much."""
+"""`gradual`: prunes in small steps during a user's own training loop (the schedule: `results/gradual.py`)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module]
 
 
 def _check_loop(train_step: object, data: AnyData | None, steps: int, progress: bool) -> None:
-    """Raises unless these can be run as a loop that reads the data at every cut."""
+    """Raises unless these can be run as a loop that reads the data several times."""
     check.flag("progress", progress)
     try:
         inspect.signature(train_step).bind(0)  # type: ignore[arg-type]

@@ -170,7 +170,7 @@ class _FromState(nn.Module):
 
 @dataclass(frozen=True)
 class _States:
-    """What the blocks of one network gave, in files."""
+    """The outputs of the blocks of one network, in files."""
 
     output: BlockFolder
     side: str
@@ -185,7 +185,7 @@ class _States:
 
 @dataclass(frozen=True)
 class _Work:
-    """What the pruning of every block needs."""
+    """The files, data and options that the pruning of every block needs."""
 
     network: NetworkInFiles
     blocks: Blocks
@@ -273,7 +273,7 @@ class _ReadOnDemand(Sequence[Any]):
 def _task_hash(
     options: PruneOptions, repair: bool, network: NetworkInFiles, blocks: Blocks, batches: Sequence[Batch]
 ) -> str:
-    """A hash of options, weight files and points: only a run with the same hash may resume."""
+    """A hash of options, weight files and inputs: only a run with the same hash may resume."""
     described = json.dumps([_described(options), repair, blocks.names, network.source.hashes()], sort_keys=True)
     return sha256_of(described.encode(), *(found.encode() for batch in batches for found in batch.hashes()))
 

@@ -45,7 +45,7 @@ def save_folder(
 
 
 def _checked_about(about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What else the report says, in JSON types."""
+    """Further entries of the report, in JSON types."""
     if about is None:
         return {}
     if not isinstance(about, Mapping) or not all(isinstance(key, str) for key in about):

@@ -1,4 +1,4 @@
-"""`shrink`: removes dead channels, which leaves the outputs the same, or as many as a budget asks for."""
+"""`shrink`: removes dead channels, or whole channels down to a budget."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def shrink(
 
 
 def _by_name(network: nn.Module, exclude: Any) -> Any:
-    """What is excluded, with the names of layers in place of modules: of these, a copy of the network has others."""
+    """The excluded layers by name: a copy of the network has other modules."""
     if isinstance(exclude, nn.Module):
         return _layers_in(network, exclude)
     if not isinstance(exclude, list | tuple):

@@ -1,4 +1,4 @@
-"""`sipp certify`: certifies on a holdout what pruning costs."""
+"""`sipp certify`: certifies the error of a pruned network on a holdout."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def certify(
 
 
 def _seen_by(pruned: Path) -> Any:
-    """The hashes of the inputs that chose a network, from its folder, named itself or by its file of weights."""
+    """The hashes of the inputs that chose a network, from its folder (or that of its weights)."""
     from sipp.results import SeenInputs
 
     folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned

@@ -50,7 +50,7 @@ def prune(request: Request) -> Answer:
 
 @dataclass(frozen=True)
 class Done:
-    """What was pruned and certified, and what is said of it."""
+    """The pruned network, its certificate, and the lines to print."""
 
     pruned: Any  # a `Pruned`, whose file imports torch; None: no level passed
     certificate: AnyCertificate | None
@@ -60,7 +60,7 @@ class Done:
 
 
 def _prune(request: Request, arguments: dict[str, Any]) -> Done:
-    """Prunes to a share, and certifies that on a holdout if there is one; or as far as a tolerance is certified."""
+    """Prunes to a share and certifies that on a holdout, if there is one; or prunes as far as can be certified."""
     from time import perf_counter
 
     from sipp.cli.inputs import Reader, input_lines, summary_of
@@ -149,7 +149,7 @@ def _failure(pruned: Any, certificate: AnyCertificate | None, walk: Any) -> str:
 
 
 def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, walk: Any) -> list[str]:
-    """What was pruned, and the levels that were tried."""
+    """The lines about the pruned network and the levels that were tried."""
     certified = ""
     if certificate is not None:
         certified = f"{'' if request.values in EXACT else 'about the stored values: '}{certificate.sentence}"
@@ -162,7 +162,7 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
 
 
 def _sheet_of(request: Request, pruned: Any, certified: str) -> Sheet:
-    """What was pruned, with all layers, and what to do next in the shell."""
+    """The pruned network with all layers, and what to do next in the shell."""
     bounds = "" if certified else "; --holdout bounds the error on new inputs"
     out = shlex.quote(str(request.out or "OUT"))
     networks = f"--model {shlex.quote(request.model)} --pruned {out}"
@@ -178,7 +178,7 @@ def _sheet_of(request: Request, pruned: Any, certified: str) -> Sheet:
 
 
 def _written(request: Request, done: Done) -> Answer:
-    """Writes the network, and says so."""
+    """Writes the network; returns the lines to print."""
     path, values, lines = Path(request.out or ""), done.values, done.lines
     if not request.is_one_file:
         sipp.save_folder(done.pruned, path, about={name: value for name, value in values.items() if name != "written"})

@@ -247,7 +247,7 @@ def _used_once(channels: Channels) -> dict[str, str | None]:
 
 @dataclass
 class Look:
-    """What the sites of a dense network could lose: filled in by a walk that changes nothing."""
+    """The error of removing each number of channels at each site of a dense network, which stays as it is."""
 
     sites: Sequence[Site]
     errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... channels are gone

@@ -88,7 +88,7 @@ class BlockFolder:
         write_atomic(path, tensors_to_bytes({"state": state}))
 
     def read(self, i: int, side: str, j: int) -> Tensor:
-        """Reads them."""
+        """Reads the hidden states of batch j before block i."""
         return read_tensors(self._state(i, side, j))[0]["state"]
 
     def _state(self, i: int, side: str, j: int) -> Path:
