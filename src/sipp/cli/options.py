@@ -82,7 +82,7 @@ WORDS = OF_PRUNING | {
         "Which part of the output to compare, if there are several: an index or a name (logits).", parse=_index_or_name
     ),
     "force": out("Replace what exists there, never files that the command reads."),
-    "dry_run": out("Show how much training is left, in hours. Train nothing."),
+    "dry_run": out("Show how much training is left, and how long it may take. Train nothing."),
     "as_json": out("Print one JSON document to stdout, and everything else to stderr.", names=("--json",)),
     "device": _machine("Where to compute."),
     "batchnorm": _machine(

@@ -48,7 +48,7 @@ def length_of(model: str, asked: int | None) -> int:
         return min([LENGTH, *limits])
     if limits and asked > min(limits):
         raise OptionError(
-            f"the network takes {min(limits):,} tokens at most", fix=f"give --length {min(limits)} or less"
+            f"the network accepts at most {min(limits):,} tokens", fix=f"give --length {min(limits)} or less"
         )
     return asked
 

@@ -42,7 +42,7 @@ def masks_in(pruned: WithMasks) -> dict[str, Tensor]:
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"pruned is a {type(pruned).__name__}, not a pruned network",
-            fix="give what sipp.prune returned, a network with zeros, or {parameter name: bool tensor}",
+            fix="give the result of sipp.prune, a network with zeros, or {parameter name: bool tensor}",
             option="pruned",
         )
     return _masks_from_zeros(model)
@@ -59,7 +59,7 @@ def _masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
     if not masks:
         raise ModelError(
             "no prunable weight is partly zero: this network is not pruned",
-            fix="give what sipp.prune returned",
+            fix="give the result of sipp.prune",
         )
     return masks
 

@@ -72,5 +72,5 @@ class BlendChoice:
     def sheet(self) -> Sheet:
         tried = sorted(self.tried, key=lambda trial: trial.error)
         table = Table.of(tried, {"score": "name", "output error": "error"}, bars=("output error",))
-        alone = "no other was tried: outputs of an untrained network say nothing of the trained one"
+        alone = "no other was tried: outputs of an untrained network do not predict those of the trained one"
         return Sheet(self.sentence, tables=(table,), note="" if len(tried) > 1 else alone)

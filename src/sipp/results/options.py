@@ -131,7 +131,7 @@ class PruneOptions:
         partial(check.number, least=0, below=1),
     ] = None
     reduce: Annotated[
-        Reduce | None, Option("How positions are combined, for methods that do not say: max (with bounds) or mean.")
+        Reduce | None, Option("How positions are combined, for methods that leave it open: max (with bounds) or mean.")
     ] = None
     draws: Annotated[Draws, Option("How often a sampled row is drawn: until the budget is met, or a fixed number.")] = (
         "until"

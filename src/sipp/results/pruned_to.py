@@ -97,7 +97,7 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
 def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> AnyCertificate | None:
     """The given certificate, or that of `prune_to` if its network is unchanged."""
     if certificate is not None:
-        return check.kind("certificate", certificate, AnyCertificate, "pass what sipp.certify returned")
+        return check.kind("certificate", certificate, AnyCertificate, "give the result of sipp.certify")
     held = given.certificate if isinstance(given, PrunedTo) else None
     return held if held is not None and held.pruned_hash == hashing.of_model(network_of(given)) else None
 

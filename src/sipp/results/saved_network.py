@@ -44,7 +44,7 @@ class SavedNetwork:
     @classmethod
     def of(cls, pruned: Pruned, certificate: AnyCertificate | None = None) -> SavedNetwork:
         """The record of a pruned network as it is now; the dense network's hash is a certificate's."""
-        check.kind("pruned", pruned, Pruned, "pass what sipp.prune returned")
+        check.kind("pruned", pruned, Pruned, "give the result of sipp.prune")
         if pruned.regrown:
             raise ModelError(
                 "a pruned weight is not zero any more, so the record does not describe this network",

@@ -32,4 +32,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"is not a whole safetensors file ({error})", where=path) from error
+        raise DataError(f"is not a valid safetensors file ({error})", where=path) from error

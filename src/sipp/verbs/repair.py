@@ -65,7 +65,7 @@ def repair(
     check.flag("moves_mask", moves_mask)
     if not isinstance(pruned, Pruned):
         what = f"pruned is a {type(pruned).__name__}, not the record of a pruning"
-        raise OptionError(what, fix="give what sipp.prune or sipp.assess gives")
+        raise OptionError(what, fix="give the result of sipp.prune or sipp.assess")
     dense, given = unwrap(model), unwrap(pruned.model)
     check_same_architecture(dense, given)
     if numerics.device_of(dense) != numerics.device_of(given):

@@ -221,7 +221,7 @@ def _json_of(text: bytes, path: Path, fix: str = "") -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DataError(f"is not whole ({error})", where=path, fix=fix) from error
+        raise DataError(f"is not valid JSON ({error})", where=path, fix=fix) from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

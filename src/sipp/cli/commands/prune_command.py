@@ -112,7 +112,7 @@ def _inputs(request: Request, reader: Any) -> tuple[Any, Any]:
         raise CommandError(
             "these are the inputs of --data; a certificate needs new ones",
             where=holdout.source.where,
-            fix="give other inputs",
+            fix="give inputs that were not used for pruning",
         )
     if request.data is None:
         return None, holdout

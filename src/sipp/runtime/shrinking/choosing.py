@@ -181,7 +181,7 @@ def _remove(
     full = [site.width for site in sites]
     if (least := least_share(full, sizes, options.multiple_of)) > options.share:
         raise OptionError(
-            f"the channels that can go leave {least:.4g} of the {options.of}, more than {options.share:.4g}",
+            f"{least:.4g} of the {options.of} cannot be removed, more than {options.share:.4g}",
             option=options.budget,
             fix=f"give at least {math.ceil(1e4 * least) / 1e4:g}",
         )

@@ -53,7 +53,7 @@ class BlockFolder:
         if journal.task != self.task:
             raise OptionError(
                 f"{self.folder} was started with other options, weights or inputs",
-                fix="give the same ones to go on, or another folder",
+                fix="give the same ones to resume, or another folder",
                 option="out",
             )
         return journal.finished
