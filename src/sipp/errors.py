@@ -38,19 +38,19 @@ class SippError(ValueError):
 
 
 class ModelError(SippError):
-    """A model contains something that cannot be handled; names the module or parameter and the way out."""
+    """The model cannot be pruned, measured or stored as it is; `where` names the module or parameter."""
 
 
 class DataError(SippError):
-    """A batch or a data source cannot be used; names the batch and the reason."""
+    """A batch or a data source cannot be used; `where` names it."""
 
 
 class OptionError(SippError):
-    """An argument is out of range, or two arguments exclude each other."""
+    """An argument is out of range, or two arguments cannot be combined."""
 
 
 class UnknownOption(OptionError, TypeError):
-    """A function has no such argument; says what to write instead. It is a TypeError, as in plain Python."""
+    """A function has no such argument; `fix` names the right one. It is a TypeError, as in plain Python."""
 
 
 class DeadRowsWarning(UserWarning):

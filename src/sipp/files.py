@@ -51,7 +51,7 @@ def file_hash(path: Path) -> str:
 
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Writes a file, which always holds either its old content or the new one, also after a power cut."""
+    """Writes a file, which always has either its old content or the new one, even after a power failure."""
     unfinished = _temporary(path)
     try:
         try:
@@ -126,7 +126,7 @@ def read_json(path: Path, data: bytes | str | None = None) -> Values:
     try:
         content = json.loads(read_file(path) if data is None else data)
     except ValueError as error:
-        raise DataError(f"is not whole JSON ({error}); it was changed or truncated", where=path) from error
+        raise DataError(f"is not valid JSON ({error}); it was changed or truncated", where=path) from error
     check = content.pop("check", None) if isinstance(content, dict) else None
     if not isinstance(content, dict) or check != _check_of(content):
         raise DataError(f"its checksum does not match its content; {CHANGED}, or truncated", where=path)
@@ -163,8 +163,10 @@ def refuse_input(path: Path, option: str, read: Path) -> None:
     """Raises if the output path is what an option reads, or a folder that contains it."""
     ours, theirs = path.resolve(), read.resolve()
     if ours == theirs or ours in theirs.parents:
-        what = f"{path} {'is' if ours == theirs else 'holds'} what {option} reads ({read})"
-        raise OptionError(f"{what}, which is never overwritten, even with --force", fix="give another place")
+        what = f"{path} {'is' if ours == theirs else 'contains'} what {option} reads ({read})"
+        raise OptionError(
+            f"{what}, which is never overwritten, even with --force", fix="give a path that no option reads"
+        )
 
 
 def check_place(path: Path) -> None:
@@ -189,13 +191,11 @@ def check_file(path: Path, *, force: bool, makes_folder: bool = False) -> None:
 
 
 def check_folder(path: Path, *, force: bool) -> None:
-    """Raises if a folder cannot be written, or holds anything and there is no --force; weights of others stay."""
+    """Raises if a folder cannot be written, or is not empty and there is no --force; weights of others stay."""
     check_place(path)
     if path.exists() and not path.is_dir():
         raise OptionError(f"{path} is a file", fix="give a folder that does not exist yet, or is empty")
     if (path / WEIGHTS_NAME).exists() and RECORD_KEY not in metadata_of(path / WEIGHTS_NAME):
-        raise OptionError(f"{path} holds a {WEIGHTS_NAME} that is not of sipp", fix="give another folder")
+        raise OptionError(f"{path} contains a {WEIGHTS_NAME} that sipp did not write", fix="give another folder")
     if path.is_dir() and any(path.iterdir()) and not force:
-        raise OptionError(
-            f"{path} is a folder with content", fix="give another name, or --force to replace a network in it"
-        )
+        raise OptionError(f"{path} is not empty", fix="give another name, or --force to replace a network in it")

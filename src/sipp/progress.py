@@ -129,4 +129,4 @@ def progress_line(text: str, *, shown: bool, seconds: float = 0.0) -> None:
 
 
 def nothing(n: int) -> None:
-    """Advances no bar."""
+    """Takes the place of a progress bar where none is shown."""

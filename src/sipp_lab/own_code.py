@@ -42,7 +42,7 @@ def user_code(spec: str, what: str, *, fix: str = CALLABLE) -> Iterator[None]:
                 f"there is no module {module!r} in {Path.cwd()}, nor among the installed packages",
                 fix=f"start in the folder of {module.replace('.', '/')}.py, or give another package.module:callable",
             ) from error
-        raise OptionError(f"{spec!r} gives no {what} ({type(error).__name__}: {error})", fix=fix) from error
+        raise OptionError(f"{spec!r} failed to return {what} ({type(error).__name__}: {error})", fix=fix) from error
 
 
 def import_named(spec: str) -> Any:
@@ -58,10 +58,10 @@ def import_named(spec: str) -> Any:
 
 def own_network(spec: str) -> nn.Module:
     """Calls the user's function and returns its network in train mode; a network itself would be shared by seeds."""
-    with user_code(spec, "network"):
+    with user_code(spec, "a network"):
         model = import_named(spec)()
     if not isinstance(model, nn.Module):
-        raise OptionError(f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="return a new network")
+        raise OptionError(f"{spec!r} returned a {type(model).__name__}, not an nn.Module", fix="return a new network")
     return model.train()
 
 
@@ -71,12 +71,14 @@ def own_images(spec: str) -> ImageSet:
         tensors = import_named(spec)()
     parts = tensors if isinstance(tensors, tuple) else ()
     if len(parts) != 4 or not all(isinstance(part, torch.Tensor) for part in parts):
-        raise OptionError(f"{spec!r} does not give four tensors", fix=f"return {SETS}")
+        raise OptionError(f"{spec!r} did not return four tensors", fix=f"return {SETS}")
     images, labels = torch.cat([parts[0], parts[2]]), torch.cat([parts[1], parts[3]])
     if images.dtype != torch.float32 or not bool(images.isfinite().all()):
-        raise OptionError(f"the images of {spec!r} are not all finite float32", fix="convert them")
+        raise OptionError(f"the images of {spec!r} are not all finite float32", fix="return finite float32 images")
     if labels.dtype != torch.int64 or not len(labels) or int(labels.min()) < 0:
-        raise OptionError(f"the labels of {spec!r} are not int64 class numbers from 0", fix="convert them")
+        raise OptionError(
+            f"the labels of {spec!r} are not int64 class numbers from 0", fix="return int64 labels 0, 1, ..."
+        )
     return ImageSet("own", images, labels, len(parts[0]), int(labels.max()) + 1)
 
 
@@ -91,7 +93,7 @@ def load_scores(path: Path) -> None:
     sys.modules[module.__name__] = module
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
-    with user_code(option, "scores", fix="correct the file"):
+    with user_code(option, "scores", fix="run it alone to see where it fails"):
         exec(compile(path.read_bytes(), str(file), "exec"), vars(module))
     if all(before.get(name) is row for name, row in sipp.methods().items()):
         raise OptionError("it registers no method", where=option, fix="call sipp.register_method(name, function) in it")

@@ -75,8 +75,8 @@ def test_arrays_and_tensors_under_the_usual_names(tmp_path: Path, monkeypatch: p
     assert labelled == {"both.npz", "xy.npz", "pair.pt", "dict.pt"}
     assert found["xy.npz"]["accuracies"][0] == 1.0
     wrong: dict[str, tuple[Any, str]] = {
-        "list.pt": ([1, "two", 3], "it holds a list"),
-        "model.pt": (nn.Linear(2, 2), "holds a pickle"),
+        "list.pt": ([1, "two", 3], "it contains a list"),
+        "model.pt": (nn.Linear(2, 2), "contains a pickle"),
     }
     for name, (value, what) in wrong.items():
         torch.save(value, name)
@@ -89,7 +89,7 @@ def test_arrays_and_tensors_under_the_usual_names(tmp_path: Path, monkeypatch: p
         ({"other": np.zeros((9, 6))}, "other"),
         ({"labels": np.zeros(9)}, "labels but no inputs"),
         ({"inputs": np.zeros((9, 6)), "labels": np.zeros(8)}, "equally many inputs"),
-        ({"inputs": np.zeros((0, 6))}, "holds no inputs"),
+        ({"inputs": np.zeros((0, 6))}, "contains no inputs"),
         ({"inputs": np.array(["a", "b"])}, "could not be read"),
         ({"inputs": np.zeros((9, 5))}, "cannot take this data"),
     ],

@@ -58,11 +58,11 @@ def test_text_is_pruned_with_certified_and_measured(here: Path) -> None:
 
 def test_what_a_length_cannot_mean_is_refused(here: Path) -> None:
     words = ["prune", *MODEL, "--data", "one.txt", "--keep", 0.5, "--dry-run"]
-    assert "or less" in refused(run(*words, "--length", LENGTH + 1), "--data", f"takes {LENGTH} tokens at most")
+    assert "or less" in refused(run(*words, "--length", LENGTH + 1), "--data", f"accepts at most {LENGTH} tokens")
     other = ["prune", "--model", "digits-cnn", "--data", "digits", "--keep", 0.5, "--dry-run", "--length", 9]
     refused(run(*other), "--data", "for a causal language model")
     short = ["prune", *MODEL, "--data", "train.jsonl", "--keep", 0.5, "--dry-run"]  # of 20 words each
-    assert "--length" in refused(run(*short), "--data", f"none has {LENGTH} tokens")
+    assert "--length" in refused(run(*short), "--data", f"none of 60 documents has {LENGTH} tokens")
 
 
 # --- on the disk ------------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_inputs_that_chose_the_network_are_refused(made: Path, tmp_path: Path) -
         ({"--model": "lenet-5"}, "does not fit"),
         ({"--holdout": "absent.npz"}, "neither a file, a folder nor the name of a data set"),
         ({"--share": "1.5"}, "share"),
-        ({"--accuracy": True, "--epsilon": "0.1"}, "exclude each other"),
+        ({"--accuracy": True, "--epsilon": "0.1"}, "cannot be combined"),
     ],
 )
 def test_wrong_input_is_three_lines_and_exit_2(change: dict[str, object], words: str) -> None:
@@ -156,5 +156,5 @@ def test_accuracy_loss_and_error_are_those_of_the_networks(tmp_path: Path) -> No
     assert found["losses"][1] == pytest.approx(float(torch.nn.functional.cross_entropy(g, labels)), rel=1e-6)
     assert found["error_mean"] == pytest.approx(float(far.mean()), rel=1e-6)
     plain = run("eval", *BOTH, "--data", "plain.npy", "--out", tmp_path / "e.json")
-    assert "accuracy:        not measured: plain.npy holds no array 'labels'" in plain.stdout
+    assert "accuracy:        not measured: plain.npy contains no array 'labels'" in plain.stdout
     assert json.loads((tmp_path / "e.json").read_text())["error_mean"] == found["error_mean"]

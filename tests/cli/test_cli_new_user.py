@@ -45,7 +45,7 @@ def test_a_network_is_named_by_its_file(here: Path) -> None:
     prune("sparse")
     typed = ["prune", "--keep", 0.5, "--dry-run", "--model"]
     refused(run(*typed, "own_net.py"), "--model", "is a file of code")
-    refused(run(*typed, "net.pt"), "--model", "holds weights")
+    refused(run(*typed, "net.pt"), "--model", "contains weights")
     done = run(*typed, "own_net.py:net", "--weights", "whole.pt")
     assert "torch.save(model.state_dict(), ...)" in refused(done, "--weights", "could not be read")
 

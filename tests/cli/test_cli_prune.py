@@ -143,7 +143,7 @@ def test_a_tolerance_is_certified_on_a_holdout(folder: Path) -> None:
     said = " ".join(done.stdout.split())
     assert (
         done.returncode == 0
-        and "see the certificate below" in said
+        and said.count(certificate["sentence"]) == 1
         and "with --repair, which chooses the weights" in said
     )
     no = run(*[0 if one == 0.6 else one for one in typed], "--out", "no")
@@ -219,20 +219,20 @@ def test_a_pattern(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (["--keep", 0.5, "--epsilon", 0.1], "--keep and --epsilon exclude each other"),
-        (["--pattern", "2:4", "--keep", 0.5], "exclude each other"),
-        ([], "nothing says how far to prune"),
-        (["--keep", 0.5, "--part", "x"], "--part does nothing without --holdout or --epsilon"),
-        (["--keep", 0.5, "--share", 0.1], "--share does nothing without --holdout"),
+        (["--keep", 0.5, "--epsilon", 0.1], "--keep and --epsilon cannot be combined"),
+        (["--pattern", "2:4", "--keep", 0.5], "cannot be combined"),
+        ([], "no goal given"),
+        (["--keep", 0.5, "--part", "x"], "--part has no effect without --holdout or --epsilon"),
+        (["--keep", 0.5, "--share", 0.1], "--share has no effect without --holdout"),
         (["--epsilon", 0.5], "is certified on inputs that the pruning has not seen"),
-        ([*TO, "--no-statements"], "--no-statements does nothing with --epsilon"),
-        ([*TO, "--c-constant", 6], "--c-constant does nothing with --epsilon"),
+        ([*TO, "--no-statements"], "--no-statements has no effect with --epsilon"),
+        ([*TO, "--c-constant", 6], "--c-constant has no effect with --epsilon"),
         (["--keep", 0.5, "--values", "int8"], "--values int8 is for one small file"),
         (
             ["--epsilon", 0.5, "--holdout", "new.npz", "--values", "bf16", "--out", "n.safetensors"],
             "certifies the values before rounding",
         ),
-        (["--keep", 0.5, "--holdout", "data.npy"], "it is --data too"),
+        (["--keep", 0.5, "--holdout", "data.npy"], "these are the inputs of --data"),
         (["--keep", 0.5, "--method", "magnitud"], "did you mean 'magnitude'"),
     ],
 )

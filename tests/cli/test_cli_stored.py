@@ -70,8 +70,9 @@ def test_a_folder_becomes_the_small_file_with_the_command_that_prune_names(folde
     out = tmp_path / "small.safetensors"
     said = " ".join(prune(folder, "--out", tmp_path / "net").stdout.split())
     command = f"sipp export {tmp_path / 'net'} --model cli_zoo:mlp --out small.safetensors"
-    assert f"{command} makes a small file" in said
+    assert f"for a small file: {command}" in said
     told("export", "net", *NET, "--out", out)
+    assert told("bench", "net", *NET, "--data", "data.npy")["file_bytes"] == sipp.inspect(out).n_bytes
     state, found = load_file("net/model.safetensors"), sipp.load(out)
     assert all(torch.equal(found[name], value) for name, value in state.items())
     contents = sipp.inspect(out)
@@ -86,8 +87,8 @@ def test_a_folder_becomes_the_small_file_with_the_command_that_prune_names(folde
         (["-o", "x.onnx", *NET], "FILE", "needs inputs to run on"),
         (["-o", "x.onnx", "--data", "data.npy"], "FILE", "cannot be built from this file alone"),
         (["-o", "absent/x.onnx", *NET], "--out", "is not a folder"),
-        (["-o", "x", *NET, "--data", "data.npy"], "--data", "does nothing for x"),
-        (["-o", "x.safetensors", *NET, "--shard", "5GB"], "--shard", "does nothing"),
+        (["-o", "x", *NET, "--data", "data.npy"], "--data", "has no effect on x"),
+        (["-o", "x.safetensors", *NET, "--shard", "5GB"], "--shard", "has no effect"),
         (["-o", "x", *NET], "FILE", "has no save_pretrained"),
         (["-o", "x.safetensors", "--model", "cli_zoo:grouped"], "FILE", "does not fit"),
         (["-o", "net.safetensors", *NET], "--out", "what FILE reads"),
@@ -114,7 +115,7 @@ def test_shrink_gives_a_smaller_network_with_its_certificate(folder: Path, tmp_p
     load = f"torch.load('{tmp_path / 'small.pt'}', weights_only=False)"
     assert load in run(*words, tmp_path / "small.pt", "--force").stdout
     asked = ["eval", *NET, "--dense", "w.safetensors", "--pruned", tmp_path / "small.pt", "--data", "data.npy"]
-    assert f"sipp.evaluate(dense, {load}, data)" in refused(run(*asked), "--pruned", "holds more than tensors")
+    assert f"sipp.evaluate(dense, {load}, data)" in refused(run(*asked), "--pruned", "contains more than tensors")
     refused(run(*words, tmp_path / "small.npy"), "--out", "ends in none of")
     budget = told(
         "shrink", "net.safetensors", *NET, "--data", "data.npy", "--multiply-adds", 0.6, "--out", tmp_path / "b.pt"

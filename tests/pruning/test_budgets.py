@@ -238,7 +238,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(OptionError, match="budget"):
         allocate(problem(layers, **OPTIONS), -1)
     for bad in (layers[1] * math.nan, layers[1] * math.inf, layers[1] - 2):
-        with pytest.raises(DataError, match="layer 1 holds values outside"):
+        with pytest.raises(DataError, match="layer 1 contains values outside"):
             problem([layers[0], bad], **OPTIONS)
     assert allocate(problem([], **OPTIONS), 5) == []
 

@@ -68,7 +68,7 @@ def test_what_has_no_masks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not pruned"):
         sipp.hold(net(), net())
     sipp.save(net(), tmp_path / "dense.safetensors")
-    with pytest.raises(OptionError, match="holds no masks"):
+    with pytest.raises(OptionError, match="contains no masks"):
         sipp.hold(net(), sipp.inspect(tmp_path / "dense.safetensors"))
     with pytest.raises(OptionError, match=r"mask of '0.weight' is not a bool tensor"):
         sipp.hold(net(), net().state_dict())

@@ -74,7 +74,7 @@ def test_what_is_refused(
         sipp.page({"a": dense})  # type: ignore[dict-item]
     with pytest.raises(OptionError, match=r"print\(small\) shows what it saves"):
         sipp.page(sipp.shrink(networks[0], torch.rand(2, 8)))  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="several one after the other"):
+    with pytest.raises(OptionError, match=r"give results of sipp\.certify, one after the other"):
         sipp.page(networks[0], [sipp.certify(dense, networks[0], holdout)])  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

@@ -57,5 +57,7 @@ def test_other_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a report of"):
         read_pruned_result(pruned_folder(tmp_path / "net", kind="other"))
     (pruned_folder(tmp_path / "alone") / "model.safetensors").unlink()
-    with pytest.raises(DataError, match=r"alone: holds report\.json and no model\.safetensors; copy the whole folder"):
+    with pytest.raises(
+        DataError, match=r"alone: contains report\.json, but no model\.safetensors; copy the whole folder"
+    ):
         read_results([tmp_path / "alone"])

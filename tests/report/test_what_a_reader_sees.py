@@ -126,7 +126,7 @@ def test_one_heading_a_section_and_origins_closed(seen: dict[tuple[str, int], Vi
 
 
 def test_a_theory_that_is_not_met_is_folded_away(seen: dict[tuple[str, int], Visit]) -> None:
-    assert seen["one", WIDTHS[-1]].seen["cards"] == ["Theory, network: says nothing here"]
+    assert seen["one", WIDTHS[-1]].seen["cards"] == ["Theory, network: useless here"]
 
 
 def test_a_certificate_of_the_whole_output_is_marked(seen: dict[tuple[str, int], Visit], pages: dict[str, str]) -> None:

@@ -144,7 +144,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_written(tmp_path: Path) 
         sipp.export({}, path, x)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="an ONNX file needs an example"):
         sipp.export(linear, path)
-    with pytest.raises(OptionError, match=r"a Hugging Face folder takes no example.*net\.onnx"):
+    with pytest.raises(OptionError, match=r"a Hugging Face folder needs no example.*net\.onnx"):
         sipp.export(linear, tmp_path / "net", x)
     for name, words in {
         "net.pt": r"torch\.save",
@@ -155,7 +155,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_written(tmp_path: Path) 
             sipp.export(linear, tmp_path / name, x)
     with pytest.raises(OptionError, match="are for a folder"):
         sipp.export(linear, path, x, values="bf16")
-    with pytest.raises(OptionError, match="a folder holds all zeros"):
+    with pytest.raises(OptionError, match="a folder contains all zeros"):
         sipp.export(linear, tmp_path / "net", sparse=True)
     with pytest.raises(OptionError, match="not a path"):
         sipp.export(linear, "")

@@ -354,7 +354,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: (nn.Linear(3, 2), None), DataError, "example is a NoneType"),
+        (lambda: (nn.Linear(3, 2), None), DataError, "the example must be a tensor, .*, not a NoneType"),
         (lambda: (nn.Linear(3, 2), torch.ones(2, 5)), DataError, "5"),
         (lambda: ("net", None), ModelError, "nn.Module"),
         (lambda: (Part(lambda x: x if x.sum() > 0 else -x), torch.ones(2, 3)), ModelError, "torch.export"),

@@ -429,7 +429,7 @@ def test_number_arguments_are_part_of_the_signature(never_dense, n_compiled):
     for i in range(40):
         assert is_close(fast(x, 0.1 * i), model(x, 0.1 * i))
     assert len(n_compiled) == sparse_network.MOST_PLANS
-    with pytest.raises(DataError, match="holds a ndarray"):
+    with pytest.raises(DataError, match="contains a ndarray"):
         fast(x, x.numpy())
 
 

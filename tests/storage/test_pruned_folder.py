@@ -66,7 +66,7 @@ def test_a_folder_of_sipp_is_replaced_and_other_weights_stay(
     sipp.save_folder(pruned, mine)
     assert (mine / "thesis.txt").read_text() == "three years" and len(os.listdir(mine)) == 3
     save_file(dense.state_dict(), mine / WEIGHTS_NAME)
-    with pytest.raises(OptionError, match=r"holds a model\.safetensors that is not of sipp"):
+    with pytest.raises(OptionError, match=r"contains a model\.safetensors that sipp did not write"):
         sipp.save_folder(pruned, mine)
     assert load_file(mine / WEIGHTS_NAME).keys() == dense.state_dict().keys()
 
@@ -75,7 +75,7 @@ def test_wrong_arguments(pruned: sipp.Pruned, tmp_path: Path) -> None:
     for folder in ("", "a\0b", 3, None):
         with pytest.raises(OptionError, match="not a path"):
             sipp.save_folder(pruned, folder)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="certificate is a str"):
+    with pytest.raises(OptionError, match="certificate must be a Certificate or AccuracyCertificate, not a str"):
         sipp.save_folder(pruned, tmp_path / "net", certificate="yes")  # type: ignore[arg-type]
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match="is a file"):
@@ -86,8 +86,8 @@ def test_a_network_changed_after_it_was_saved_is_refused(pruned: sipp.Pruned, tm
     path = sipp.save_folder(pruned, tmp_path / "net") / WEIGHTS_NAME
     state, record = read_tensors(path)
     path.write_bytes(tensors_to_bytes({name: 2 * value for name, value in state.items()}, record))
-    with pytest.raises(DataError, match="not those that its record speaks of"):
+    with pytest.raises(DataError, match="its weights do not match its record"):
         sipp.inspect(path.parent)
     path.write_bytes(tensors_to_bytes(state))
-    with pytest.raises(DataError, match="it holds no record"):
+    with pytest.raises(DataError, match="it has no record"):
         sipp.inspect(path.parent)

@@ -248,14 +248,14 @@ def test_options_that_do_not_fit(path: Path) -> None:
     net = mlp()
     wrong: list[tuple[dict[str, object], str]] = [
         ({"values": "int4"}, "int4.*fp32"),
-        ({"certificate": "text"}, "certificate is a str"),
+        ({"certificate": "text"}, "certificate must be a Certificate or AccuracyCertificate, not a str"),
     ]
     for options, words in wrong:
         with pytest.raises(OptionError, match=words):
             sipp.save(net, path, **options)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"0\.weight: a weight outside its mask is not zero"):
+    with pytest.raises(ModelError, match=r"0\.weight: a pruned weight is not zero"):
         sipp.save(with_masks(net, {"0.weight": torch.zeros(60, 30, dtype=torch.bool)}), path)
-    with pytest.raises(OptionError, match="into is a dict"):
+    with pytest.raises(OptionError, match=r"into must be an nn\.Module, not a dict"):
         sipp.load(path, into={})  # type: ignore[call-overload]
     assert not path.exists()
 

@@ -249,7 +249,7 @@ def test_outputs_that_cannot_be_compared_name_the_way_out():
         certify(dense, dense, x, output=0)
     with pytest.raises(OptionError, match="must be an index, a key or a function"):
         certify(dense, dense, x, output=True)
-    with pytest.raises(ModelError, match=r"dense gives \(60, 4\), pruned \(60, 5\)"):
+    with pytest.raises(ModelError, match=r"outputs have different shapes: dense \(60, 4\), pruned \(60, 5\)"):
         certify(dense, nn.Linear(6, 5), x)
     with pytest.raises(ModelError, match="rows of real numbers"):
         certify(dense, dense, x, output=lambda out: out.argmax(1))
@@ -283,7 +283,7 @@ def test_overlap_with_the_calibration_points_is_refused():
             DataError, match="2 of 100 holdout inputs are also calibration inputs, the first at index 17"
         ):
             certify(dense, pruned, list(holdout.split(9)), calibration=form)
-    with pytest.raises(DataError, match="calibration holds no inputs"):
+    with pytest.raises(DataError, match="calibration contains no inputs"):
         certify(dense, pruned, holdout, calibration=iter(()))
     with pytest.raises(DataError, match="are also calibration inputs"):
         certify_accuracy(dense, pruned, holdout, calibration=calibration)
@@ -363,7 +363,7 @@ def test_labels_that_cannot_be_used_are_refused():
     for value in (-1, 4):
         with pytest.raises(DataError, match=r"outside 0 \.\. 3"):
             certify_accuracy(dense, pruned, [(x, y + value)])
-    with pytest.raises(DataError, match="10 of 20 inputs have labels"):
+    with pytest.raises(DataError, match="only 10 of 20 inputs have labels"):
         certify_accuracy(dense, pruned, [(x, y), points(10, 3)])
     with pytest.raises(ModelError, match="needs n x classes"):
         certify_accuracy(nn.Linear(6, 1), nn.Linear(6, 1), x)

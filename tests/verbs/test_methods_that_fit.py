@@ -70,6 +70,6 @@ def test_where_only_masks_are_wanted_they_are_refused(method: str, tmp_path: Pat
         sipp.prune_on_disk(net, tmp_path, data, tmp_path / "out", keep=0.5, method=method)
     with pytest.raises(OptionError, match="a run trains them"):
         arm_of(method)
-    with pytest.raises(OptionError, match="reads the data again"):
+    with pytest.raises(OptionError, match="reads the data twice, but it is an iterator"):
         sipp.prune(net, iter([data]), keep=0.5, method=method)
     assert {row.name for row in METHODS if row.fitting is not None} == set(FITTED)

@@ -1,4 +1,4 @@
-"""What data say about T4's regularity assumption, and the constant that needs none (T19).
+"""Tests the theory's assumption (T4) on data, and measures its constant (T19).
 
 T4 assumes  P(g_j(x) <= 1/C) <= exp(-1/K_s)  for every weight j, and concludes the ES inequality
     g_j(x) <= C s_j,    that is  w_j^s a_j^t(x) <= C s_j z^{st}(x)  for all patches of x,

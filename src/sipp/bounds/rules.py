@@ -1,4 +1,4 @@
-"""T13: a rule for each operation that torch executes, which says what it makes of an error.
+"""How each torch operation changes an error (T13).
 
 A value a of the dense network carries e, for each input a bound on ||a^ - a||, a^ being the pruned network's value. A
 rule gives Lip(op^) e, where op^ is the operation with the pruned network's weights; of several values, what their e
@@ -95,7 +95,7 @@ def times(gain: float | Callable[[Call], float], name: str = "self") -> Rule:
 
 def _linear(call: Call) -> float:
     if call.options.get("beta", 1) != 1 or call.options.get("alpha", 1) != 1:
-        raise NoBound("its factors are not 1")
+        raise NoBound("it scales its operands")
     return linear_norm(call.options["mat2"])
 
 

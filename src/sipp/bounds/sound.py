@@ -1,4 +1,4 @@
-"""T13: how far a pruned network's output can be from the dense one's, operation by operation.
+"""How far a pruned network's output can be from the dense one's, operation by operation (T13).
 
 The dense network runs in float64. Every value of it carries e, for each input a bound on ||a^ - a||, where a is this
 value and a^ the pruned network's. An operation op becomes op^ in the pruned network, with changed weights, and
@@ -51,7 +51,7 @@ ROUNDING_FACTOR = 2.0
 def sound_network_bound(
     dense: nn.Module, pruned: nn.Module, points: AnyData, scores: Sensitivities, *, confidence: float
 ) -> NetworkBound:
-    """The largest bound over `points`, which says something of new inputs if the pruning never saw them (T18).
+    """The largest bound over `points`; valid for new inputs if the pruning never saw these (T18).
 
     The bound depends on the pruned weights, so points that chose these cannot represent other inputs: those that equal
     a scored point do not count. The rounding error of both networks is measured against float64 at each point and

@@ -311,7 +311,7 @@ def paper_bound(
 
 
 def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitivities | None) -> Coverage:
-    """T18 for the network bound: one maximum over a holdout, or one per layer over S.
+    """The share of inputs that the network bound may miss (T18): one maximum over a holdout, or one per layer over S.
 
     All layers count, not only those that lose weights, because S chose which ones do.
     """

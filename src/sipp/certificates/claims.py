@@ -120,7 +120,7 @@ class AccuracyClaim:
         lost, gained, differ, labelled = outcome_counts(outcomes, outputs.hashes)
         if labelled not in (0, len(outputs.hashes)):
             raise DataError(
-                f"{labelled} of {len(outputs.hashes)} inputs have labels",
+                f"only {labelled} of {len(outputs.hashes)} inputs have labels",
                 fix="give labels throughout, or none for the bound that needs none",
             )
         dense_right = outcomes.dense_right.double()

@@ -28,8 +28,7 @@ def check_model(role: str, model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ModelError(
-                f"{name or type(module).__name__} normalises by the batch, so outputs depend on neighbours "
-                "and inputs are not independent",
+                f"{name or type(module).__name__} normalises by the batch, so an output depends on the other inputs",
                 where=role,
                 fix="give it running statistics (track_running_stats=True)",
             )

@@ -1,4 +1,4 @@
-"""Runs two networks on a holdout in one pass and measures every point: what a certificate rests on.
+"""Runs two networks on a holdout in one pass and measures every input, for a certificate.
 
 n counts different points, and a violation counts with every copy (T14), because the data cannot tell why there are
 copies. If the sample was copied, 20 points drawn 2,000 times are 20 points; if frequent inputs came up repeatedly, a
@@ -31,7 +31,7 @@ CALLABLE = "callable "  # prefix for the name of an `output=` function, which a 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a certificate rests on, in the fields that it takes over as they are."""
+    """The counts and hashes that a certificate is based on."""
 
     n: int  # distinct points
     n_duplicates: int  # further copies of points
@@ -45,7 +45,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class MeasuredOutputs:
-    """What was measured at every point, and the facts about these points and networks."""
+    """The measurements of every input, and the facts about these inputs and networks."""
 
     fields: dict[str, Tensor]  # by name, n numbers each
     hashes: list[str]  # one per point; copies of a point have equal ones
@@ -148,7 +148,7 @@ def _outputs(
         g = run_model(pruned, batch, output)
         if f.shape != g.shape:
             raise ModelError(
-                f"dense gives {tuple(f.shape)}, pruned {tuple(g.shape)}; they must agree", where=batch.where
+                f"outputs have different shapes: dense {tuple(f.shape)}, pruned {tuple(g.shape)}", where=batch.where
             )
         if n_checked == 0 or n_checked == 1 < batch.n_points:
             n_checked = batch.n_points

@@ -186,7 +186,7 @@ def _tokens_of(batch: Batch) -> Tensor:
         raise DataError(
             f"its first input is {what}, not token numbers (batch x tokens)",
             where=batch.where,
-            fix=f"give what sipp.text gives, or dicts with {TOKENS}",
+            fix=f"give the result of sipp.text, or dicts with {TOKENS}",
         )
     return tokens.long()  # type: ignore[union-attr]
 

@@ -107,7 +107,7 @@ def three_lines(what: str, where: str, fix: str) -> str:
 
 
 def _reported(error: Exception, command: str, kept: list[str], debug: bool) -> CommandError:
-    """What is said about an error."""
+    """The text of an error."""
     if isinstance(error, CommandError):
         return error
     if isinstance(error, SippError):

@@ -23,7 +23,7 @@ OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
 def folder_of(spec: str) -> Path:
-    """The folder of `hf:DIR`, which must hold a config.json; nothing is downloaded."""
+    """The folder of `hf:DIR`, which must have a config.json; nothing is downloaded."""
     folder = Path(spec.removeprefix(PREFIX))
     if not (folder / CONFIG).is_file():
         raise OptionError(
@@ -79,7 +79,7 @@ def tokenizer_of(spec: str) -> Any:
     transformers, folder = _transformers("text as data"), folder_of(spec)
     if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
         raise DataError(  # transformers would create an empty one
-            f"{folder} holds no tokenizer ({', '.join(VOCABULARIES)})",
+            f"{folder} contains no tokenizer ({', '.join(VOCABULARIES)})",
             fix="save it there: tokenizer.save_pretrained",
         )
     with _loading(folder):

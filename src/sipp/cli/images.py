@@ -67,7 +67,7 @@ def index_images(path: Path) -> FolderIndex:
     found = sorted(file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not found:
         raise DataError(
-            f"{path} holds no images ({', '.join(sorted(SUFFIXES))})",
+            f"{path} contains no images ({', '.join(sorted(SUFFIXES))})",
             fix=f"give {path}/train/CLASS/*.jpg and {path}/val/CLASS/*.jpg, or images anywhere in it",
         )
     tops = [image.parts[0] if len(image.parts) > 1 else "" for image in found]

@@ -38,7 +38,7 @@ class Drawn:
 
     @property
     def words(self) -> str:
-        """How many of what."""
+        """A count with its noun."""
         n, source = self.n_inputs, self.source
         return f"{n:,} {source.what}" if n == source.n_inputs else f"{n:,} of {source.n_inputs:,} {source.what}"
 
@@ -49,7 +49,7 @@ class Drawn:
 
 
 def input_lines(data: Drawn | None, holdout: Drawn | None = None) -> list[str]:
-    """What a command says of the inputs it read: how many of what, and how images were normalised."""
+    """The lines that describe the inputs that were read: their number, and how images were normalised."""
     drawn = {"data": data, "holdout": holdout}
     lines = [words.labelled_line(name, one.words) for name, one in drawn.items() if one is not None]
     applied = dict.fromkeys(one.source.normalised for one in drawn.values() if one is not None)
@@ -157,7 +157,7 @@ class Reader:
             )
         is_sentences = not is_tokens and path.is_file() and path.suffix == ".txt"
         if chosen is not None and (is_tokens or is_sentences):
-            raise CommandError(f"{spec} holds no images", where=f"--normalise {asked.normalise}", fix="leave it out")
+            raise CommandError(f"{spec} contains no images", where=f"--normalise {asked.normalise}", fix="leave it out")
         if is_tokens:
             ids, what = sequences(path, self.model, asked.length, is_holdout, self.seed)
             return source_of("text", {"input_ids": ids}, what)

@@ -38,7 +38,7 @@ def _options(
         bool, typer.Option("--debug", help="Show the traceback of an error; works anywhere in a command.")
     ] = False,
 ) -> None:
-    """Provable, data-informed pruning of neural networks."""
+    """Prune a PyTorch network and certify the error."""
 
 
 def _built() -> Any:

@@ -48,7 +48,7 @@ def load_model(
             state = _state_of(_read(file), set(model.state_dict()))
             if state is None:
                 raise ModelError(
-                    f"{file} holds no state_dict of tensors", fix="give the file of torch.save(model.state_dict(), ...)"
+                    f"{file} contains no state_dict", fix="give the file of torch.save(model.state_dict(), ...)"
                 )
             if spec in NETS:
                 n_stored = n_classes_in(spec, {name: value.shape for name, value in state.items()})
@@ -64,17 +64,15 @@ def device_of(device: Device) -> torch.device:
 
 
 def both_networks(spec: str, dense: Path | None, pruned: Path, device: Device) -> tuple[nn.Module, nn.Module]:
-    """Loads the dense and the pruned network; a Hugging Face folder holds the dense weights itself."""
+    """Loads the dense and the pruned network; a Hugging Face folder has the dense weights itself."""
     if dense is None and not spec.startswith(PREFIX):
-        raise CommandError(
-            "the dense network's weights are not known", where=f"--model {spec}", fix="give --dense FILE"
-        )
+        raise CommandError("no weights given for the dense network", where=f"--model {spec}", fix="give --dense FILE")
     first = load_model(spec, dense, option="--dense", device=device)
     return first, load_model(spec, pruned, option="--pruned", device=device)
 
 
 def norm_stats_of(model: nn.Module, asked: NormStats | None = None) -> tuple[NormStats, list[str]]:
-    """The statistics of BatchNorm to score with, and what a command says if it chose them itself.
+    """The BatchNorm statistics to score with, and a line to print if the command chose them itself.
 
     By default they are those of each batch if no layer has statistics of its own.
     """
@@ -104,7 +102,8 @@ def _build(spec: str) -> nn.Module:
         )
     if path.suffix in (".pt", ".pth", ".safetensors"):
         raise OptionError(
-            f"{spec} holds weights, not how the network is built", fix=f"give it as --weights, and {WAYS} as --model"
+            f"{spec} contains weights, not the code that builds the network",
+            fix=f"give it as --weights, and {WAYS} as --model",
         )
     if not function:
         return build(spec)
@@ -114,12 +113,13 @@ def _build(spec: str) -> nn.Module:
                 f"{file} is not in the current folder", fix=f"start in its folder, and give {path.name}:{function}"
             )
         spec = f"{'.'.join(path.with_suffix('').parts)}:{function}"
-    with user_code(spec, "network"):
+    with user_code(spec, "a network"):
         named = import_named(spec)
         model = named if isinstance(named, nn.Module) else named()
     if not isinstance(model, nn.Module):
         raise OptionError(
-            f"{spec!r} gives a {type(model).__name__}, not an nn.Module", fix="give a callable that returns a network"
+            f"{spec!r} returned a {type(model).__name__}, not an nn.Module",
+            fix="give a callable that returns a network",
         )
     return model
 
@@ -147,9 +147,9 @@ def _read(path: Path) -> Any:
         return sipp.load(path) if is_safetensors and content.keys() == SMALL_FILE else content
     except Exception as error:  # a broken file may raise anything
         reason = f"{type(error).__name__}: {error}".split("\n")[0].removesuffix(": ")
-        fix = "give an intact .safetensors, or a .pt that holds only tensors"
+        fix = "give an intact .safetensors, or a .pt of tensors only"
         if isinstance(error, pickle.UnpicklingError):  # torch's advice is to execute its content
-            reason = "it is not a whole file of tensors, or holds more than tensors"
+            reason = "it is truncated, or contains more than tensors"
             if "Unsupported global" in str(error):
                 fix = (
                     "sipp runs no code from files. Measure a network from sipp.shrink in Python: sipp.evaluate(dense, "

@@ -40,7 +40,7 @@ _goal = partial(Option, group="What to prune")
 _guarantee = partial(Option, group="Guarantee")
 _machine = partial(Option, group="Machine")
 out = partial(Option, group="Output")  # every command says what it writes
-to_record = out("File for the record; in the network's folder, it appears on the page.")
+to_record = out("File for the result; sipp report shows it if it is in the network's folder.")
 out_short = partial(out, names=("--out", "-o"))
 
 
@@ -55,13 +55,15 @@ OF_PRUNING = {
 }
 WORDS = OF_PRUNING | {
     "model": _data("A built-in network (resnet20, ...), your own as my.py:function, or hf:DIR."),
-    "weights": _data(".safetensors, .pt or a folder from `sipp prune`. Default: freshly initialised."),
+    "weights": _data(
+        "Trained weights: .safetensors, .pt or a folder from `sipp prune`. Without them, the network is untrained."
+    ),
     "dense": _data("Weights of the dense network: .safetensors or .pt. Default: those of hf:DIR."),
     "pruned": _data("Weights of the pruned network, or its folder from `sipp prune`."),
     "data": _data(f"Calibration inputs: {KINDS}."),
     "points": _data(
-        "How many calibration inputs. Default: all of a file, as many as the theory asks for of a data set, 128 "
-        "sequences of a text.",
+        "How many calibration inputs to use. Default: a whole file, 128 sequences of a text, or as many of a data set "
+        "as the theory asks for.",
         least=1,
     ),
     "normalise": _data("How to normalise images: imagenet (the default), cifar10, none, or MEAN/STD per channel."),
@@ -80,7 +82,7 @@ WORDS = OF_PRUNING | {
         "Which part of the output to compare, if there are several: an index or a name (logits).", parse=_index_or_name
     ),
     "force": out("Replace what exists there, never files that the command reads."),
-    "dry_run": out("Show what is left to train, and how long the training alone may take. Train nothing."),
+    "dry_run": out("Show how much training is left, and how long it may take. Train nothing."),
     "as_json": out("Print one JSON document to stdout, and everything else to stderr.", names=("--json",)),
     "device": _machine("Where to compute."),
     "batchnorm": _machine(

@@ -41,7 +41,7 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
 
 
 def record_of(kind: str, result: Any, about: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """A result as --json and --out write it, with what else the command says about it."""
+    """A result as --json and --out write it, with further facts of the command."""
     return {"kind": kind, "sipp": sipp.__version__, **to_json(about), **to_json(result)}
 
 
@@ -63,7 +63,7 @@ def check_out(
     is_folder: bool = False,
     makes_folder: bool = False,
 ) -> None:
-    """Refuses, before any work, what cannot be written, what exists without --force, and what the command reads."""
+    """Raises, before any work, if --out cannot be written, exists (without --force), or is what the command reads."""
     if path is None:
         return
     with naming_option(f"--out {path}", ANOTHER):
@@ -82,7 +82,7 @@ def check_out(
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """Writes the file."""
+    """Writes the bytes of --out."""
     with naming_option(f"--out {path}", ANOTHER):
         write_atomic(path, data)
 

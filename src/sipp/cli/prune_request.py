@@ -1,4 +1,4 @@
-"""What `sipp prune` is asked for: its options, which of them contradict, and which the public functions take."""
+"""The options of `sipp prune`: which contradict each other, and which the public functions take."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Request:
 
     @property
     def goal(self) -> str:
-        """The option that says how far to prune."""
+        """The option that sets how far to prune."""
         goals = {
             "--keep": self.options.keep,
             "--pattern": self.options.pattern,
@@ -71,7 +71,7 @@ class Request:
         chosen = [name for name, value in goals.items() if value is not None]
         if len(chosen) != 1:
             raise OptionError(
-                "nothing says how far to prune" if not chosen else f"{' and '.join(chosen)} exclude each other",
+                "no goal given" if not chosen else f"{' and '.join(chosen)} cannot be combined",
                 fix=f"give exactly one of {', '.join(goals)}",
             )
         return chosen[0]
@@ -84,11 +84,11 @@ class Request:
         taken = inspect.signature(verb).parameters
         for name in chosen.keys() - taken - {*elsewhere}:
             option = {"output": "part", "statements": "no-statements"}.get(name, name.replace("_", "-"))
-            raise OptionError(f"--{option} does nothing {because}", fix="leave it out")
+            raise OptionError(f"--{option} has no effect {because}", fix="leave it out")
         return {name: value for name, value in chosen.items() if name in taken}
 
     def check(self) -> None:
-        """Refuses, before any work, what contradicts itself and what cannot be written."""
+        """Raises, before any work, for options that contradict each other and for an --out that cannot be written."""
         if self.has_tolerance and (self.data is None or self.holdout is None):
             raise OptionError(
                 f"{self.goal} is certified on inputs that the pruning has not seen",
@@ -100,7 +100,7 @@ class Request:
             )
         if self.values != "fp32" and not self.is_one_file:
             raise OptionError(
-                f"--values {self.values} is for one small file; a folder holds plain weights",
+                f"--values {self.values} is for one small file; a folder contains plain weights",
                 fix=f"give --out NAME{FILE_SUFFIX}, or leave it out",
             )
         if self.has_tolerance and self.values not in EXACT:

@@ -62,7 +62,7 @@ def array_file(path: Path, normalised: Normalisation | None) -> Source:
     except NOT_READ as error:
         # numpy's message explains how to load pickles, which we do not want
         is_pickle = "pickle" in str(error) or isinstance(error, pickle.UnpicklingError)
-        reason = "it is broken, or holds a pickle" if is_pickle else f"{type(error).__name__}: {error}"
+        reason = "it is broken, or contains a pickle" if is_pickle else f"{type(error).__name__}: {error}"
         raise DataError(f"{path} could not be read ({reason})", fix="give an intact file of numbers") from error
     if tensors.keys() <= SHORT.keys():
         tensors = {SHORT[name]: tensor for name, tensor in tensors.items()}
@@ -75,16 +75,16 @@ def array_file(path: Path, normalised: Normalisation | None) -> Source:
     elif 0 in lengths.values():
         wrong = "no inputs"
     if wrong:
-        raise DataError(f"{path} holds {wrong}", fix=f"expected {INPUTS}, or the names of the network's arguments")
+        raise DataError(f"{path} contains {wrong}", fix=f"expected {INPUTS}, or the names of the network's arguments")
     if normalised is not None:
         name = INPUTS if INPUTS in tensors else next(iter(tensors))
         tensors[name] = normalised.apply(tensors[name])
-    unlabelled = "" if LABELS in tensors else f"{path.name} holds no array {LABELS!r}"
+    unlabelled = "" if LABELS in tensors else f"{path.name} contains no array {LABELS!r}"
     return source_of("file", tensors, f"inputs from {path.name}", normalised=normalised, unlabelled=unlabelled)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Reads the arrays of a file; pickles are refused by the libraries."""
+    """Reads the arrays of a file; the libraries read no pickles."""
     if path.suffix == ".npy":
         return {INPUTS: _tensor(np.load(path, allow_pickle=False))}
     if path.suffix == ".npz":
@@ -100,11 +100,13 @@ def _read(path: Path) -> dict[str, Tensor]:
     saved = {INPUTS: saved} if isinstance(saved, Tensor) else saved
     if not isinstance(saved, dict) or not all(isinstance(value, Tensor) for value in saved.values()):
         raise DataError(
-            f"it holds a {type(saved).__name__}", where=path, fix="save a tensor, (inputs, labels) or a dict of tensors"
+            f"it contains a {type(saved).__name__}",
+            where=path,
+            fix="save a tensor, (inputs, labels) or a dict of tensors",
         )
     return {str(name): value.detach() for name, value in saved.items()}
 
 
 def _tensor(array: Any) -> Tensor:
-    """An array of any byte order as a tensor; torch refuses what is not numeric."""
+    """An array of any byte order as a tensor; torch raises an error for what is not numeric."""
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))

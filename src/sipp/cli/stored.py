@@ -23,7 +23,7 @@ EXAMPLE_TOKENS = 64  # per sequence in an example for a language model; --length
 
 @dataclass(frozen=True)
 class StoredNetwork:
-    """A stored network, in eval mode on the CPU, and what is certified of it."""
+    """A stored network, in eval mode on the CPU, and its certificate."""
 
     name: str  # as for --model
     model: nn.Module

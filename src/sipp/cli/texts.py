@@ -48,7 +48,7 @@ def length_of(model: str, asked: int | None) -> int:
         return min([LENGTH, *limits])
     if limits and asked > min(limits):
         raise OptionError(
-            f"the network takes {min(limits):,} tokens at most", fix=f"give --length {min(limits)} or less"
+            f"the network accepts at most {min(limits):,} tokens", fix=f"give --length {min(limits)} or less"
         )
     return asked
 
@@ -81,14 +81,14 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
     """
     if not model.startswith(PREFIX):
         raise DataError(
-            f"{path.name} holds text, and {model or 'the network'} has no tokenizer", fix="give --model hf:DIR"
+            f"{path.name} contains text, and {model or 'the network'} has no tokenizer", fix="give --model hf:DIR"
         )
     folder = folder_of(model)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         texts, labels = _split_labels([line for line in lines if line])
         if not texts:
-            raise DataError(f"{path} holds no sentences", fix="give one sentence per line")
+            raise DataError(f"{path} contains no sentences", fix="give one sentence per line")
         tokenizer, longest = tokenizer_of(model), min(length_of(model, None), MOST_TOKENS)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -98,7 +98,7 @@ def sentences(path: Path, model: str) -> dict[str, Tensor]:
     except Exception as error:  # not text, or a broken tokenizer
         raise DataError(
             f"{path} could not be read with the tokenizer of {folder} ({type(error).__name__})",
-            fix="give UTF-8 text, one sentence per line, and a folder that holds its tokenizer",
+            fix="give UTF-8 text, one sentence per line, and a folder that contains its tokenizer",
         ) from error
     return dict(tokens) | ({} if labels is None else {"labels": labels})
 

@@ -1,4 +1,4 @@
-"""Checks data and models, and captures the patches that each weight meets."""
+"""Checks data and models, and captures the patches that each weight is multiplied with."""
 
 from typing import TYPE_CHECKING
 

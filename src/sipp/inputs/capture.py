@@ -202,7 +202,7 @@ class _Reading:
     awaited: list[_Expected | None] = field(default_factory=list)  # outputs of calls that have not ended
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the layer gives."""
+        """The output of the layer."""
         run, layer, uses = self.run, self.layer, list[tuple[Weight, WeightUse]]()
         with run.paused():
             reported = _uses(layer, args, kwargs, run.batch)
@@ -225,7 +225,7 @@ class _Reading:
         return self.own_forward(*args, **kwargs)
 
     def _expected(self, uses: list[tuple[Weight, WeightUse]], returned: Any) -> _Expected | None:
-        """What this call must give, by its uses or by what its adapter returned; None if that is unknown."""
+        """The expected output of this call, by its uses or by what its adapter returned; None if that is unknown."""
         if returned is not None:
             self.run.returned.add(self.layer.module_name)
             return _as_returned(returned)
@@ -286,7 +286,7 @@ MANY_STEPS = 10
 
 @dataclass(frozen=True)
 class _Expected:
-    """What the output of one call must be: N values (float64), and the sum of the squared terms they are made of."""
+    """The expected output of one call: N values (float64), and the sum of the squared terms they are made of."""
 
     values_N: Tensor
     squares: Tensor
@@ -436,6 +436,6 @@ def check_can_be_written(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not is_lazy(tensor) and tensor.is_inference():
             raise ModelError(
-                f"{name} was made under torch.inference_mode: it can be neither changed nor trained",
+                f"{name} was created in torch.inference_mode and cannot be changed",
                 fix="give copy.deepcopy(model), made outside of it",
             )

@@ -94,7 +94,7 @@ class Batch:
         return replace(self, args=args, kwargs=kwargs, labels=labels, n_points=n_points, real_BT=real_BT)
 
     def hashes(self) -> list[str]:
-        """One SHA-256 a point, of the bytes of all its inputs as they are given.
+        """One SHA-256 per input, of the bytes of all its tensors.
 
         It finds the points of one set in another, and the copies within a set. Padding is not content: positions where
         `real_BT` is False are left out, and so is the mask itself.
@@ -153,7 +153,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class Data:
-    """Points that were given, and how they are read."""
+    """The data of a caller, and how it is read."""
 
     given: Iterable[Any] | Tensor | Dataset[Any]
     role: str = "calibration"  # names the data in errors
@@ -216,7 +216,7 @@ class Data:
                 return
         if n_seen == 0:
             raise DataError(
-                f"{self.role} holds no inputs; if it is an iterator, it was already used up",
+                f"{self.role} contains no inputs; if it is an iterator, it was already used up",
                 fix="give a list or a loader",
             )
         if self.n_points is not None:
@@ -279,7 +279,7 @@ def data_of(
     batch_size: int | None = None,
     refuses_non_finite: bool = True,
 ) -> Data:
-    """What was given, as a `Data`. If it is one already, only `n_points` is applied.
+    """The data as a `Data`. If it is one already, only `n_points` is applied.
 
     A pair (inputs, labels) of two tensors, one label for each input, is a data set.
     """
@@ -361,7 +361,7 @@ def _read(source: Iterable[Any], role: str) -> Iterator[tuple[int, Any]]:
         except DataError:
             raise
         except Exception as error:
-            raise DataError(f"{role} batch {index} could not be read, and no input is skipped: {error!r}") from error
+            raise DataError(f"{role} batch {index} could not be read: {error!r}") from error
         yield index, raw
 
 
@@ -385,11 +385,13 @@ def as_batch(raw: Any, index: int, role: str) -> Batch:
     for name, value in named:
         _check_dense(value, f"{where}, {name}")
         if value.ndim == 0:
-            raise DataError(f"{where}, {name} holds a single number", fix="give tensors with the inputs in dimension 0")
+            raise DataError(f"{where}, {name} is a single number", fix="give tensors with the inputs in dimension 0")
     sizes = [len(value) for _, value in named]
     if len(set(sizes)) != 1:
         raise DataError(
-            f"its tensors hold {sorted(set(sizes))} inputs; dimension 0 must be the same for all", where=where
+            f"its tensors have {' and '.join(map(str, sorted(set(sizes))))} inputs; dimension 0 must be the same for "
+            "all",
+            where=where,
         )
     if all(t.ndim == 1 for _, t in named) and any(t.is_floating_point() for _, t in named):
         raise DataError(
@@ -405,7 +407,7 @@ def _arguments_and_labels(raw: Any, where: str) -> tuple[tuple[Any, ...], dict[s
     if _is_sequence(raw):
         if len(raw) not in (1, 2):
             raise DataError(
-                f"{where} has {len(raw)} parts", fix="give (inputs, labels), several inputs as ((a, b), labels)"
+                f"{where} is a tuple of {len(raw)}", fix="give (inputs, labels), several inputs as ((a, b), labels)"
             )
         is_pair = len(raw) == 2
         inputs, labels = raw if is_pair else (raw[0], None)
@@ -431,7 +433,7 @@ def _check_dense(value: Any, where: str) -> None:
         kind = type(value).__name__
         way_out = WAYS_OUT.get(kind, "convert it")
         raise DataError(
-            f"{where} holds a {kind}; every argument is a dense tensor with the batch in dimension 0: {way_out}"
+            f"{where} contains a {kind}; every argument is a dense tensor with the batch in dimension 0: {way_out}"
         )
     is_short = value.is_floating_point() and value.element_size() < 2
     for is_so, what, fix in (
@@ -440,9 +442,9 @@ def _check_dense(value: Any, where: str) -> None:
             f"is a sparse or nested tensor ({value.layout})",
             "x.to_dense()",
         ),
-        (value.is_meta, "is on the meta device and holds no values", "real inputs"),
-        (value.is_complex(), f"holds complex numbers ({value.dtype})", "torch.view_as_real(x)"),
-        (is_short, f"holds numbers of 8 bits ({value.dtype})", "x.float()"),
+        (value.is_meta, "is on the meta device and has no values", "real inputs"),
+        (value.is_complex(), f"contains complex numbers ({value.dtype})", "torch.view_as_real(x)"),
+        (is_short, f"contains numbers of 8 bits ({value.dtype})", "x.float()"),
     ):
         if is_so:
             raise DataError(f"{where} {what}", fix=f"give {fix}")

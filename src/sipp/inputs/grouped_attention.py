@@ -29,6 +29,6 @@ class RepeatedHeads(TorchFunctionMode):
 
 
 def _is_slow(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether a fused kernel needs repeated heads; torch refuses itself what does not fit."""
+    """Whether a fused kernel needs repeated heads."""
     fits = min(query.ndim, key.ndim, value.ndim) >= 4 and query.shape[-3] % key.shape[-3] == 0
     return fits and query.device.type in DEVICES and query.dtype == torch.float32

@@ -93,11 +93,11 @@ class WeightUse:
         return self.windows.shape[2 + self.n_position_dims :].numel()
 
     def n_rows_of(self, weight: Weight) -> int:
-        """How many rows of the weight meet these inputs."""
+        """How many rows of the weight are multiplied with these inputs."""
         return weight.n_rows - self.row_start if self.n_rows is None else self.n_rows
 
     def rows_of(self, weight: Weight) -> slice:
-        """Which rows of the weight meet these inputs."""
+        """Which rows of the weight are multiplied with these inputs."""
         return slice(self.row_start, self.row_start + self.n_rows_of(weight))
 
 

@@ -43,7 +43,7 @@ class Ref(int):
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a tensor, without its values."""
+    """A tensor's shape, dtype and origin, without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -364,9 +364,8 @@ class Recorder:
         holders = self.holders.get(name)
         if holders is None or any(call.module in holders for call in self.running):
             return
-        module = name.rpartition(".")[0] or THE_MODEL
         raise ModelError(
-            f"{name} is read by {function} while {module} is not running, so the weight has a use that is not scored",
+            f"{name} is read by {function} outside its module, so this use would not be scored",
             where=self.where,
             fix=f"call the module itself there, or leave the weight as it is with exclude={name!r}",
             option="exclude",

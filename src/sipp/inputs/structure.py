@@ -71,7 +71,7 @@ FEWEST_BLOCKS = 2
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which modules repeat, in the order in which they are called, and how the state goes in and comes out."""
+    """The repeated modules of a network in call order, and which argument and output carry the state."""
 
     names: tuple[str, ...]
     at: int | str  # the argument that is the state: its position, or its name
@@ -400,7 +400,7 @@ def _why_no_step(recording: Recording, operation: Operation, weights: set[str], 
         if name in used:
             return f"{name} is used twice"
         if given.get("beta", 1) != 1 or given.get("alpha", 1) != 1:
-            return "its factors are not 1"
+            return "it scales its operands"
         if operation.name == "addmm" and not recording.values[given["self"]].name:
             return "its bias is not a parameter"
         used.add(name)

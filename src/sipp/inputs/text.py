@@ -61,7 +61,8 @@ def text(
     generator = torch.Generator("cpu").manual_seed(check.seed("seed", seed))
     if not callable(tokenizer):
         raise OptionError(
-            f"the tokenizer is a {type(tokenizer).__name__}", fix="give AutoTokenizer.from_pretrained(folder)"
+            f"the tokenizer must be one of transformers, not a {type(tokenizer).__name__}",
+            fix="give AutoTokenizer.from_pretrained(folder)",
         )
     found = documents(files)
     if not check.flag("apart", apart):
@@ -76,7 +77,7 @@ def text(
     all_nT = torch.cat(rows) if rows else torch.empty(0, length, dtype=torch.int64, device="cpu")
     if len(all_nT) == 0:
         raise DataError(
-            f"{len(found)} documents, none has {length} tokens",
+            f"none of {len(found)} documents has {length} tokens",
             where=_where(files),
             fix="give a smaller length=",
             option="length",
@@ -92,7 +93,9 @@ def documents(files: Files) -> list[str]:
     paths = [path for one in given for path in text_files(check.path("files", one, "wiki.txt"))]
     found = [document for path in paths for document in _documents_of(path) if document.strip()]
     if not found:
-        raise DataError("there is no text", where=_where(files), fix="give UTF-8 text, or JSON lines with 'text'")
+        raise DataError(
+            "the files contain no text", where=_where(files), fix="give UTF-8 text, or JSON lines with 'text'"
+        )
     return found
 
 
@@ -104,7 +107,7 @@ def text_files(path: Path) -> list[Path]:
         return [path]
     found = [one for one in sorted(path.rglob("*")) if one.suffix in TEXT_SUFFIXES and one.is_file()]
     if not found:
-        raise DataError(f"{path} holds no text ({', '.join(TEXT_SUFFIXES)})", fix="give files of text")
+        raise DataError(f"{path} contains no text ({', '.join(TEXT_SUFFIXES)})", fix="give files of text")
     return found
 
 

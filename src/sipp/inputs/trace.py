@@ -1,4 +1,4 @@
-"""`trace`: what sipp knows about a model, from one watched run of three inputs and one with them in reversed order.
+"""`trace`: the structure of a model, found by running it on three inputs, and on them in reversed order.
 
 Everything that asks about a model's structure asks this record, and runs nothing: which weights are used, in which
 order and how often; whether the values that a weight reads belong to one input each; which modules pass a state along;
@@ -49,7 +49,7 @@ _log = logging.getLogger("sipp")
 
 @dataclass(frozen=True)
 class ModelMap:
-    """What a model did on a few inputs, and what follows from it. `print` it: a line for each weight."""
+    """The structure of a model, found by running it on a few inputs. `print` it: a line for each weight."""
 
     n_points: int  # how many inputs were run: 3, or 1 if there was only one
     uses: dict[str, tuple[int, ...]]  # by weight, as they are first used: the calls of its layers, in `recording.calls`
@@ -97,7 +97,7 @@ class ModelMap:
         )
 
     def _remarks(self, name: str) -> list[str]:
-        """What there is to say of a weight."""
+        """The remarks on a weight in the printed table."""
         remarks = [f"used {self.n_uses[name]} times" if self.n_uses[name] > 1 else "used once"]
         remarks += [f"intercept in {self.places[name].name}"] if self.places[name].name else []
         if name in self.residuals:
@@ -108,7 +108,7 @@ class ModelMap:
 def trace(
     model: nn.Module, data: AnyData, *, include: Selector | None = None, exclude: Selector | None = None
 ) -> ModelMap:
-    """Returns what sipp knows about a model, from a run of three inputs of the data.
+    """Returns the structure of a model, found by running it on three inputs of the data.
 
     Example:
         >>> import sipp.inputs.trace, torch
@@ -247,7 +247,7 @@ def _holders(layers: Sequence[PrunableLayer]) -> dict[str, frozenset[str]]:
 # --- Do the patches of a use move with the inputs? --------------------------------------------------------------------
 
 ELSEWHERE = "the inputs do not run along dimension 0 of what it reads"
-NOT_MOVED = "its patches did not move with the inputs when these came in another order"
+NOT_MOVED = "its output did not follow the inputs when they were reordered"
 ALIKE = "its patches are the same for all inputs that were run, and may belong to others"
 BY_VALUES = "values decide which patches it reads"
 REFUSED = "the model refuses its inputs in another order"
@@ -295,7 +295,7 @@ class _Uses:
         self.samples = defaultdict[str, list[_Sample]](list)  # likewise
 
     def __call__(self, weight: Weight, use: WeightUse, batch: Batch) -> None:
-        """Notes a use."""
+        """Records one use of a weight, with some of its values."""
         why, is_folded = "" if use.attributed else ELSEWHERE, False
         if self.recorder is not None:
             call = self.recorder.innermost

@@ -1,4 +1,4 @@
-"""Which masks a training run holds."""
+"""The masks that a training run keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def masks_to_hold(model: nn.Module, given: Masks | None, stored: Masks | None) -
     if given is not None and not _is_same(given, stored):
         raise OptionError(
             "the checkpoint was trained with other masks than the ones given",
-            fix="leave them out to go on with those of the checkpoint, or start without it",
+            fix="leave them out to continue with those of the checkpoint, or start without it",
         )
     return dict(stored)
 

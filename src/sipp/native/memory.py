@@ -45,8 +45,8 @@ def _check_plain(tensor: Tensor, dtype: torch.dtype, *, may_have_gaps: bool = Fa
     if tensor.dtype != dtype or tensor.device.type != "cpu" or (has_gaps and not may_have_gaps):
         raise DataError(
             f"compiled code was to be given {tensor.dtype} on {tensor.device} {'with' if has_gaps else 'without'} "
-            f"gaps; it takes {dtype} on the CPU{'' if may_have_gaps else ' without gaps'}: this is a fault of sipp",
-            fix="please report it",
+            f"gaps; it takes {dtype} on the CPU{'' if may_have_gaps else ' without gaps'}: this is a bug in sipp",
+            fix="please report it with the model's code",
         )
 
 

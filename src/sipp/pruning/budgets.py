@@ -107,7 +107,7 @@ def check_sensitivity(sensitivity_FK: Tensor, where: str = "sensitivity") -> Non
         low, high = (float(end) for end in torch.aminmax(sensitivity_FK))
         if not (low >= 0.0 and math.isfinite(high)):
             raise DataError(
-                f"{where} holds values outside [0, inf) (from {low} to {high}): a NaN, infinite or "
+                f"{where} contains values outside [0, inf) (from {low} to {high}): a NaN, infinite or "
                 "negative sensitivity has no bound",
                 fix="look for NaN in the weights or the data",
             )

@@ -35,14 +35,14 @@ def masks_in(pruned: WithMasks) -> dict[str, Tensor]:
     if isinstance(pruned, SavedFile):
         if not pruned.masks:
             raise OptionError(
-                "the file holds no masks: a plain network was saved", fix="load it, and pass the network as `pruned`"
+                "the file contains no masks: a plain network was saved", fix="load it, and pass the network as `pruned`"
             )
         return pruned.masks
     model = pruned.model if isinstance(pruned, Shrunk) else pruned
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"pruned is a {type(pruned).__name__}, not a pruned network",
-            fix="give what sipp.prune returned, a network with zeros, or {parameter name: bool tensor}",
+            fix="give the result of sipp.prune, a network with zeros, or {parameter name: bool tensor}",
             option="pruned",
         )
     return _masks_from_zeros(model)
@@ -59,7 +59,7 @@ def _masks_from_zeros(model: nn.Module) -> dict[str, Tensor]:
     if not masks:
         raise ModelError(
             "no prunable weight is partly zero: this network is not pruned",
-            fix="give what sipp.prune returned",
+            fix="give the result of sipp.prune",
         )
     return masks
 
@@ -85,7 +85,7 @@ def fold_torch_masks(model: nn.Module) -> None:
         original, mask = getattr(module, f"{local}_orig"), getattr(module, f"{local}_mask")
         if original in unmasked or not torch.equal(mask, masks.setdefault(original, mask)):
             raise ModelError(
-                f"{local} of {type(module).__name__} is shared with a module that has another mask, or none",
+                f"{local} of {type(module).__name__} is shared between modules with different masks",
                 fix="give all of them one mask: torch.nn.utils.prune.custom_from_mask",
             )
     for module, local in masked:

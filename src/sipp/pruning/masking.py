@@ -231,7 +231,7 @@ def _roots(model: nn.Module) -> list[nn.Module]:
 def _check_module(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module", fix="give an instance"
+            f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module", fix="give a model, not its class"
         )
 
 
@@ -242,7 +242,7 @@ def _checked_mask(name: str, entry: _Held, mask: Tensor) -> Tensor:
         raise OptionError(f"the mask of {name!r} has shape {tuple(mask.shape)}, the parameter {tuple(param.shape)}")
     if not bool(_gathered(torch.isfinite(param.detach())).all()):
         raise ModelError(
-            f"parameter {name!r} holds NaN or infinite values", fix="load a checkpoint without such values"
+            f"parameter {name!r} contains NaN or infinite values", fix="load a checkpoint without such values"
         )
     mask = mask.detach().to(param.device)
     if hasattr(param, "placements"):  # FSDP (fully_shard) has sharded it
@@ -280,16 +280,20 @@ def _checked_optimizers(model: nn.Module, optimizer: Optimizer | Sequence[Optimi
     """The given optimizers as a list; raises if one holds no parameter of the model."""
     if not isinstance(optimizer, Optimizer | list | tuple | None):
         raise OptionError(
-            f"optimizer is a {type(optimizer).__name__}", fix="give a torch.optim.Optimizer, or a list of them"
+            f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}",
+            fix="give the one that trains the model, or a list of several",
         )
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     own = set(model.parameters())
     for each in optimizers:
         if not isinstance(each, Optimizer):
-            raise OptionError(f"optimizer is a {type(each).__name__}", fix="give the torch.optim.Optimizer inside it")
+            raise OptionError(
+                f"optimizer must be a torch.optim.Optimizer, not a {type(each).__name__}",
+                fix="give the one inside it",
+            )
         if not any(param in own for group in each.param_groups for param in group["params"]):
             raise OptionError(
-                f"the {type(each).__name__} holds no parameter of the model", fix="make it from this model"
+                f"the {type(each).__name__} optimizes no parameter of the model", fix="make it from this model"
             )
     return optimizers
 
@@ -317,7 +321,10 @@ def _apply_mask(module: nn.Module, local: str) -> None:
         return
     if module._parameters.get(local) is None:
         kind = type(module).__name__
-        raise ModelError(f"{local!r} of {kind} was renamed or removed while held: release(model), then hold it again")
+        raise ModelError(
+            f"{local!r} of {kind} was renamed or removed while its mask was held",
+            fix="call sipp.release(model), then sipp.hold again",
+        )
     param = module._parameters[local]
     if not isinstance(param, Parameter):  # torch.func.functional_call runs the module on the caller's own tensors
         return

@@ -50,7 +50,7 @@ class SparseRows:
         return {name: int((self.strategy_FS == code).sum()) for code, name in STRATEGIES.items()}
 
     def eps_by_values(self, weight_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
-        """F float64: the bound of T17, which looks at nothing but the values that are left."""
+        """The bound of each row from its new values alone (T17), F float64."""
         return eps_given(weight_FK, self.values_FK, sensitivity_FK, c_constant=c_constant)
 
 
@@ -152,7 +152,7 @@ def check_scores(scores: Sequence[Tensor]) -> None:
     """Raises a DataError for scores that are NaN or not floating point."""
     for index, layer in enumerate(scores):
         if not layer.is_floating_point() or bool(layer.isnan().any()):
-            raise DataError(f"scores of layer {index} hold NaN or are not floating point ({layer.dtype})")
+            raise DataError(f"scores of layer {index} contain NaN or are not floating point ({layer.dtype})")
 
 
 def best_within(

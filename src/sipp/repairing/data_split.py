@@ -53,7 +53,7 @@ def split_data(data: Data) -> DataSplit:
     if n_different < FEWEST_REPAIR_POINTS:  # validation on copies of fit points proves nothing
         copies = "" if n_different == len(hashes) else "different "
         raise DataError(
-            f"calibration holds {words.counted(n_different, f'{copies}input')}",
+            f"calibration has {words.counted(n_different, f'{copies}input')}",
             fix=f"give a repair at least {FEWEST_REPAIR_POINTS}",
         )
     fit, held_back = split_off(batches, HELD_BACK_ONE_IN)

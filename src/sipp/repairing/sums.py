@@ -1,4 +1,4 @@
-"""What least squares needs of a layer: sums over the patches that both networks meet at it (T21).
+"""The sums that the least squares of a layer needs, over its patches in both networks (T21).
 
 For one row: patches x_p of the pruned network, gaps d_p = (dense output) - (pruned output), and a correction (c, b) of
 its kept weights and its intercept. The squared error over n patches is

@@ -1,4 +1,4 @@
-"""The walk of a repair: brings a pruned network closer to the dense one, layer by layer, without labels (T21).
+"""Repairs a pruned network layer by layer, without labels (T21).
 
     for each part of the network (a block; the whole network, if it has no blocks):          parts.py
         for each group of weights with the same input (query, key and value):
@@ -165,7 +165,7 @@ def _errors(dense: nn.Module, model: nn.Module, split: DataSplit) -> tuple[float
 
 @dataclass(frozen=True)
 class Walk:
-    """Both networks on the same points. The weights of the pruned one change as they are fitted."""
+    """Both networks, run part by part on the same inputs. The weights of the pruned one change as they are fitted."""
 
     dense: Side
     pruned: Side
@@ -279,7 +279,7 @@ def sums_of(walk: Walk, part: Part, names: Sequence[str]) -> dict[str, WeightSum
 
 
 class _Met:
-    """What a run of a part has met: the uses of some weights, with copies of what they read, and streams."""
+    """The inputs of some weights in one run of a part (copies), and the streams beside them."""
 
     def __init__(self, walk: Walk, names: Sequence[str], i: int) -> None:
         self.uses: dict[str, list[WeightUse]] = {name: [] for name in names}

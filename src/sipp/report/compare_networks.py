@@ -59,7 +59,7 @@ def networks_article(models: Models) -> Article:
 
 
 def _parent(model: PrunedModel) -> str:
-    """What identifies the dense network: its hash, or its layers if that is not recorded."""
+    """The identity of the dense network: its hash, or its layers if that is not recorded."""
     layers = [(layer.name, layer.n_rows, layer.fan_in) for layer in model.pruned.layers]
     return model.record.dense_hash or repr(layers)
 
@@ -144,7 +144,7 @@ def _smallest_common_keep(curves: Sequence[Curve]) -> tuple[float, dict[str, flo
 
 
 def networks_table(models: Models, measured: Mapping[int, Evaluation]) -> PageTable:
-    """A table of the networks: what each keeps, and what that costs."""
+    """A table of the networks: the kept share and the error of each."""
     has_drops = any(model.certified_drop is not None for model in models)
     rows = []
     for model in sorted(models, key=lambda network: -network.pruned.keep):

@@ -53,7 +53,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Article:
-    """What the page says about one run or pruned network, or about several together."""
+    """The content of a page for one run or network, or for several together."""
 
     ident: str
     topic: str

@@ -1,4 +1,4 @@
-"""What a page knows about a pruned network, and how it is read from the folder of `sipp prune`."""
+"""The facts on a pruned network for its page, read from the folder of `sipp prune`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class PrunedModel:
 
     @property
     def moved(self) -> float | None:
-        """How far the output moved on a few calibration inputs; None if unknown, or not finite."""
+        """The change of the output on a few calibration inputs; None if unknown, or not finite."""
         moved = self.pruned.moved
         return None if moved is None or not math.isfinite(moved.error) else moved.error
 

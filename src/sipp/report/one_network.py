@@ -59,7 +59,7 @@ def pruned_article(model: PrunedModel, ident: str) -> Article:
 
 
 def lead(model: PrunedModel) -> Finding:
-    """What is left and what it cost, in one sentence; then what was done."""
+    """One sentence on how much was kept and what was lost; then what was done."""
     facts, scores = model.pruned, model.text_scores
     heading = f"{number(facts.keep, 'share')} of the weights are left"
     if model.accuracies is not None:
@@ -78,7 +78,7 @@ def lead(model: PrunedModel) -> Finding:
 
 
 def change_of_output(model: PrunedModel) -> tuple[float, str] | None:
-    """How far outputs move, and on which inputs; on new ones if that was measured."""
+    """The change of the outputs, and on which inputs; on new ones if that was measured."""
     measured = model.evaluation
     if measured is not None and measured.error is not None:
         return measured.error, f"on average, on {measured.inputs}"
@@ -86,7 +86,7 @@ def change_of_output(model: PrunedModel) -> tuple[float, str] | None:
 
 
 def tiles_of(model: PrunedModel) -> list[tuple[str, str, str]]:
-    """Accuracy, size, speed, guarantee, output change: name, value, words; the unknown says how to measure it."""
+    """Accuracy, size, speed, guarantee, output change: name, value, words (if unknown, how to measure it)."""
     bench, scores, change = model.bench, model.text_scores, change_of_output(model)
     accuracy = ("accuracy", UNKNOWN, "sipp eval measures it on data with labels")
     if _is_language_model(model):
@@ -203,7 +203,7 @@ def _measured_sections(model: PrunedModel, ident: str) -> list[Section]:
 
 
 def _layers_section(model: PrunedModel, ident: str) -> Section:
-    """What each layer keeps."""
+    """The section on how much each layer keeps."""
     layers = model.pruned.layers
     dead = [layer.dead_rows for layer in layers if layer.dead_rows]
     least = min(layers, key=lambda layer: layer.kept / max(1, layer.n_weights))

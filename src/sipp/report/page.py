@@ -57,7 +57,7 @@ def page(
         raise OptionError(f"{target} exists", fix="give another name, or force=True to replace it")
     networks = _by_name(pruned)
     given = [
-        check.kind("certificate", claim, AnyCertificate, "pass what sipp.certify returned, several one after the other")
+        check.kind("certificate", claim, AnyCertificate, "give results of sipp.certify, one after the other")
         for claim in certificates
         if claim is not None
     ]

@@ -79,7 +79,7 @@ REPAIRED = "repaired"  # suffix of an arm; drawn hollow
 
 
 def style_of(arm: str, arms: tuple[str, ...]) -> Style:
-    """The style of an arm; those without a row in `STYLES` get free styles in the order of `arms`.
+    """The style of a method; those without a row in `STYLES` get free styles in the order of `arms`.
 
     A repaired one ("sipp-det repaired") has its method's colour and marker, hollow, and dots in the gaps of its line.
     """

@@ -88,7 +88,7 @@ def bar_view(label: str, unit: Unit, columns: Mapping[str, Sequence[float | None
 
 
 def layer_views(networks: Mapping[str, Sequence[Sequence[PrunedLayer]]]) -> dict[str, View]:
-    """What each layer keeps, by what is shown: {method: the layers of its networks, one for each seed}.
+    """The share that each layer keeps, by what is shown: {method: the layers of its networks, one for each seed}.
 
     Means over seeds; of epsilon the largest, which bounds all.
     """
@@ -114,14 +114,14 @@ def layer_views(networks: Mapping[str, Sequence[Sequence[PrunedLayer]]]) -> dict
 def statement_cards(
     pruned: Pruned, certificate: AnyCertificate | None, why_no_certificate: str = ""
 ) -> list[dict[str, Any]]:
-    """Cards for the certificate and the theory's bounds; those that say nothing are folded."""
+    """Cards for the certificate and the theory's bounds; useless ones are folded."""
     if certificate is None:
         text = why_no_certificate or "None: there was no holdout."
         made: list[dict[str, Any]] = [{"title": "Certificate", "text": text, "rows": []}]
     else:
         made = [certificate_card(certificate)]
     for one in pruned.statements:
-        folded = "" if one.is_useful else "says nothing here"
+        folded = "" if one.is_useful else "useless here"
         made.append(
             {"title": f"Theory, {one.label}", "text": words.sentence(one.sentence), "rows": [], "folded": folded}
         )

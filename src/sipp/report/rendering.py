@@ -47,7 +47,7 @@ def render(
     broken: Sequence[str] = (),
     words: Mapping[str, str] = {},
 ) -> str:
-    """Renders these articles in order; `methods` are all arms that they show, each with a style of its own.
+    """Renders these articles in order; `methods` are all methods that they show, each with a style of its own.
 
     Without a `heading` it is the title of the first article. `broken` are sentences about what cannot be shown, `words`
     are explained beside those of every page.

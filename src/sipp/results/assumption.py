@@ -12,7 +12,7 @@ from sipp.results.sheet import PERCENT, Sheet, Table, shown
 
 @dataclass(frozen=True)
 class LayerAssumption:
-    """How far the assumption holds for one weight tensor."""
+    """The test of the assumption on one weight tensor."""
 
     name: str
     fan_in: int
@@ -34,7 +34,7 @@ class LayerAssumption:
 @dataclass(frozen=True)
 @shown
 class Assumption:
-    """How far the assumption of T4 holds in a network. `print` it."""
+    """The test of the theory's assumption on a network (T4). `print` it."""
 
     layers: tuple[LayerAssumption, ...]  # in the order of the model's parameters
     c_constant: float
@@ -63,7 +63,7 @@ class Assumption:
 
     @property
     def plausible(self) -> bool:
-        """Whether every weight exceeded 1/C on S as often as the assumption says."""
+        """Whether every weight exceeded 1/C on S as often as assumed."""
         return self.total.n_holding == self.total.n_weights
 
     @property

@@ -1,4 +1,4 @@
-"""What `bench` measures of one network: bytes and times."""
+"""The result of `bench`: bytes and times of one network."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 
 
 def k_allowed(n: int, share: float, beta: float) -> int | None:
-    """k* = max{k : BinCDF(k; n, share) <= beta} (T14), or None if even k = 0 proves nothing."""
+    """The most violations with a proof: k* = max{k : BinCDF(k; n, share) <= beta} (T14), None if even 0 give none."""
     proved = bisect_right(range(n), beta, key=lambda k: _cdf(k, n, share))  # how many k, from 0 on, prove the claim
     return proved - 1 if proved else None
 
@@ -25,19 +25,19 @@ def holdout_needed(share: float, beta: float) -> int:
 
 
 def upper_limit(k: int, n: int, beta: float) -> float:
-    """U(k; beta): the Clopper-Pearson limit that a true share exceeds with probability at most beta; 1 if k = n."""
+    """The Clopper-Pearson limit U(k; beta), which a true share exceeds with probability at most beta; 1 if k = n."""
     from scipy import special  # slow to import, and only claims need it
 
     return 1.0 if k == n else float(special.betainccinv(k + 1, n - k, beta))
 
 
 def share_limit(k: int, n: int, beta: float) -> float:
-    """U(k; beta) if violations count with their copies, so that k may exceed the n distinct points."""
+    """The limit U(k; beta) if violations count with their copies, so that k may exceed the n distinct inputs."""
     return upper_limit(min(k, n), n, beta)
 
 
 def lower_limit(k: int, n: int, beta: float) -> float:
-    """L(k; beta): the Clopper-Pearson limit that a true share undercuts with probability at most beta; 0 if k = 0."""
+    """The Clopper-Pearson limit L(k; beta), which a true share undercuts with probability at most beta; 0 if k = 0."""
     from scipy import special  # slow to import, and only claims need it
 
     return 0.0 if k == 0 else float(special.betaincinv(k, n - k + 1, beta))
@@ -53,7 +53,7 @@ def drop_limit(n_lost: int, n_gained: int, n: int, beta: float, *, n_copies: int
 
 
 def _cdf(k: int, n: int, share: float) -> float:
-    """BinCDF(k; n, share), as an incomplete beta function."""
+    """The distribution function BinCDF(k; n, share), as an incomplete beta function."""
     from scipy import special  # slow to import, and only claims need it
 
     return float(special.betaincc(k + 1, n - k, share))

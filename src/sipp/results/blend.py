@@ -1,4 +1,4 @@
-"""Which blend `sipp-blend` chose, and what it tried (T20)."""
+"""The blend that `sipp-blend` chose, and all that it tried (T20)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sipp.results.sheet import Sheet, Table, shown
 
 @dataclass(frozen=True)
 class BlendTrial:
-    """One candidate of a blend, and how far its mask moves the output."""
+    """One candidate of a blend, and how far its mask changes the output."""
 
     p: float
     reduce: Reduce
@@ -46,7 +46,7 @@ class BlendChoice:
 
     @property
     def sentence(self) -> str:
-        """What was chosen, and how far it moved the output beside others."""
+        """The choice in one sentence, with its change of the output and those of others."""
         if self.n_inputs == 0:
             return f"{self.taken.name}: nothing to compare, the output has no real numbers"
         others = ("magnitude", "max sensitivity")
@@ -72,5 +72,5 @@ class BlendChoice:
     def sheet(self) -> Sheet:
         tried = sorted(self.tried, key=lambda trial: trial.error)
         table = Table.of(tried, {"score": "name", "output error": "error"}, bars=("output error",))
-        alone = "no other was tried: outputs of an untrained network say nothing of the trained one"
+        alone = "no other was tried: outputs of an untrained network do not predict those of the trained one"
         return Sheet(self.sentence, tables=(table,), note="" if len(tried) > 1 else alone)

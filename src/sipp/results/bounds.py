@@ -1,4 +1,4 @@
-"""What is guaranteed of a pruned network: rows and layers, the measured constant, the output (T4, T5-T12, T17-T19)."""
+"""The guarantees for a pruned network: rows and layers, the measured constant, the output (T4, T5-T12, T17-T19)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENOUGH_POINTS = 64  # recommended number of points of a holdout (T19)
 @dataclass(frozen=True)
 @shown
 class Coverage:
-    """How far maxima over n points hold for new inputs (T18): for all but `share` of them, at this confidence."""
+    """The `share` of new inputs that may exceed maxima over n inputs, at this confidence (T18)."""
 
     share: float
     confidence: float
@@ -32,7 +32,9 @@ class Coverage:
 
     @classmethod
     def of(cls, n: int, q: int, confidence: float) -> Coverage:
-        """T18: the least d with BinCDF(q - 1; n, d) <= 1 - confidence; for q = 1 it is 1 - (1 - confidence)^(1/n)."""
+        """The share of new inputs that may exceed a maximum over n inputs (T18).
+
+        It is the least d with BinCDF(q - 1; n, d) <= 1 - confidence; for q = 1, 1 - (1 - confidence)^(1/n)."""
         share = upper_limit(q - 1, n, 1.0 - confidence) if 0 < q <= n else 1.0
         return cls(share, confidence, n, q)
 
@@ -90,7 +92,7 @@ class Guarantee:
 @dataclass(frozen=True)
 @shown
 class Measured:
-    """T19: the constant C, measured on a holdout, and bounds that need no assumption on C.
+    """The constant C measured on a holdout, and the bounds that follow (T19).
 
     Rows stay within their `eps_measured` for all but `share` of inputs, at `confidence`. Bounds for layers and the
     network also use maxima over S, so that both shares, and both error probabilities, add up.

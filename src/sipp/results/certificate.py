@@ -19,7 +19,7 @@ Measure = Literal["output", "kl", "next-token"]
 @dataclass(frozen=True)
 @shown
 class Certificate:
-    """P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share at the confidence, or why not (T14).
+    """A certificate on outputs: P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, or why there is none (T14).
 
     For sequences of tokens (T22) `measure` may be the mean KL(f || f^) of the next token over the positions of a
     sequence, in nats, or the share of positions at which another next token is predicted.
@@ -47,7 +47,7 @@ class Certificate:
 
     @property
     def k_allowed(self) -> int | None:
-        """k* of T14, None if n is too small for any claim."""
+        """The most violations that still certify (k* of T14); None if n is too small for any claim."""
         return k_allowed(self.n, self.share, 1.0 - self.confidence)
 
     @property
@@ -115,7 +115,7 @@ class Certificate:
 @dataclass(frozen=True)
 @shown
 class AccuracyCertificate:
-    """accuracy(dense) - accuracy(pruned) <= drop_upper at the confidence (T16), from labels or without any.
+    """A certificate on accuracy: accuracy(dense) - accuracy(pruned) <= drop_upper, with or without labels (T16).
 
     With `measure` "next-token", points are sequences, and counts are sums of shares of positions, rounded so that they
     claim less (T22).
@@ -212,7 +212,7 @@ class AccuracyCertificate:
 
 
 def output_claim(limit: str, share: float, confidence: float, measure: Measure) -> str:
-    """What a certificate of this limit says of outputs (T14) or tokens (T22), in a short sentence."""
+    """A limit on outputs (T14) or tokens (T22) as a short sentence."""
     left_out, sure = words.percent(share), f"({words.percent(confidence)} confidence)"
     if measure == "output":
         return f"for all but {left_out} of new inputs the output stays within {limit} of the original {sure}"
@@ -220,7 +220,7 @@ def output_claim(limit: str, share: float, confidence: float, measure: Measure) 
 
 
 def accuracy_claim(change: str, confidence: float) -> str:
-    """What a certificate of this change says of the accuracy (T16), in a short sentence."""
+    """A limit on the accuracy drop as a short sentence (T16)."""
     return f"pruning {change} ({words.percent(confidence)} confidence)"
 
 
@@ -285,13 +285,13 @@ def _caveats(cert: Certificate | AccuracyCertificate) -> str:
 
 
 def _sheet(cert: Certificate | AccuracyCertificate, *facts: tuple[str, str]) -> Sheet:
-    """The claim in words, and what it is about."""
-    output = "all of it" if cert.output is None else f"part {cert.output!r}"
+    """The certificate in words, and the hashes of inputs and networks."""
+    part = () if cert.output is None else (("output", f"part {cert.output!r}, {cert.dtype}"),)
     hashed = {"inputs": cert.data_hash, "dense": cert.dense_hash, "pruned": cert.pruned_hash}
     hashes = ", ".join(f"{what} {found[:12]}" for what, found in hashed.items())
     return Sheet(
         cert.headline,
-        (("claim", cert.sentence), *facts, ("output", f"{output}, {cert.dtype}"), ("SHA-256", hashes)),
+        (("certificate", cert.sentence), *facts, *part, ("SHA-256", hashes)),
     )
 
 

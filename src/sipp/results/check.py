@@ -81,7 +81,8 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
 def kind(name: str, value: Any, kinds: Any, fix: str) -> Any:
     """The value, if it is an instance of one of these classes."""
     if not isinstance(value, kinds):
-        raise OptionError(f"{name} is a {type(value).__name__}", fix=fix, option=name)
+        wanted = " or ".join(one.__name__ for one in get_args(kinds) or (kinds,))
+        raise OptionError(f"{name} must be a {wanted}, not a {type(value).__name__}", fix=fix, option=name)
     return value
 
 

@@ -1,4 +1,4 @@
-"""The result of `compare`: one row per method and keep, a table, and which method to use."""
+"""The result of `compare`: every method at every keep, and which method to use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEEPS_A_TABLE = 3  # as many as fit the width
 
 @dataclass(frozen=True)
 class Compared:
-    """One method at one keep, measured on points that did not choose its weights."""
+    """One method at one keep, measured on inputs that did not choose its weights."""
 
     method: str
     keep: float  # as asked
@@ -40,7 +40,7 @@ class Compared:
 @dataclass(frozen=True)
 @shown
 class Comparison:
-    """All methods at all values of keep, on the same points. `print` it."""
+    """All methods at all values of keep, on the same inputs. `print` it."""
 
     rows: tuple[Compared, ...]
     n_weights: int
@@ -57,11 +57,11 @@ class Comparison:
         return tuple(sorted({row.keep for row in self.rows}, reverse=True))
 
     def best(self, keep: float) -> Compared:
-        """The row with the smallest error at this keep; the first of equal ones."""
+        """The method with the smallest error at this keep; the first of equal ones."""
         return min((row for row in self.rows if row.keep == keep), key=lambda row: row.error)
 
     def level_with(self, best: Compared) -> tuple[Compared, ...]:
-        """The other rows at this keep whose difference from `best` may be chance."""
+        """The other methods at this keep whose difference from `best` may be chance."""
         others = (row for row in self.rows if row.keep == best.keep and row is not best)
         return tuple(row for row in others if is_level(best.moved, row.moved, self.n_test))
 
@@ -89,7 +89,7 @@ class Comparison:
         return text + " It was chosen on these inputs: certify it on others."
 
     def _found(self, row: Compared) -> str:
-        """What was measured of a row, in words."""
+        """The measurements of one method in words."""
         measured = [f"the output error is {words.percent_up(row.error)}"]
         if row.same is not None:
             measured.append(f"the largest output stayed the same for {_down(row.same)}")
@@ -112,7 +112,7 @@ class Comparison:
 
 
 def _table(comparison: Comparison, keeps: tuple[float, ...], words: str) -> Table:
-    """Methods x keeps."""
+    """The errors as a table, methods x keeps."""
     rows = comparison.rows
     known = (("error", "error"), ("same", "same"), ("accuracy", "right"))
     shown_values = [(name, word) for name, word in known if any(getattr(row, name) is not None for row in rows)]
@@ -144,7 +144,7 @@ def _share(comparison: Comparison, row: Compared, name: str) -> str:
 
 
 def is_level(best: tuple[float, ...], other: tuple[float, ...], n_points: int | None = None) -> bool:
-    """Whether the mean difference of two networks' errors on the same points may be chance; a heuristic.
+    """Whether the mean difference of two networks' errors on the same inputs may be chance; a heuristic.
 
     One point, or non-finite errors on both sides, decide nothing. `n_points` is the number of distinct points.
     """

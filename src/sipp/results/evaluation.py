@@ -1,4 +1,4 @@
-"""What `evaluate` and `perplexity` measure of a dense and a pruned network on the same inputs."""
+"""The results of `evaluate` and `perplexity`: a dense and a pruned network on the same inputs."""
 
 from __future__ import annotations
 
@@ -109,5 +109,5 @@ class TextScores:
 
 
 def _exp(loss: float) -> float:
-    """exp(loss), or infinity if that overflows or the loss is not finite."""
+    """The perplexity exp(loss), or infinity if that overflows or the loss is not finite."""
     return math.exp(loss) if loss < math.log(2.0) * 1023 else math.inf

@@ -1,4 +1,4 @@
-"""Gradual pruning as data: when it cuts, how much it leaves, and the result of `gradual`.
+"""The schedule of gradual pruning (steps and shares), and the result of `gradual`.
 
 The share of weights left falls along a cubic curve, fast at first, while many weights are redundant, then slowly:
 
@@ -22,7 +22,7 @@ CUTS = 10  # how often the masks shrink in between
 
 
 def cut_times(n_steps: int) -> dict[int, float]:
-    """{number of steps done: t} for every cut; if two fall on one step, the later t counts. The last t is 1."""
+    """{number of steps done: t} for every pruning; if two fall on one step, the later t counts. The last t is 1."""
     times = [k / CUTS for k in range(1, CUTS + 1)]
     return {max(1, round((BEGIN + t * (END - BEGIN)) * n_steps)): t for t in times}
 

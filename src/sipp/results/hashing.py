@@ -18,7 +18,7 @@ WRAPPERS = frozenset({"module", "_orig_mod"})  # what DDP and torch.compile add 
 
 
 def of_model(model: nn.Module) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of parameters and buffers; the same inside DDP or torch.compile."""
+    """The hash of names, dtypes, shapes and bytes of parameters and buffers; the same inside DDP or torch.compile."""
     return with_buffers(of_state(model.state_dict()), of_buffers(model))
 
 

@@ -47,7 +47,7 @@ def inverse_or_zero(denominator: Tensor) -> Tensor:
 
 
 def dead_rows(before_FK: Tensor, left_FK: Tensor) -> int:
-    """How many rows had weights and have none now; `left_FK` are the values that are left, or their mask."""
+    """How many neurons or filters lost all weights; `left_FK` are the values that are left, or their mask."""
     return int(((before_FK != 0).any(1) & ~(left_FK != 0).any(1)).sum())
 
 
@@ -147,5 +147,5 @@ def points_per_batch(inputs: Tensor, device: torch.device) -> int:
 
 
 def is_tokens(inputs: Tensor) -> bool:
-    """Whether the points are sequences of whole numbers."""
+    """Whether the inputs are sequences of whole numbers."""
     return inputs.ndim == 2 and inputs.shape[1] > 0 and not inputs.is_floating_point()

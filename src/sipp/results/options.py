@@ -41,7 +41,7 @@ class Pattern:
     m: int
 
     def kept(self, fan_in: int) -> int:
-        """How many weights a row of this fan-in keeps."""
+        """How many of a neuron's weights stay, of this many inputs."""
         return fan_in // self.m * self.n + min(self.n, fan_in % self.m)
 
     @classmethod
@@ -68,7 +68,7 @@ def _is_pattern(name: str, text: Any) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """Annotates what may be chosen elsewhere than in Python: an option of the command line, a key of a recipe.
+    """Annotates an argument that is also an option of the command line or a key of a recipe.
 
     A function of (name, value) behind it in the annotation checks the value.
     """
@@ -131,7 +131,7 @@ class PruneOptions:
         partial(check.number, least=0, below=1),
     ] = None
     reduce: Annotated[
-        Reduce | None, Option("How positions are combined, for methods that do not say: max (with bounds) or mean.")
+        Reduce | None, Option("How positions are combined, for methods that leave it open: max (with bounds) or mean.")
     ] = None
     draws: Annotated[Draws, Option("How often a sampled row is drawn: until the budget is met, or a fixed number.")] = (
         "until"
@@ -146,11 +146,11 @@ class PruneOptions:
         bool, _guarantee("Faster: skip the theory's bounds for methods from other papers (magnitude, wanda, ...).")
     ] = True
     c_constant: Annotated[
-        float, _guarantee("Theory: C of its assumption, a factor of every bound."), partial(check.number, above=0)
+        float, _guarantee("The theory's constant C, a factor of every bound."), partial(check.number, above=0)
     ] = 3.0
     k_constant: Annotated[
         float,
-        _guarantee("Theory: K of its assumption; the inputs it asks for grow with it."),
+        _guarantee("The theory's constant K: larger means more calibration inputs."),
         partial(check.number, above=0),
     ] = 3.0
     repair: Annotated[bool, _repair("Find the mask and the weights together, without labels or training.")] = False

@@ -1,4 +1,4 @@
-"""The result of `prune`: what is known about a pruned network, layer by layer, and what is guaranteed about it."""
+"""The result of `prune`: the pruned network, its layers, and the guarantees for it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SeenInputs:
 
 @dataclass(frozen=True)
 class PrunedLayer:
-    """One prunable weight after pruning."""
+    """One prunable weight tensor after pruning."""
 
     name: str
     layer_type: str
@@ -71,12 +71,12 @@ class PrunedLayer:
 
     @property
     def bound(self) -> float | None:
-        """eps_l Delta_l (T11)."""
+        """The bound on the output of the layer: eps_l Delta_l (T11)."""
         return _product(self.eps, self.sign_complexity)
 
     @property
     def bound_measured(self) -> float | None:
-        """eps_l Delta_l of T11 with the measured constant."""
+        """The same bound with the measured constant (T11, T19)."""
         return _product(self.eps_measured, self.sign_complexity)
 
     @property
@@ -97,7 +97,7 @@ def _product(eps: float | None, sign_complexity: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class OutputChange:
-    """The measured change of the output: ||f^ - f|| / ||f|| over a few points together."""
+    """The measured change of the output: ||f^ - f|| / ||f|| over a few inputs together."""
 
     error: float  # infinite if an output is not finite
     n_inputs: int
@@ -111,7 +111,7 @@ class OutputChange:
 
 @dataclass(frozen=True)
 class Statement:
-    """A bound of the theory in words, and whether it says anything: an output of zeros is within a useless one."""
+    """A bound of the theory as text, and whether it is useful: an output of zeros is within a useless one."""
 
     label: str
     sentence: str
@@ -121,7 +121,7 @@ class Statement:
 @dataclass(frozen=True, kw_only=True)
 @shown
 class Pruned:
-    """A pruned copy of a model, its masks, and what is known about it. `print` it.
+    """A pruned copy of a model, its masks, its layers and its guarantees. `print` it.
 
     Example:
         >>> import sipp, torch
@@ -165,18 +165,18 @@ class Pruned:
 
     @property
     def dead_rows(self) -> int:
-        """How many rows had weights and have none now."""
+        """How many neurons and filters lost all their weights."""
         return sum(layer.dead_rows for layer in self.layers)
 
     @property
     def up_to_date(self) -> Pruned:
-        """The record, without its statements if weights or buffers changed since (training, an edit, BatchNorm)."""
+        """The record, without its bounds if weights or buffers changed since (training, an edit, BatchNorm)."""
         if self.model is None or hashing.of_model(self.model) == self.described_hash:
             return self
         return self.without_statements(REGROWN.format(self.regrown) if self.regrown else CHANGED)
 
     def without_statements(self, reason: str) -> Pruned:
-        """The record without what it says of the weights of `model`; masks and counts stay."""
+        """The record without its bounds on the weights of `model`; masks and counts stay."""
         layers = tuple(replace(layer, eps_F=None, eps=None, kappa=None, eps_measured=None) for layer in self.layers)
         bound = replace(self.bound, epsilon=None, guarantee=None, reason=reason, coverage=None)
         return replace(
@@ -254,7 +254,7 @@ class Pruned:
         return tuple(made)
 
     def facts(self, *, in_full: bool = False, certified: str = "") -> list[tuple[str, str]]:
-        """What it prints, but for the layers and the next step; `certified` takes the place of the cost.
+        """The printed facts, but for the layers and the next step; `certified` takes the place of the error.
 
         Unless `in_full`, only bounds that say something are shown, or why none does.
         """
@@ -337,7 +337,7 @@ def _is_small(*bounds: float | None) -> bool:
 
 
 def _why_nothing_is_shown(pruned: Pruned) -> str:
-    """Why there is no useful statement."""
+    """The reason why there is no useful bound."""
     if pruned.guarantee is None:
         return f"no statements: {pruned.bound.reason}"
     why = _why_no_useful_bound(pruned, pruned.guarantee)
@@ -356,7 +356,7 @@ def _why_no_useful_bound(pruned: Pruned, guarantee: Guarantee) -> str:
 
 
 def _next_step(pruned: Pruned) -> str:
-    """What to do next, depending on how far the output moved."""
+    """The next step to take, depending on the change of the output."""
     if not pruned.described_hash:
         return "the weights changed: certify them with sipp.certify(model, pruned.model, new_inputs), or prune again"
     if not pruned.warning:

@@ -1,4 +1,4 @@
-"""The result of `prune_to`, and access to the network in any result that holds one."""
+"""The result of `prune_to`, and access to the network in any result that has one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sipp.results.sheet import PERCENT, Sheet, Table, shown
 from sipp.results.shrunk import Shrunk
 
 PATH_WORDS = (
-    "bad inputs: holdout inputs that break the claim; proved limit: on their share of new inputs, or on the drop"
+    "beyond: holdout inputs further off than epsilon, or with a changed answer; proved: the largest share of such new "
+    "inputs, or the largest drop"
 )
 CHANGED_SINCE = (
     "its weights or buffers changed after it was certified, by training or by hand, so the certificate no longer "
@@ -26,7 +27,7 @@ CHANGED_SINCE = (
 
 @dataclass(frozen=True)
 class Level:
-    """One tested level: how many points were bad, and whether the claim is proved."""
+    """One tested level: how many inputs were off, and whether the claim is proved."""
 
     keep: float
     budget: int
@@ -62,10 +63,10 @@ class PrunedTo:
         if self.certificate is not None and certificate_of(self, None) is None:
             title, note = CHANGED_SINCE, ""
         columns = {
-            "keep": "keep", "weights": "budget", "bad inputs": "count", "proved limit": "limit", "test": "outcome",
+            "keep": "keep", "weights": "budget", "beyond": "count", "proved": "limit", "test": "outcome",
         }  # fmt: skip
-        forms = {"keep": PERCENT, "proved limit": words.percent_up}
-        table = Table.of(self.path, columns, bars=("keep", "proved limit"), words=PATH_WORDS, forms=forms)
+        forms = {"keep": PERCENT, "proved": words.percent_up}
+        table = Table.of(self.path, columns, bars=("keep", "proved"), words=PATH_WORDS, forms=forms)
         return Sheet(title, tables=(table,) if self.path else (), note=note)
 
 
@@ -86,14 +87,17 @@ def record_of(given: Pruned | PrunedTo) -> Pruned:
     if not isinstance(given, PrunedTo):
         return given
     if given.pruned is None:
-        raise OptionError("prune_to pruned nothing: no level passed", fix="ask for less, or give a larger holdout")
+        raise OptionError(
+            "prune_to could not certify any level, so there is no pruned network",
+            fix="ask for less, or give a larger holdout",
+        )
     return given.pruned
 
 
 def certificate_of(given: NetworkLike, certificate: AnyCertificate | None) -> AnyCertificate | None:
     """The given certificate, or that of `prune_to` if its network is unchanged."""
     if certificate is not None:
-        return check.kind("certificate", certificate, AnyCertificate, "pass what sipp.certify returned")
+        return check.kind("certificate", certificate, AnyCertificate, "give the result of sipp.certify")
     held = given.certificate if isinstance(given, PrunedTo) else None
     return held if held is not None and held.pruned_hash == hashing.of_model(network_of(given)) else None
 
@@ -103,5 +107,7 @@ def network_of(given: NetworkLike) -> nn.Module:
     if isinstance(given, Pruned | PrunedTo | Shrunk | Gradual):
         return given.model
     if not isinstance(given, nn.Module):
-        raise ModelError(f"the network is a {type(given).__name__}, not an nn.Module", fix="give an instance")
+        raise ModelError(
+            f"the network is a {type(given).__name__}, not an nn.Module", fix="give a model, not its class"
+        )
     return given

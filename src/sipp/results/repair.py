@@ -11,7 +11,7 @@ from sipp.results.sheet import Sheet, Table, shown
 
 @dataclass(frozen=True)
 class FittedLayer:
-    """What the fit of one weight did.
+    """The fit of one weight, and its errors before and after.
 
     Errors are distances to the layer's target (the dense layer's output, for an error feedback of 1), relative to the
     norm of the dense output, on validation points. These chose the fit, so the errors are optimistic.
@@ -42,7 +42,7 @@ class Polish:
 @dataclass(frozen=True)
 @shown
 class Repair:
-    """The record of a repair, and the points it used: fit, validation and test.
+    """The record of a repair, and the inputs it used: fit, validation and test.
 
     Output errors are relative to the output's norm, on test points; None if there are too few of them.
     """

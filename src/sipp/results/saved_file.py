@@ -72,7 +72,7 @@ class StoredTensor:
 @dataclass(frozen=True, kw_only=True)
 @shown
 class SavedFile(SavedNetwork):
-    """The record of a network in a small file, and how the file holds it. `print` it.
+    """A network in a small file: its record, and how each tensor is stored. `print` it.
 
     The file does not name the inputs that chose the weights (`pruned.seen`): their hashes would outweigh the rest.
     """
@@ -119,12 +119,17 @@ class SavedFile(SavedNetwork):
         )
 
     @property
+    def certified(self) -> str:
+        note = f"{ROUNDED_NOTE}: " if self.certificate_about == "values before rounding" else ""
+        return note + super().certified
+
+    @property
     def sheet(self) -> Sheet:
         return Sheet(_headline(self), tuple(_facts(self)), (_table(self),))
 
 
 def entropy_bytes(n_weights: int, kept: int) -> float:
-    """n H(kept / n) / 8: the least that positions of independently kept weights cost on average."""
+    """The least bytes that positions of independently kept weights need on average: n H(kept / n) / 8."""
     shares = [count / n_weights for count in (kept, n_weights - kept) if 0 < count < n_weights]
     return -n_weights * sum(share * math.log2(share) for share in shares) / 8
 
@@ -135,10 +140,7 @@ def _facts(contents: SavedFile) -> list[tuple[str, str]]:
     if contents.pruned is not None:
         is_marked = bool(contents.rounding_words)
         facts += [("pruned", contents.pruned.headline), ("statements", ROUNDED_NOTE if is_marked else "")]
-        facts += contents.facts
-    if contents.certificate is not None:
-        note = "" if contents.certificate_about == "stored values" else f"{ROUNDED_NOTE}: "
-        facts.append(("certificate", note + contents.certificate.sentence))
+    facts += contents.facts
     facts.append(("SHA-256", contents.sha256))
     facts.append(("written by", f"sipp {contents.sipp}, torch {contents.torch}"))
     return [(label, text) for label, text in facts if text]

@@ -1,4 +1,4 @@
-"""What is known of a pruned network, as files and `--json` hold it: how it was pruned, its hashes, its certificate.
+"""A pruned network as it is stored: how it was pruned, its hashes, its certificate.
 
 All of it lies in one JSON object; the keys are those of `Pruned` and of `SavedNetwork`, and what a command adds.
 """
@@ -19,15 +19,13 @@ from sipp.results.jsonio import NOT_JSON, from_json, to_json
 from sipp.results.pruned import Pruned
 from sipp.results.sheet import Sheet, Table, shown
 
-SEE_BELOW = "see the certificate below."
-
 Kind = TypeVar("Kind", bound="SavedNetwork")
 
 
 @dataclass(frozen=True, kw_only=True)
 @shown
 class SavedNetwork:
-    """What is known of a network: how it was pruned, its hashes, what is certified. `print` it."""
+    """A stored network: how it was pruned, its hashes, its certificate. `print` it."""
 
     model: str  # its class, or the value of --model
     pruned_hash: str  # of the network itself: in a file, with its values as they are stored
@@ -46,10 +44,10 @@ class SavedNetwork:
     @classmethod
     def of(cls, pruned: Pruned, certificate: AnyCertificate | None = None) -> SavedNetwork:
         """The record of a pruned network as it is now; the dense network's hash is a certificate's."""
-        check.kind("pruned", pruned, Pruned, "pass what sipp.prune returned")
+        check.kind("pruned", pruned, Pruned, "give the result of sipp.prune")
         if pruned.regrown:
             raise ModelError(
-                "a weight outside its mask is not zero: the record would count the weights of another network",
+                "a pruned weight is not zero any more, so the record does not describe this network",
                 where=pruned.regrown,
                 fix="hold the masks while you train (sipp.hold), or set the pruned weights to zero",
             )
@@ -67,7 +65,7 @@ class SavedNetwork:
 
     @classmethod
     def read(cls: type[Kind], values: Mapping[str, Any], where: object) -> Kind:
-        """The inverse of `values`; a DataError says which key is wrong."""
+        """The inverse of `values`; a DataError names the key that is wrong."""
         if values.get("kind") != cls.KIND:
             raise DataError("is not a report of `sipp prune`", where=where, fix="prune the network again")
         pruned = from_json(Pruned, values, where) if "method" in values else None
@@ -82,15 +80,20 @@ class SavedNetwork:
         return {"kind": self.KIND, **to_json(self), **facts, **self.rest}
 
     @property
+    def certified(self) -> str:
+        """The certificate in words; empty without one."""
+        return "" if self.certificate is None else self.certificate.sentence
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
-        """How it was pruned, and what that costs."""
-        certified = "" if self.certificate is None else SEE_BELOW
-        return [] if self.pruned is None else self.pruned.facts(certified=certified)
+        """How it was pruned, and the error; if that was not recorded, the certificate."""
+        if self.pruned is None:
+            return [("certificate", self.certified)] if self.certified else []
+        return self.pruned.facts(certified=self.certified)
 
     @property
     def sheet(self) -> Sheet:
-        claims = [] if self.certificate is None else [("certificate", self.certificate.sentence)]
         title, tables = self.model, tuple[Table, ...]()
         if self.pruned is not None:
             title, tables = self.pruned.headline, (self.pruned.layers_table(is_short=True),)
-        return Sheet(title, (("model", self.model), *self.facts, *claims), tables)
+        return Sheet(title, (("model", self.model), *self.facts), tables)

@@ -1,4 +1,4 @@
-"""What a result shows, and how that is drawn: for print, and as HTML in a notebook.
+"""How results are shown: as text by print, and as HTML in a notebook.
 
 Every result makes its sheet once; `@shown` prints it and shows it in a notebook. HTML has inline styles, since a
 notebook may drop a stylesheet, and takes the colour of the text around it.
@@ -47,7 +47,7 @@ class Table:
 
     @classmethod
     def of(cls, records: Iterable[Any], columns: Mapping[str, str], **drawn: Any) -> Table:
-        """A row for each record; `columns` names the attribute below each heading."""
+        """A table with one line for each record; `columns` names the attribute below each heading."""
         rows = tuple(tuple(getattr(record, attribute) for attribute in columns.values()) for record in records)
         return cls(tuple(columns), rows, **drawn)
 
@@ -57,7 +57,7 @@ class Table:
         return [row[index] for row in self.rows]
 
     def written(self, row: tuple[Entry, ...]) -> list[str]:
-        """A row as texts."""
+        """One line as texts."""
         return [self._written(name, entry) for name, entry in zip(self.columns, row)]
 
     def is_share(self, column: str) -> bool:
@@ -73,7 +73,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a result shows: a title, labelled facts, tables, and a note at the end."""
+    """The content of a shown result: a title, labelled facts, tables, and a note at the end."""
 
     title: str
     facts: tuple[tuple[str, str], ...] = ()  # labels and texts

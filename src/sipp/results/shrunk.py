@@ -38,7 +38,7 @@ class ShrunkLayer:
 
 @dataclass(frozen=True)
 class ChannelsLeft:
-    """Channels between layers: those that the weights `makers` give and only the weight `reader` reads."""
+    """Channels between layers: outputs of the weights `makers` that only the weight `reader` reads."""
 
     makers: tuple[str, ...]
     reader: str
@@ -49,7 +49,7 @@ class ChannelsLeft:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a budget asked for, which channels went, and what that changed.
+    """The budget, the channels that were removed, and the change of the outputs.
 
     `layers` and `guarantee` are the theory's bounds (T17) for the layers of the whole network with zeros in the place
     of the channels that are gone, which computes the same.
@@ -115,7 +115,7 @@ class Shrunk:
 
 
 def _facts(small: Shrunk) -> list[tuple[str, str]]:
-    """What it saves, and what is certified."""
+    """The savings, and the certificate."""
     facts = [
         ("parameters", _fewer(small.n_parameters_before, small.n_parameters)),
         ("multiply-adds", f"{_fewer(small.multiply_adds_before, small.multiply_adds)}, for {small.example}"),
@@ -134,7 +134,7 @@ def _same_outputs(small: Shrunk) -> list[tuple[str, str]]:
 
 
 def _changed_outputs(chosen: Chosen) -> list[tuple[str, str]]:
-    """What the budget was, how far outputs moved, and what the theory says of the layers."""
+    """The budget, the change of the outputs, and the bounds of the layers."""
     made = "refitted to" if chosen.is_refitted else "chosen on"
     polished = "" if chosen.polish is None else f", then {chosen.polish.taken:,} steps towards the dense outputs"
     facts = [("budget", f"{chosen.share:.4g} of the {chosen.of}; {made} {chosen.n_fit:,} inputs{polished}")]

@@ -76,7 +76,7 @@ def points_up(drop: float) -> str:
 
 
 def change(drop: float, of: str) -> str:
-    """What a proved limit of a drop says: 'lowers the accuracy by at most ..', or 'raises it by at least ..'."""
+    """A limit on a drop in words: 'lowers the accuracy by at most ..', or 'raises it by at least ..'."""
     if drop >= 0:
         return f"lowers {of} by at most {points_up(drop)}"
     return f"raises {of} by at least {points_up(drop).removeprefix('-')}"  # rounded up as a drop: down as a gain

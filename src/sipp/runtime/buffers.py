@@ -148,7 +148,7 @@ class Arena:
 
 
 def _form(buffer: Buffer) -> tuple[object, ...]:
-    """What buffers have in common that can stand for one another."""
+    """The key by which buffers are grouped that can stand for one another."""
     return (*buffer.inner.shape, buffer.border)
 
 

@@ -15,7 +15,7 @@ def plain_copy(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode, without the hooks that mask its weights; its outputs are the same."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise ModelError("has no values yet, its module is lazy", where=name, fix="run the model on an input first")
+            raise ModelError("has no values yet (lazy module)", where=name, fix="run the model on an input first")
     try:
         copied = copy.deepcopy(model, _values_with_a_history(model))
     except Exception as error:  # their classes, their __deepcopy__: anything may be raised

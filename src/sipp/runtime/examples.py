@@ -32,13 +32,13 @@ def call_of(example: Any) -> Call:
     if isinstance(example, tuple):
         return without_aliases(example, {})
     raise DataError(
-        f"the example is a {type(example).__name__}", fix="give a tensor, a tuple of arguments or a dict of named ones"
+        f"the example must be a tensor, a tuple of arguments or a dict of named ones, not a {type(example).__name__}"
     )
 
 
 def _check_dense(values: Any, where: str) -> None:
     if any(isinstance(value, Tensor) and value.layout is not torch.strided for value in pytree.tree_leaves(values)):
-        raise DataError(f"{where} holds a sparse tensor", fix="give a dense one")
+        raise DataError(f"{where} contains a sparse tensor", fix="give a dense one")
 
 
 def without_aliases(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -84,7 +84,7 @@ def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.layout, leaf.device
     if not isinstance(leaf, Hashable):
-        raise DataError(f"an argument holds a {type(leaf).__name__}", fix="give tensors, numbers and strings")
+        raise DataError(f"an argument contains a {type(leaf).__name__}", fix="give tensors, numbers and strings")
     return type(leaf), leaf
 
 
@@ -96,7 +96,7 @@ def try_example(
     for value in pytree.tree_leaves((args, kwargs)):
         if isinstance(value, Tensor) and value.device.type != device:
             here = "the CPU" if device == "cpu" else "the GPU"
-            raise DataError(f"{where} holds a tensor on {value.device}", fix=f"give it on {here}, where this runs")
+            raise DataError(f"{where} contains a tensor on {value.device}", fix=f"give it on {here}, where this runs")
     own_args, own_kwargs = cloned((args, kwargs))
     with scoring_mode(model, "running"):
         run_batch(model, Batch(index=0, where=where, args=own_args, kwargs=own_kwargs, labels=None, n_points=1))

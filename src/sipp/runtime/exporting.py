@@ -132,9 +132,9 @@ def export(
             raise OptionError(what, fix="leave them out")
         return _to_onnx(model, target, example, sparse)
     if sparse:
-        raise OptionError("a folder holds all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
+        raise OptionError("a folder contains all zeros", fix=f"leave sparse out, or write NAME{ONNX}", option="sparse")
     if example is not None:
-        raise OptionError("a Hugging Face folder takes no example", fix=WITH_EXAMPLE, option="example")
+        raise OptionError("a Hugging Face folder needs no example", fix=WITH_EXAMPLE, option="example")
     own, card = _copy_on_cpu(model), _card(pruned, certificate, target.name, values)
     if values != "same":
         own = own.to({"bf16": torch.bfloat16, "fp16": torch.float16}[values])

@@ -20,6 +20,7 @@ from sipp.results import AnyCertificate, Pruned, hashing, words
 from sipp.storage import companion_files
 
 CARD = "README.md"
+REPORT_IT = "this is a bug in sipp: please report it with the model's code"
 _SIZE = re.compile(r"[0-9]+(\.[0-9]+)? ?[KMGT]B", re.IGNORECASE | re.ASCII)  # as save_pretrained takes it
 PAPER = "[SiPP](https://arxiv.org/abs/1910.05422)"
 
@@ -86,7 +87,10 @@ def _add_companions(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str
     before = {path.name for path in target.iterdir()}
     if tokenizer is not None:
         if not callable(getattr(tokenizer, "save_pretrained", None)):
-            raise OptionError(f"the tokenizer is a {type(tokenizer).__name__}", fix="give a tokenizer of transformers")
+            raise OptionError(
+                f"the tokenizer must be one of transformers, not a {type(tokenizer).__name__}",
+                fix="give AutoTokenizer.from_pretrained(folder)",
+            )
         tokenizer.save_pretrained(target)
     folder = Path(_origin(model)) if _origin(model) else None
     if tokenizer is None and folder is not None and folder.is_dir():
@@ -99,10 +103,8 @@ def _add_companions(model: nn.Module, target: Path, tokenizer: Any) -> tuple[str
 def _check_same(state: dict[str, Tensor], back: dict[str, Tensor]) -> None:
     """Raises ModelError if the tensors read back differ from those written."""
     if set(state) != set(back):
-        raise ModelError(
-            f"{sorted({*state} ^ {*back})[:3]} are missing after reading the file back", fix="report this network"
-        )
+        raise ModelError(f"{sorted({*state} ^ {*back})[:3]} are missing after reading the file back", fix=REPORT_IT)
     for name, tensor in state.items():
         read = back[name].to(tensor.dtype)  # from_pretrained may read bfloat16 as float32, which holds it exactly
         if tensor.shape != read.shape or not torch.equal(hashing.raw_bytes(tensor), hashing.raw_bytes(read)):
-            raise ModelError("differs after writing and reading it back", where=name, fix="report this network")
+            raise ModelError("differs after writing and reading it back", where=name, fix=REPORT_IT)

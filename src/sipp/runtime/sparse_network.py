@@ -59,7 +59,7 @@ class Sparse:
 
     def __reduce__(self) -> Any:
         raise ModelError(
-            "a compiled network can be neither copied nor pickled: it is compiled for this process",
+            "a compiled network cannot be copied or pickled",
             fix="share it, any number of threads may call it; elsewhere call sipp.sparse on the model again",
         )
 
@@ -172,7 +172,7 @@ def sparse(model: NetworkLike, example: Any, *, always: bool = False) -> Sparse:
     if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
         name, device = next((name, device) for device, name in devices.items() if device.type != "cpu")
         raise ModelError(
-            f"is on {device}, and the runtime is for one device, the CPU or a CUDA GPU", where=name,
+            f"is on {device}; sipp.sparse needs a model on the CPU or on one CUDA GPU", where=name,
             fix="give model.cpu() or model.cuda()",
         )  # fmt: skip
     check.flag("always", always)

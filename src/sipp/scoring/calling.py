@@ -49,11 +49,11 @@ def _checked(found: Any, name: str, parameter: Tensor, method: MethodInfo) -> Te
         if not isinstance(found, Mapping):
             what = f"a {type(found).__name__} in place of a dictionary"
         raise OptionError(
-            f"method={method.name!r}: your score gives {what} for {name}, which is {tuple(parameter.shape)}",
+            f"method={method.name!r}: your score returned {what} for {name}, which is {tuple(parameter.shape)}",
             fix=RETURN,
             option="method",
         )
     score = score.detach().to(dtype=numerics.BOUND_DTYPE, device=parameter.device)
     if not bool(torch.isfinite(score).all()):
-        raise ModelError(f"the score {method.name!r} gives numbers that are not finite", where=name)
+        raise ModelError(f"the score {method.name!r} returned numbers that are not finite", where=name)
     return score

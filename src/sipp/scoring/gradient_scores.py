@@ -128,7 +128,7 @@ def _add(totals: Sequence[Tensor], more: Sequence[Tensor | None]) -> None:
 
 
 def _finite(scores: dict[str, Tensor], what: str) -> dict[str, Tensor]:
-    """The scores, refused if any is not finite."""
+    """The scores; raises an error if any is not finite."""
     for name, score in scores.items():
         if not bool(torch.isfinite(score).all()):
             raise ModelError(f"{what} are NaN or infinite on this data", where=name)
@@ -191,7 +191,9 @@ def _flow(model: nn.Module, parameters: Sequence[nn.Parameter], batch: Batch) ->
     gradients = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
     flow = torch.cat([(p.detach() * g).abs().flatten() for p, g in zip(parameters, gradients)])
     if not bool(torch.isfinite(flow).all()):
-        raise ModelError("the flow of absolute values overflows float64", fix="use another method")
+        raise ModelError(
+            "synflow overflows float64 on this network", fix="use a method that reads data, such as sipp-det"
+        )
     return flow
 
 

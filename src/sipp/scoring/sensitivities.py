@@ -152,7 +152,7 @@ class _ScoringPass:
         return read_uses(task.model, task.layers, batch, on_use, found, task.norm_stats)
 
     def finish_batch(self, output: Any, batch: Batch) -> None:
-        """Ends a batch."""
+        """Adds the finished batch to the sensitivities."""
         on_device_B = outputs.output_norms(output, batch.n_points)
         norms_B = None if on_device_B is None else on_device_B.cpu()
         for one in (*self.running.values(), *self.means.values()):
@@ -221,7 +221,11 @@ def _dependence(model: nn.Module, batch: Batch, norm_stats: NormStats, output: A
         with numerics.float32_products(allow_tf32=False), torch.backends.cudnn.flags(allow_tf32=False):
             reason = outputs.why_dependent(batch.at(slice(MOST_CHECKED_AGAIN)), run, allowed)
     if reason == outputs.ORDER:
-        raise DataError(f"{reason}", where=batch.where)
+        raise DataError(
+            f"{reason}",
+            where=batch.where,
+            fix="put the inputs along dimension 0, and make outputs independent of each other",
+        )
     return reason
 
 

@@ -52,14 +52,16 @@ def read_pruned(folder: Path) -> SavedNetwork:
         )
     if not path.exists() and not copy.exists():
         raise DataError(
-            f"holds no pruned network ({RECORD_NAME})", where=folder, fix="give a folder of sipp prune or save_folder"
+            f"contains no pruned network ({RECORD_NAME})",
+            where=folder,
+            fix="give a folder of sipp prune or save_folder",
         )
     if not path.exists():
-        raise DataError(f"holds {RECORD_NAME} and no {WEIGHTS_NAME}", where=folder, fix="copy the whole folder")
+        raise DataError(f"contains {RECORD_NAME}, but no {WEIGHTS_NAME}", where=folder, fix="copy the whole folder")
     tensors, metadata = read_tensors(path)
     if RECORD_KEY not in metadata:
-        raise DataError("is not a network of `sipp prune`: it holds no record", where=path)
+        raise DataError("is not a network of `sipp prune`: it has no record", where=path)
     record = SavedNetwork.read(read_json(path, metadata[RECORD_KEY]), path)
     if hashing.with_buffers(hashing.of_state(tensors), record.buffers_hash) != record.pruned_hash:
-        raise DataError(f"its weights are not those that its record speaks of; {CHANGED}", where=path)
+        raise DataError(f"its weights do not match its record; {CHANGED}", where=path)
     return record

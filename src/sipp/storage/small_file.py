@@ -190,9 +190,7 @@ def _stored_positions(
         is_stored_K: Flags = raw_bits(flat_K) != 0
         if kept_K is not None:
             if bool((flat_K[torch.from_numpy(~kept_K)] != 0).any()):
-                raise ModelError(
-                    "a weight outside its mask is not zero", where=name, fix="set it to zero, or prune it again"
-                )
+                raise ModelError("a pruned weight is not zero", where=name, fix="set it to zero, or prune it again")
             is_stored_K |= kept_K
         kind, code = encode_positions(is_stored_K)
         n_zeros = is_stored_K.size - int(np.count_nonzero(is_stored_K))

@@ -21,7 +21,7 @@ def tensors_to_bytes(tensors: Mapping[str, object], metadata: dict[str, str] | N
     }
     if wrong := [name for name in tensors if name not in plain]:
         raise ModelError(
-            f"state_dict entries {', '.join(wrong[:5])} are not tensors, and safetensors holds nothing else"
+            f"state_dict entries {', '.join(wrong[:5])} are not tensors, and safetensors stores nothing else"
         )
     return save(plain, metadata)
 
@@ -32,4 +32,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"is not a whole safetensors file ({error})", where=path) from error
+        raise DataError(f"is not a valid safetensors file ({error})", where=path) from error

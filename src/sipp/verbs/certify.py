@@ -1,4 +1,4 @@
-"""`certify`, `certify_accuracy`: bound what pruning costs, from measurements on new inputs (T14, T16).
+"""`certify`, `certify_accuracy`: bound the error of a pruned network, from measurements on new inputs (T14, T16).
 
 A certificate needs no assumption on the networks, only that the holdout points are independent draws from the source of
 future inputs and were used neither for training nor for calibration. A hash of every point checks part of this; the
@@ -36,7 +36,7 @@ def certify(
     calibration: Any = None,
     progress: bool = True,
 ) -> Certificate:
-    """Certifies that P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, with the given confidence.
+    """Certifies the error on new inputs: P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, with this confidence.
 
     `share` is the share of inputs that may be further off. Without `epsilon`, it finds the smallest one that can be
     proved; with it, it says whether the claim holds, and which share can be proved (`proved_share`). `pruned` is a
@@ -75,7 +75,7 @@ def certify_accuracy(
     calibration: Any = None,
     progress: bool = True,
 ) -> AccuracyCertificate:
-    """Certifies that accuracy(dense) - accuracy(pruned) <= drop_upper, with the given confidence.
+    """Certifies the accuracy drop: accuracy(dense) - accuracy(pruned) <= drop_upper, with the given confidence.
 
     Labels are used if the batches have them (the record's `mode` says so); outputs are n x classes. For a language
     model (n x tokens x vocabulary) an input is a sequence, and the claim is about the share of its positions where the

@@ -1,4 +1,4 @@
-"""`compare`: prunes a model by several methods and tests each result on points that chose no weights."""
+"""`compare`: prunes a model by several methods and tests each result on inputs that chose no weights."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
-    """The points that choose weights, and the test points: the holdout, or a quarter of the data."""
+    """The inputs that choose weights, and the test inputs: the holdout, or a quarter of the data."""
     if holdout is None:
         task, held_back = task.hold_back()
         if held_back.is_empty:
@@ -182,5 +182,5 @@ def _row(method: str, network_cut: Cut, keep: float, tested: NetworkComparison, 
 def _checked_list(name: str, value: Any) -> Sequence[Any]:
     """The value, if it is a non-empty list or tuple."""
     if not isinstance(value, list | tuple) or not value:
-        raise OptionError(f"{name}={value!r:.60} must be a list of at least one", option=name)
+        raise OptionError(f"{name}={value!r:.60} must be a list with at least one entry", option=name)
     return value

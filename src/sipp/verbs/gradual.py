@@ -1,4 +1,4 @@
-"""`gradual`: prunes in small cuts during a user's own training loop; `results/gradual.py` says when and how much."""
+"""`gradual`: prunes in small steps during a user's own training loop (the schedule: `results/gradual.py`)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,10 @@ def _n_kept(masks: dict[str, Tensor]) -> int:
 def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module] | None) -> list[nn.Module]:
     """The averages as a list; raises if one is no copy of the model whose masks can be held."""
     if not isinstance(average, nn.Module | list | tuple | None):
-        raise OptionError(f"average is a {type(average).__name__}", fix="give an AveragedModel, or a list of them")
+        raise OptionError(
+            f"average must be an nn.Module, not a {type(average).__name__}",
+            fix="give an AveragedModel, or a list of them",
+        )
     averages = [] if average is None else [average] if isinstance(average, nn.Module) else list(average)
     shapes = [parameter.shape for parameter in model.parameters()]
     for copied in averages:
@@ -130,7 +133,7 @@ def _checked_averages(model: nn.Module, average: nn.Module | Sequence[nn.Module]
 
 
 def _check_loop(train_step: object, data: AnyData | None, steps: int, progress: bool) -> None:
-    """Raises unless these can be run as a loop that reads the data at every cut."""
+    """Raises unless these can be run as a loop that reads the data several times."""
     check.flag("progress", progress)
     try:
         inspect.signature(train_step).bind(0)  # type: ignore[arg-type]

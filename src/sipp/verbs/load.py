@@ -40,7 +40,9 @@ def load(path: str | PathLike[str], into: nn.Module | None = None) -> nn.Module 
         ['bias', 'weight']
     """
     if into is not None and not isinstance(into, nn.Module):
-        raise OptionError(f"into is a {type(into).__name__}", fix="give an nn.Module, or leave it out for a state_dict")
+        raise OptionError(
+            f"into must be an nn.Module, not a {type(into).__name__}", fix="leave it out to load a plain state_dict"
+        )
     file = check.path("path", path, "net.sipp.safetensors")
     contents, data = read_contents(file)
     if into is not None:

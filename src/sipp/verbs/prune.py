@@ -1,4 +1,4 @@
-"""`prune`: makes a pruned copy of a model, and records what the pruning costs."""
+"""`prune`: makes a pruned copy of a model, with bounds on its error."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def prune(
 
     `pattern="2:4"` (any n:m) keeps two of every four consecutive weights of a row instead. `repair=True` finds the mask
     and the weights together; the method then decides how many weights each layer keeps (`sipp.repair` keeps its mask).
-    `allocation` and `draws` are for methods that sample. With a `floor` above 0, every row keeps at least one weight,
-    and every layer that share of an even cut. `within` are the masks of an earlier pruning: what they prune stays
-    pruned, also if the budget leaves room.
+    `allocation` and `draws` are for methods that sample. With a `floor` above 0, every neuron or filter keeps at least
+    one weight, and every layer at least this fraction of an even share. `within` are the masks of an earlier pruning:
+    what they prune stays pruned, also if the budget leaves room.
 
     `bound` chooses how to bound the whole network: by the paper's formula, or by operator norms on the graph. A bound
     measured on inputs holds for all but a share of new inputs, with the given `confidence`. With a `holdout` of new
@@ -147,7 +147,7 @@ def repaired_cut(
     start: nn.Module | None,
     progress: bool = False,
 ) -> tuple[Cut, repairing.Repaired]:
-    """The cut after these repairs in a row; `start` has the values of the first one, None: they are the dense ones."""
+    """The network after these repairs, one after another, from the values in `start` (None: the dense ones)."""
     masks, keeps_rows, scores = first.masks, ranking.floor is not None, ranking.sensitivities
     for method in repairs:
         repaired = repairing.repair_network(
@@ -177,7 +177,7 @@ def _checked_within(
         mask = within.get(weight.name) if isinstance(within, Mapping) else None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != parameters[weight.name].shape:
             raise OptionError(
-                f"within= holds no bool mask of the shape of {weight.name}", fix="give the masks of a pruned network"
+                f"within= has no bool mask of the shape of {weight.name}", fix="give the masks of a pruned network"
             )
         alive[weight.name] = mask.to(parameters[weight.name].device)
         if has_repair and bool(parameters[weight.name][~alive[weight.name]].any()):
@@ -194,10 +194,10 @@ def _checked_within(
 def _refuse_contradictions(
     options: PruneOptions, data: Data | None, repairs: Sequence[RepairMethod], *, has_holdout: bool
 ) -> None:
-    """Raises for options that contradict each other or the data. What each may be alone, `PruneOptions` checks."""
+    """Raises for options that contradict each other or the data; `PruneOptions` checks each alone."""
     if not options.statements and has_holdout:
         raise OptionError(
-            "a holdout needs bounds, but statements=False turns them off", fix="leave out one or the other"
+            "holdout= tightens bounds, but statements=False turns them off", fix="leave out one or the other"
         )
     if options.repair and data is None:
         raise OptionError("a repair needs data: inputs on which it compares both networks", option="repair")
@@ -208,14 +208,18 @@ def _refuse_contradictions(
         return
     if repairs:
         what = "repair" if options.repair else f"method={options.method!r}"
-        raise OptionError(f"{what} reads the data again, after it was scored", fix="give a list, a loader or a tensor")
-    raise OptionError("bound='sound' reads the data twice", fix="give a list, a loader or a tensor")
+        raise OptionError(
+            f"{what} reads the data twice, but it is an iterator", fix="give a list, a loader or a tensor"
+        )
+    raise OptionError(
+        "bound='sound' reads the data twice, but it is an iterator", fix="give a list, a loader or a tensor"
+    )
 
 
 def _with_new_points(
     task: ScoringTask, options: PruneOptions, holdout: AnyData | None
 ) -> tuple[ScoringTask, Data | None]:
-    """The task, and new points for a bound: the holdout, or points held back from the task if the bound needs some."""
+    """The task, and new inputs for a bound: the holdout, or inputs held back from the task if the bound needs some."""
     if holdout is not None:
         return task, data_of(holdout, role="holdout", device=numerics.device_of(task.model))
     if options.bound == "sound" and task.data is not None:
@@ -233,7 +237,7 @@ def pruned_of(
     moved: OutputChange | None = None,
     repaired: repairing.Repaired | None = None,
 ) -> Pruned:
-    """Builds the record of a cut network: how it was made, how far its output `moved`, and what is guaranteed.
+    """Builds the record of a pruned network: how it was made, the change of its output, and its guarantees.
 
     A repair has measured itself how far the output moved.
     """

@@ -99,7 +99,10 @@ def _check(model: object, options: PruneOptions, *, repair: bool, progress: bool
     check.flag("progress", progress)
     check.flag("repair", repair)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}", fix="give an nn.Module without weights")
+        raise ModelError(
+            f"the model must be an nn.Module, not a {type(model).__name__}",
+            fix="build it on torch.device('meta'), without weights",
+        )
     if (options.keep is None) == (options.pattern is None):
         raise OptionError("give exactly one of keep and pattern", fix="give keep=0.5 or pattern='2:4'")
     if "labels" in checked_method(options, masks_only="prune_on_disk fits only with repair=True").needs:
@@ -167,7 +170,7 @@ class _FromState(nn.Module):
 
 @dataclass(frozen=True)
 class _States:
-    """What the blocks of one network gave, in files."""
+    """The outputs of the blocks of one network, in files."""
 
     output: BlockFolder
     side: str
@@ -182,7 +185,7 @@ class _States:
 
 @dataclass(frozen=True)
 class _Work:
-    """What the pruning of every block needs."""
+    """The files, data and options that the pruning of every block needs."""
 
     network: NetworkInFiles
     blocks: Blocks
@@ -270,7 +273,7 @@ class _ReadOnDemand(Sequence[Any]):
 def _task_hash(
     options: PruneOptions, repair: bool, network: NetworkInFiles, blocks: Blocks, batches: Sequence[Batch]
 ) -> str:
-    """A hash of options, weight files and points: only a run with the same hash may resume."""
+    """A hash of options, weight files and inputs: only a run with the same hash may resume."""
     described = json.dumps([_described(options), repair, blocks.names, network.source.hashes()], sort_keys=True)
     return sha256_of(described.encode(), *(found.encode() for batch in batches for found in batch.hashes()))
 

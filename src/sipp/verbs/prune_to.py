@@ -114,7 +114,9 @@ def prune_to(
         return _dense_result(task.model, (), why)
     calibration = holdout_data(data, "calibration") if data_of(data).can_be_read_again else None
     if options.repair and calibration is None:
-        raise OptionError("repair=True reads the data again", fix="give a list, a loader or a tensor")
+        raise OptionError(
+            "repair=True reads the data twice, but it is an iterator", fix="give a list, a loader or a tensor"
+        )
     ranking = rank(task, options, progress=progress)
     split = None
     if options.repair and calibration is not None:
@@ -138,7 +140,7 @@ def _dense_result(model: nn.Module, path: tuple[Level, ...], why: str) -> Pruned
 
 
 def _count_new_points(data: AnyData, holdout: Any) -> int:
-    """The number of different holdout points; raises if one is a calibration point, or if it can be read only once."""
+    """The number of different holdout inputs; raises if one is a calibration input, or they can be read only once."""
     if not data_of(holdout).can_be_read_again:
         raise DataError(
             "the holdout is an iterator, but it is read for every level", fix="give a list, a loader or a tensor"
@@ -151,7 +153,7 @@ def _count_new_points(data: AnyData, holdout: Any) -> int:
 
 @dataclass(frozen=True)
 class _Levels:
-    """Makes the network of a level, cut into one copy that all levels share or repaired, and tests it."""
+    """Makes the network of a level (pruned in one copy that all levels share, or repaired) and tests it."""
 
     ranking: Ranking
     claim: OutputClaim | AccuracyClaim
@@ -182,7 +184,7 @@ class _Levels:
         return pruned_of(self.ranking, network_cut, repaired=repaired)
 
     def forget_denser_than(self, budget: int) -> None:
-        """Frees the networks of denser levels, which the walk has passed."""
+        """Frees the networks of levels that are done."""
         for other in [other for other in self.repaired if other > budget]:
             del self.repaired[other]
 
@@ -215,7 +217,7 @@ def _with_blend_of(ranking: Ranking, keep: float) -> Ranking:
 def _walk(
     levels: _Levels, grid: Sequence[float], holdout: Any, seen: SeenInputs, progress: bool
 ) -> tuple[tuple[Level, ...], AnyCertificate | None]:
-    """The levels that were tested, and the certificate of the last that passed; None if the first does not.
+    """The tested levels, and the certificate of the last that passed; None if the first does not.
 
     Fixed-sequence testing: nothing is tested after the first failure (T15).
     """

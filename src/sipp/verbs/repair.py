@@ -65,14 +65,14 @@ def repair(
     check.flag("moves_mask", moves_mask)
     if not isinstance(pruned, Pruned):
         what = f"pruned is a {type(pruned).__name__}, not the record of a pruning"
-        raise OptionError(what, fix="give what sipp.prune or sipp.assess gives")
+        raise OptionError(what, fix="give the result of sipp.prune or sipp.assess")
     dense, given = unwrap(model), unwrap(pruned.model)
     check_same_architecture(dense, given)
     if numerics.device_of(dense) != numerics.device_of(given):
         where = f"{numerics.device_of(dense)} and {numerics.device_of(given)}"
         raise ModelError(f"the dense and the pruned network are on {where}", fix="move both to one device")
     if name := pruned.regrown:
-        raise ModelError(f"{name} is not zero everywhere off its mask", fix="give the record as it was, or prune again")
+        raise ModelError("a pruned weight is not zero", where=name, fix="set it to zero, or prune it again")
     split = split_data(data_of(data, device=numerics.device_of(dense)))
     has_dead_rows = any(layer.dead_rows for layer in pruned.layers)  # otherwise none is to die
     result = repair_network(

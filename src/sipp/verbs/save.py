@@ -61,7 +61,7 @@ def save(
     target = check.path("path", path, "net.sipp.safetensors")
     if isinstance(pruned, Shrunk):
         warn_caller(
-            "the file holds no network, and only a network of these smaller layers can load it; "
+            "the file contains no network, and only a network of these smaller layers can load it; "
             "torch.save(small.model, FILE) stores both"
         )
     content, contents = content_of(pruned, target, values=values, certificate=certificate)

@@ -45,7 +45,7 @@ def save_folder(
 
 
 def _checked_about(about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What else the report says, in JSON types."""
+    """Further entries of the report, in JSON types."""
     if about is None:
         return {}
     if not isinstance(about, Mapping) or not all(isinstance(key, str) for key in about):
@@ -55,6 +55,6 @@ def _checked_about(about: Mapping[str, Any] | None) -> dict[str, Any]:
         json.dumps(values)
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"about= holds what JSON cannot ({error})", fix="give text and numbers", option="about"
+            f"about= cannot be written as JSON ({error})", fix="give text and numbers", option="about"
         ) from error
     return values

@@ -1,4 +1,4 @@
-"""`shrink`: removes dead channels, which leaves the outputs the same, or as many as a budget asks for."""
+"""`shrink`: removes dead channels, or whole channels down to a budget."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def shrink(
 
 
 def _by_name(network: nn.Module, exclude: Any) -> Any:
-    """What is excluded, with the names of layers in place of modules: of these, a copy of the network has others."""
+    """The excluded layers by name: a copy of the network has other modules."""
     if isinstance(exclude, nn.Module):
         return _layers_in(network, exclude)
     if not isinstance(exclude, list | tuple):
@@ -145,7 +145,7 @@ def _layers_in(network: nn.Module, module: nn.Module) -> list[str]:
     layers, parts = find_prunable_layers(network, include="*"), set(module.modules())
     names = [layer.module_name for layer in layers if layer.module in parts]
     if not names:
-        what = f"exclude= holds a {type(module).__name__} without a layer of this network"
+        what = f"exclude= contains a {type(module).__name__} without a layer of this network"
         raise OptionError(what, fix="give modules of the network that is shrunk", option="exclude")
     return names
 
@@ -176,7 +176,7 @@ def _on_device(model: nn.Module, call: Arguments) -> Arguments:
     device = numerics.device_of(model) if any(True for _ in model.parameters()) else torch.device("cpu")
     for value in pytree.tree_leaves(call):
         if isinstance(value, Tensor) and value.is_meta:
-            raise DataError("the example holds a tensor without values", fix="give one that is not on meta")
+            raise DataError("the example contains a tensor without values", fix="give one that is not on meta")
     moved: Arguments = pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, call)
     return moved
 

@@ -119,9 +119,9 @@ def index_folders(root: Path | str) -> FolderIndex:
     classes = tuple(sorted(entry.name for entry in os.scandir(root / PARTS[0]) if entry.is_dir()))
     extra = sorted({entry.name for entry in os.scandir(root / PARTS[1]) if entry.is_dir()} - set(classes))
     if not classes:
-        raise DataError(f"{root / PARTS[0]} holds no class folders")
+        raise DataError(f"{root / PARTS[0]} contains no class folders")
     if extra:
-        raise DataError(f"{root / PARTS[1]} holds classes that train/ does not have: {', '.join(extra[:5])}")
+        raise DataError(f"{root / PARTS[1]} contains classes that train/ does not have: {', '.join(extra[:5])}")
     paths: list[str] = []
     labels: list[int] = []
     counts: list[int] = []
@@ -142,7 +142,7 @@ def _images_in(folder: Path) -> list[tuple[str, int]]:
         raise DataError(f"{folder} is missing: every class needs a folder in train/ and in val/")
     entries = [entry for entry in os.scandir(folder) if Path(entry.name).suffix.lower() in SUFFIXES]
     if not entries:
-        raise DataError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))})")
+        raise DataError(f"{folder} contains no images ({', '.join(sorted(SUFFIXES))})")
     return sorted((entry.name, entry.stat().st_size) for entry in entries)
 
 

@@ -35,5 +35,7 @@ def arm_of(label: Any) -> tuple[str, Reduce]:
         raise OptionError(f"{label!r:.60} is not a method", fix=fix)
     if not row.uses_sensitivities or row.is_blend:
         why = "it tries both" if row.is_blend else "it uses no sensitivities"
-        raise OptionError(f"{method} takes no {reduce[0]} over patches: {why}", fix=f"write {method} alone")
+        raise OptionError(
+            f"{method} cannot be combined with {reduce[0]}: {why}", fix=f"name the method {method!r} alone"
+        )
     return method, "max" if reduce[0] == "max" else "mean"

@@ -129,8 +129,8 @@ def _write_manifest(folder: Path, config: Values, origin: Origin, *, accept_chan
             return
         if not accept_changes:
             raise OptionError(
-                f"{folder} was started with different {', '.join(changed)}: its numbers would mix both. Pass "
-                "--accept-changes to resume anyway (the manifest will say so), or choose another --out"
+                f"{folder} was started with different {', '.join(changed)}: its numbers would mix both",
+                fix="give --accept-changes to resume anyway (this is recorded), or choose another --out",
             )
     values = to_json(Manifest(config, (*origins, origin)))
     write_atomic(folder / MANIFEST, json.dumps(values, sort_keys=True, allow_nan=False, indent=1).encode())
@@ -221,7 +221,7 @@ def _json_of(text: bytes, path: Path, fix: str = "") -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DataError(f"is not whole ({error})", where=path, fix=fix) from error
+        raise DataError(f"is not valid JSON ({error})", where=path, fix=fix) from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

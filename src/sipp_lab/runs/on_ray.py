@@ -130,7 +130,7 @@ def _resources(nodes: Sequence[Mapping[str, Any]], run: RunOnRay) -> tuple[int, 
     cpus, n_gpus = [int(node.get("CPU", 0)) for node in alive], int(sum(node.get("GPU", 0) for node in alive))
     if run.origin.device == "cuda":
         if not n_gpus:
-            raise OptionError("device 'cuda' was asked for, but Ray knows of no GPU", fix="use --device cpu")
+            raise OptionError("device 'cuda' was asked for, but Ray has no GPU", fix="use --device cpu")
         return min(at_once or n_gpus, n_gpus), {"num_cpus": 0, "num_gpus": 1}
     if run.how.device == "auto" and n_gpus:
         raise OptionError(f"Ray has {n_gpus} GPUs, but this machine has none", fix="add --device cuda, or --device cpu")

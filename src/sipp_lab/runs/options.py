@@ -24,9 +24,7 @@ class RunOptions:
         Path("data")
     )
     code: list[Path] | None = None
-    out: Annotated[Path, _output("Folder that holds one folder per run; other files in it are left alone.")] = Path(
-        "runs"
-    )
+    out: Annotated[Path, _output("Folder with one folder per run; other files in it are left alone.")] = Path("runs")
     accept_changes: Annotated[bool, _output("Resume even though data, code or device changed.")] = False
     device: Device = "auto"
     engine: Annotated[

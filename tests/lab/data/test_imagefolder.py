@@ -68,7 +68,7 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no class folders"):
         index_folders(tmp_path)
     (tmp_path / "train" / "ant").mkdir()
-    with pytest.raises(DataError, match="ant holds no images"):
+    with pytest.raises(DataError, match="ant contains no images"):
         index_folders(tmp_path)
     coded_image(9, 9).save(tmp_path / "train" / "ant" / "a.png")
     with pytest.raises(DataError, match=r"ant is missing"):

@@ -1,4 +1,4 @@
-"""`sipp certify`: certifies on a holdout what pruning costs."""
+"""`sipp certify`: certifies the error of a pruned network on a holdout."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ def certify(
     holdout: Annotated[str, Option(f"Inputs that are new to both networks: {KINDS}.", "Model and data")],
     reading: Reading,
     epsilon: Annotated[
-        float | None, Option("Relative error to certify. Default: the smallest that can be certified.", "Guarantee")
+        float | None,
+        Option(
+            "Largest relative change of the output to certify. Default: the smallest that can be certified.",
+            "Guarantee",
+        ),
     ] = None,
     accuracy: Annotated[bool, Option("Certify the drop in accuracy instead.", "Guarantee")] = False,
     measure: Annotated[
         Measure,
         Option(
-            "What epsilon limits: the output. For a language model also kl (nats per token) or next-token.",
+            "What to limit: the change of the output, or for a language model kl (nats per token) or next-token "
+            "(share that changes).",
             "Guarantee",
         ),
     ] = "output",
@@ -38,7 +43,7 @@ def certify(
     confidence: float = PruneOptions.confidence,
     part: int | str | None = None,
     out: Annotated[
-        Path | None, to_write("File for the certificate; in the network's folder, it appears on the page.")
+        Path | None, to_write("File for the certificate; sipp report shows it if it is in the network's folder.")
     ] = None,
     force: bool = False,
     device: Device = "auto",
@@ -51,7 +56,7 @@ def certify(
     from sipp.cli.networks import both_networks
 
     if accuracy and epsilon is not None:
-        raise OptionError("--accuracy and --epsilon exclude each other", fix="give only one of them")
+        raise OptionError("--accuracy and --epsilon cannot be combined", fix="give only one of them")
     if accuracy and measure != "output":
         raise CommandError("--accuracy already measures next tokens", where="--measure", fix="leave one of them out")
     check_out(out, force=force, reads={"--pruned": pruned, "--dense": dense, "--holdout": holdout})
@@ -75,7 +80,7 @@ def certify(
 
 
 def _seen_by(pruned: Path) -> Any:
-    """The hashes of the inputs that chose a network, from its folder, named itself or by its file of weights."""
+    """The hashes of the inputs that chose a network, from its folder (or that of its weights)."""
     from sipp.results import SeenInputs
 
     folder = pruned.parent if pruned.name == WEIGHTS_NAME else pruned

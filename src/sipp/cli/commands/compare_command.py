@@ -34,9 +34,7 @@ def compare(
     include: list[str] | None = None,
     exclude: list[str] | None = None,
     part: int | str | None = None,
-    repair: Annotated[
-        bool, Option("Also try each method with repair: mask and weights found together.", "Repair")
-    ] = False,
+    repair: Annotated[bool, Option("Also try each method with repair, as in `sipp prune --repair`.", "Repair")] = False,
     device: Device = "auto",
 ) -> Answer:
     """Compare methods on your network: the output error of each, and which one to use.

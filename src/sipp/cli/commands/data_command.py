@@ -17,7 +17,7 @@ from sipp.results import Sheet, Table
 def data(
     name: Annotated[
         Literal["list", "cifar10", "mnist"],
-        typer.Argument(help="List all, or download this one (170 MB, or 11) unless it is there."),
+        typer.Argument(help="What to download (CIFAR-10: 170 MB, MNIST: 11 MB), unless it is there; list shows all."),
     ] = "list",
     folder: Annotated[Path, typer.Argument(help="Folder of the data sets.")] = DEFAULT_ROOT,
 ) -> Answer:

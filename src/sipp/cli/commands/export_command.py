@@ -28,18 +28,18 @@ def export(
     force: bool = False,
     values: Annotated[
         Literal["same", "bf16", "fp16"],
-        to_write("Of a small file or a folder: the precision of the weights.", metavar="FORMAT"),
+        to_write("For a small file or a folder: the precision of the weights.", metavar="FORMAT"),
     ] = "same",
-    shard: Annotated[str | None, to_write("Of a folder: size of the largest file of weights, such as 5GB.")] = None,
+    shard: Annotated[str | None, to_write("For a folder: size of the largest file of weights, such as 5GB.")] = None,
     push: Annotated[
         str | None,
         to_write(
-            "Of a folder: upload it with its model card to this repository of the Hugging Face hub, private if new.",
+            "For a folder: upload it with its model card to this repository of the Hugging Face hub, private if new.",
             metavar="USER/NAME",
         ),
     ] = None,
     sparse: Annotated[
-        bool, to_write("Of an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.")
+        bool, to_write("For an ONNX file: leave the zeros out. onnxruntime reads it; other programs may not.")
     ] = False,
 ) -> Answer:
     """Export a pruned network for other programs, or as one small file, and verify it.
@@ -57,7 +57,7 @@ def export(
         ("sparse", sparse or None, is_onnx),
     ):  # fmt: skip
         if value is not None and not has_effect:
-            raise CommandError(f"it does nothing for {out.name}", where=f"--{name}", fix="leave it out")
+            raise CommandError(f"it has no effect on {out.name}", where=f"--{name}", fix="leave it out")
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data}, is_folder=is_folder)
     network = stored_network(stored)
     example = inputs_for(network, stored, N_INPUTS).example if is_onnx else None

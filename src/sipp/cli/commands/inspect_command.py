@@ -1,4 +1,4 @@
-"""`sipp inspect`: verifies a stored network and shows what is in it."""
+"""`sipp inspect`: verifies a stored network and shows its content."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def prune(request: Request) -> Answer:
 
 @dataclass(frozen=True)
 class Done:
-    """What was pruned and certified, and what is said of it."""
+    """The pruned network, its certificate, and the lines to print."""
 
     pruned: Any  # a `Pruned`, whose file imports torch; None: no level passed
     certificate: AnyCertificate | None
@@ -60,7 +60,7 @@ class Done:
 
 
 def _prune(request: Request, arguments: dict[str, Any]) -> Done:
-    """Prunes to a share, and certifies that on a holdout if there is one; or as far as a tolerance is certified."""
+    """Prunes to a share and certifies that on a holdout, if there is one; or prunes as far as can be certified."""
     from time import perf_counter
 
     from sipp.cli.inputs import Reader, input_lines, summary_of
@@ -110,9 +110,9 @@ def _inputs(request: Request, reader: Any) -> tuple[Any, Any]:
     holdout = None if request.holdout is None else reader.holdout(request.holdout)
     if holdout is not None and request.holdout == request.data and not holdout.source.has_holdout:
         raise CommandError(
-            "it is --data too, and a certificate needs inputs that the pruning has not seen",
+            "these are the inputs of --data; a certificate needs new ones",
             where=holdout.source.where,
-            fix="give other inputs",
+            fix="give inputs that were not used for pruning",
         )
     if request.data is None:
         return None, holdout
@@ -149,13 +149,12 @@ def _failure(pruned: Any, certificate: AnyCertificate | None, walk: Any) -> str:
 
 
 def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, walk: Any) -> list[str]:
-    """What was pruned, and the levels that were tried."""
+    """The lines about the pruned network and the levels that were tried."""
     certified = ""
     if certificate is not None:
-        certified = certificate.sentence if walk is None else "see the certificate below."
-        certified = certified if request.values in EXACT else f"about the stored values: {certified}"
+        certified = f"{'' if request.values in EXACT else 'about the stored values: '}{certificate.sentence}"
     lines = [] if pruned is None else [str(_sheet_of(request, pruned, certified))]
-    lines += [] if walk is None else [str(walk)]
+    lines += [] if walk is None else [str(replace(walk.sheet, note=""))]  # the certificate is above
     if walk is not None and not request.options.repair:
         hint = "with --repair, which chooses the weights and fits them to the dense outputs, fewer are enough"
         lines.append(words.labelled_line("further", hint))
@@ -163,7 +162,7 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
 
 
 def _sheet_of(request: Request, pruned: Any, certified: str) -> Sheet:
-    """What was pruned, with all layers, and what to do next in the shell."""
+    """The pruned network with all layers, and what to do next in the shell."""
     bounds = "" if certified else "; --holdout bounds the error on new inputs"
     out = shlex.quote(str(request.out or "OUT"))
     networks = f"--model {shlex.quote(request.model)} --pruned {out}"
@@ -179,16 +178,14 @@ def _sheet_of(request: Request, pruned: Any, certified: str) -> Sheet:
 
 
 def _written(request: Request, done: Done) -> Answer:
-    """Writes the network, and says so."""
+    """Writes the network; returns the lines to print."""
     path, values, lines = Path(request.out or ""), done.values, done.lines
     if not request.is_one_file:
         sipp.save_folder(done.pruned, path, about={name: value for name, value in values.items() if name != "written"})
         sizes = {str(file): file.stat().st_size for file in (path / WEIGHTS_NAME, path / RECORD_NAME)}
         small = f"sipp export {path} --model {request.model} --out small{FILE_SUFFIX}"
         lines += [words.labelled_line("written", f"{file} ({words.of_bytes(n)})") for file, n in sizes.items()]
-        lines.append(
-            words.labelled_line("", f"zeros are stored too, so this is not smaller; {small} makes a small file")
-        )
+        lines.append(words.labelled_line("", f"this folder stores the zeros too; for a small file: {small}"))
         return Answer(lines, values | {"written": sizes})
     saved = sipp.save(done.pruned, path, values=request.values, certificate=done.certificate)
     lines.append(words.labelled_line("written", f"{path} ({words.of_bytes(saved.n_bytes)})"))
@@ -213,7 +210,7 @@ def _prune_on_disk(request: Request) -> Answer:
         raise OptionError("--on-disk needs data and a folder to write to", fix="give --data and --out DIR")
     for name in ("weights", "holdout", "batchnorm", "dry_run", "force"):
         if getattr(request, name):
-            raise OptionError(f"--{name.replace('_', '-')} does nothing with --on-disk", fix="leave it out")
+            raise OptionError(f"--{name.replace('_', '-')} has no effect with --on-disk", fix="leave it out")
     arguments = request.arguments(sipp.prune_on_disk, "with --on-disk")
     with naming_option(f"--model {request.model}", "give hf:DIR"):
         folder = folder_of(request.model)

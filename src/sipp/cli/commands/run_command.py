@@ -74,6 +74,6 @@ def _list_runs(out: Path) -> Answer:
     from sipp_lab.runs.folder import list_runs, runs_sheet
 
     if out.exists() and not out.is_dir():
-        raise OptionError(f"{out} is a file", fix="give the folder that holds the runs")
+        raise OptionError(f"{out} is a file", fix="give the folder of the runs")
     runs = list_runs(out)
     return Answer([runs_sheet(runs)], {"kind": "runs", "runs": runs})

@@ -27,14 +27,16 @@ def shrink(
     multiply_adds: Annotated[float | None, Option("Share of the multiply-adds to keep.", "What to prune")] = None,
     force: bool = False,
 ) -> Answer:
-    """Make a smaller dense network: without dead channels (the same outputs), or within a budget.
+    """Make a smaller dense network: remove dead channels, or whole channels down to a budget.
 
     For example: sipp shrink sparse --model my.py:net --data points.npz --out small.onnx
     """
     from sipp.cli.stored import inputs_for, stored_network
 
     if out.suffix not in (PT, ONNX):
-        raise CommandError(f"{out.name} ends in none of {PT}, {ONNX}", where=f"--out {out}", fix="use one of these")
+        raise CommandError(
+            f"{out.name} ends in none of {PT}, {ONNX}", where=f"--out {out}", fix=f"give NAME{PT} or NAME{ONNX}"
+        )
     check_out(out, force=force, reads={"FILE": stored.file, "--data": stored.data})
     network = stored_network(stored)
     example = inputs_for(network, stored, N_INPUTS).example

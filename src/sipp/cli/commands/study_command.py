@@ -24,7 +24,8 @@ def study(
 ) -> Answer | None:
     """Reproduce a figure of the paper: all runs of a study, then one page; without a name, list the studies.
 
-    Stop and resume it like `sipp run`. The short form reproduces no figure: it is the same with a tenth of the epochs.
+    Stop and resume it like `sipp run`. The short form has a tenth of the epochs: it shows how a study works,
+    but not the paper's numbers.
     """
     from sipp_lab.studies import STUDIES, study_named
 

@@ -1,6 +1,6 @@
 """A prunable weight as F x K rows, and how its patches are made: one adapter per layer type, one registry.
 
-A layer type becomes prunable by one call, with a function that says what meets the weight in a forward pass:
+A layer type becomes prunable by one call, with a function that gives the inputs of its weight in a forward pass:
 
     from sipp.inputs.layers import Adapter, register, vectors
 

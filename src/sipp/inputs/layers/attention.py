@@ -1,4 +1,4 @@
-"""Patches of MultiheadAttention: its projections meet query, key and value; out_proj meets the attention output.
+"""Patches of MultiheadAttention: its projections read query, key and value; out_proj reads the attention output.
 
 The attention output shows only while the layer runs. So it is run here, with the identity in place of out_proj.
 """

@@ -1,4 +1,4 @@
-"""Patches of a mixture of experts whose weights lie in one tensor: each expert meets the tokens that are sent to it.
+"""Patches of a mixture of experts whose weights lie in one tensor: each expert reads the tokens that are sent to it.
 
 As transformers has them: `gate_up_proj` (experts x 2 I x H) and `down_proj` (experts x H x I), called with the tokens,
 the experts of each (tokens x k) and their shares. The rows of a weight are those of all experts in turn.

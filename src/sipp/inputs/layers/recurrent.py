@@ -40,7 +40,7 @@ def recurrent_weights(module: nn.RNNBase) -> tuple[str, ...]:
 
 
 def recurrent_uses(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Uses:
-    """Per layer and direction: weight_ih meets x_t, weight_hh meets h_{t-1}, weight_hr meets the unprojected h_t.
+    """Per layer and direction: the inputs are x_t of weight_ih, h_{t-1} of weight_hh, unprojected h_t of weight_hr.
 
     Steps stand in the order of time in both directions, so that a position is the same one for all uses.
     """
@@ -76,7 +76,7 @@ def cell_weights(module: nn.RNNCellBase) -> tuple[str, ...]:
 
 
 def cell_uses(module: nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any], n_points: int) -> Uses:
-    """One step: weight_ih meets x, weight_hh meets h (zeros where none is given)."""
+    """One step: weight_ih is multiplied with x, weight_hh with h (zeros where none is given)."""
     x, initial = _bind(args, kwargs)
     is_lstm, zeros = isinstance(module, nn.LSTMCell), x.new_zeros(*x.shape[:-1], module.hidden_size)
     states = (zeros, zeros) if initial is None else tuple(initial) if is_lstm else (initial,)

@@ -65,7 +65,10 @@ def one_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The input of a layer that takes one tensor."""
     given = (*args, *kwargs.values())
     if len(given) != 1:
-        raise ModelError(f"is called with {len(given)} arguments, not one: sipp cannot reproduce its output")
+        raise ModelError(
+            f"is called with {len(given)} arguments, not one: sipp cannot reproduce its output",
+            fix="exclude it, or register an adapter (sipp.inputs.layers.register)",
+        )
     if not isinstance(given[0], Tensor):
         raise DataError(f"takes a tensor, not a {type(given[0]).__name__}")
     return given[0]
@@ -107,7 +110,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if not isinstance(model, nn.Module):
             raise ModelError(
-                f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module", fix="give an instance"
+                f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module",
+                fix="give a model, not its class",
             )
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError(
@@ -147,8 +151,8 @@ def find_prunable_layers(
     if not weights:
         types = sorted(key.rpartition(".")[2] if isinstance(key, str) else key.__name__ for key in _REGISTRY)
         raise ModelError(
-            f"{type(model).__name__} holds no prunable weight (after include and exclude); prunable are the weights "
-            f"of {', '.join(types)}, and of types taught with sipp.inputs.layers.register"
+            f"{type(model).__name__} has no prunable weight (after include and exclude). Prunable are the weights "
+            f"of {', '.join(types)}, and of types added with sipp.inputs.layers.register"
         )
     with_weights = (
         replace(layer, weights={local: weights[id(p)] for local, p in _parameters(layer).items() if id(p) in weights})

@@ -46,7 +46,7 @@ class Kept(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What is known when a kernel is compiled; each form has a kernel of its own."""
+    """The key by which kernels are compiled: each form has a kernel of its own."""
 
     n_rows: int  # of a slice
     n_lanes: int  # threads of a row

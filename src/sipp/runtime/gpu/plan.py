@@ -120,7 +120,7 @@ def _layers(group: list[Op], graph: Graph, values: Values) -> Layers:
 
 
 def _kind(layers: Layers) -> Hashable:
-    """What layers have in common that are timed only once: sizes, dtypes, pattern, and about the kept share."""
+    """The key of layers that are timed only once: sizes, dtypes, pattern, and about the kept share."""
     weight, x = layers.weight, layers.tokens
     sizes = *(len(part) for part in layers.weights), weight.shape, x.shape, x.stride(), layers.bias is None
     is_known = weight.dtype in LIMITS

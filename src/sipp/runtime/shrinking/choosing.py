@@ -70,7 +70,7 @@ class ChannelOptions:
 
     def __post_init__(self) -> None:
         if self.multiply_adds is not None and self.weights is not None:
-            raise OptionError("multiply_adds= and weights= are two budgets", fix="give one of them")
+            raise OptionError("multiply_adds= and weights= cannot be combined", fix="give one of them")
         for name in ("uniform", "repair", "progress"):
             check.flag(name, getattr(self, name))
         check.whole("multiple_of", self.multiple_of, least=1)
@@ -129,7 +129,7 @@ def choose_channels(dense: nn.Module, data: AnyData, options: ChannelOptions) ->
     structure = structure_of(channels, _excluded(model, options.exclude))
     if not structure.sites:
         raise ModelError(
-            f"no channels can go: {_why_none(structure)}",
+            f"no channels can be removed: {_why_none(structure)}",
             where=type(model).__name__,
             fix="leave out the budget to remove dead channels only",
         )
@@ -181,7 +181,7 @@ def _remove(
     full = [site.width for site in sites]
     if (least := least_share(full, sizes, options.multiple_of)) > options.share:
         raise OptionError(
-            f"the channels that can go leave {least:.4g} of the {options.of}, more than {options.share:.4g}",
+            f"{least:.4g} of the {options.of} cannot be removed, more than {options.share:.4g}",
             option=options.budget,
             fix=f"give at least {math.ceil(1e4 * least) / 1e4:g}",
         )
@@ -247,7 +247,7 @@ def _used_once(channels: Channels) -> dict[str, str | None]:
 
 @dataclass
 class Look:
-    """What the sites of a dense network could lose: filled in by a walk that changes nothing."""
+    """The error of removing each number of channels at each site of a dense network, which stays as it is."""
 
     sites: Sequence[Site]
     errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... channels are gone

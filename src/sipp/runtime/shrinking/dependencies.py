@@ -1,4 +1,4 @@
-"""What belongs together: the channels of a network, followed through every operation of one run (T23).
+"""The channels of a network that belong together, followed through every operation of one run (T23).
 
 Every channel of every value has a number. Two that are the same channel in two places (operands of a sum; rows of a
 weight and the norm behind it) are tied: both go, or neither does. What is tied, over parameters and buffers, is one
@@ -61,7 +61,7 @@ class Product:
 
 @dataclass
 class Channels:
-    """What is known of the channels of a network."""
+    """The channels of a network: which are tied, and which must stay."""
 
     tensors: dict[str, Tensor]  # parameters and buffers by all of their names
     n_reads: Counter[str]  # how often each is read

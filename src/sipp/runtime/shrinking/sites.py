@@ -1,4 +1,4 @@
-"""Which channels can be removed for good although they are used, what each costs, and how many a budget leaves (T23).
+"""Which channels can be removed for good although they are used, the error of each, and how many a budget leaves (T23).
 
 A `Site` is a set of channels that exactly one layer reads: inside of a residual block, between two layers of a chain,
 the hidden units of an MLP, the heads of attention. It follows from the same classes as dead channels do.

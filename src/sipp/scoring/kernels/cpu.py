@@ -179,7 +179,7 @@ def _padded(n_rows: int) -> int:
 
 
 class _Form(NamedTuple):
-    """What all windows of some sizes and strides have in common."""
+    """The key of all windows of some sizes and strides, and what follows from it."""
 
     positions: Tensor  # where each lies, in numbers after the first
     fan: Tensor  # and each column of a patch

@@ -72,7 +72,7 @@ ChunkFunction = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Chunk(NamedTuple):
-    """Some patches, and the weights that meet them."""
+    """Some patches, and the weights they are multiplied with."""
 
     patches_GKP: Tensor  # one point after the other
     n_points: int

@@ -43,7 +43,7 @@ class BlockFolder:
         make_folder(self.folder)
         path = self.folder / JOURNAL_NAME
         if not path.is_file() and any(other.name != WORK for other in self.folder.iterdir()):
-            raise OptionError(f"{self.folder} holds other files", fix="give a new folder", option="out")
+            raise OptionError(f"{self.folder} contains other files", fix="give a new folder", option="out")
         journal = self.journal() if path.is_file() else Journal(self.task)
         if journal.finished == 0:
             shutil.rmtree(self.states_folder, ignore_errors=True)
@@ -53,7 +53,7 @@ class BlockFolder:
         if journal.task != self.task:
             raise OptionError(
                 f"{self.folder} was started with other options, weights or inputs",
-                fix="give the same ones to go on, or another folder",
+                fix="give the same ones to resume, or another folder",
                 option="out",
             )
         return journal.finished
@@ -88,7 +88,7 @@ class BlockFolder:
         write_atomic(path, tensors_to_bytes({"state": state}))
 
     def read(self, i: int, side: str, j: int) -> Tensor:
-        """Reads them."""
+        """Reads the hidden states of batch j before block i."""
         return read_tensors(self._state(i, side, j))[0]["state"]
 
     def _state(self, i: int, side: str, j: int) -> Path:

@@ -37,7 +37,7 @@ class NetworkInFiles:
             tie()
         empty = [name for name, p in self.model.named_parameters() if p.is_meta and not name.startswith(inside)]
         if empty:
-            raise ModelError(f"the files hold no {empty[0]}", where=self.source.folder)
+            raise ModelError(f"the files contain no {empty[0]}", where=self.source.folder)
         for name, buffer in self.model.named_buffers():
             if not buffer.is_meta:
                 owner, _, local = name.rpartition(".")
@@ -49,7 +49,7 @@ class NetworkInFiles:
         block = self.model.get_submodule(self.names[i])
         empty = [name for name, tensor in (*block.named_parameters(), *block.named_buffers()) if tensor.is_meta]
         if empty:
-            raise ModelError(f"the files hold no {self.names[i]}.{empty[0]}", where=self.source.folder)
+            raise ModelError(f"the files contain no {self.names[i]}.{empty[0]}", where=self.source.folder)
         return block
 
     def free_block(self, i: int) -> None:
@@ -72,7 +72,7 @@ class NetworkInFiles:
                 self.free_block(i)
         if blocks is None or blocks.names != self.names[:n_first]:
             raise ModelError(
-                f"the modules of {self.list_name} do not pass one state from each to the next",
+                f"the blocks in {self.list_name} do not follow each other: a block must take the previous one's output",
                 fix="prune it whole, with sipp.prune",
             )
         return replace(blocks, names=self.names)

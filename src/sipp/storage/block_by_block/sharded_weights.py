@@ -55,7 +55,7 @@ def sharded_weights(folder: Path) -> ShardedWeights:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"is not an index of weights ({type(error).__name__}: {error})", where=path) from error
     if missing:
-        raise DataError(f"names {missing[0]}, which is not there", where=path)
+        raise DataError(f"lists {missing[0]}, which does not exist", where=path)
     return ShardedWeights(folder, file_of)
 
 
