@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sipp.errors import DataError, OptionError
 from sipp.pruning.cutting import cut, rank
+from sipp.results import numerics
 from sipp.results.binomial import k_allowed
 from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of
@@ -54,8 +55,9 @@ def test_the_last_passing_level_is_returned_and_the_walk_stops_at_the_first_fail
     assert best.certificate.violations == last.count
     assert best.certificate.calibration_checked
     levels, keeps = levels_of(N_LEVELS), [level.keep for level in best.path]
-    start = levels.index(keeps[0])
-    assert keeps == list(levels[start : start + len(keeps)])
+    start = levels.index(keeps[3])
+    assert keeps[:3] == [levels[start * k // 4] for k in (1, 2, 3)]
+    assert keeps[3:] == list(levels[start : start + len(keeps) - 3])
     assert (len(levels), levels[0], levels[-1]) == (30, 1.0, 0.02) and sorted(levels, reverse=True) == list(levels)
 
 
@@ -120,14 +122,26 @@ def test_one_violation_more_than_allowed_fails_its_level(monkeypatch: pytest.Mon
     assert best.keep == 0.875 and best.certificate is not None and best.certificate.violations == allowed
 
 
-def test_the_walk_starts_three_levels_before_the_sparsest_that_passes_on_the_calibration_data(
+def test_every_level_is_tested_from_three_before_the_sparsest_that_passes_on_the_calibration_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    levels = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+    levels = tuple(1 - i / 40 for i in range(35))
     given_levels(monkeypatch, *levels)
     data, holdout = axis_points({5: 50, 7: 50}, 1), axis_points({7: 100}, 2)  # without axis 5 half of the data is wrong
     best = prune_to(axis_net(), data, holdout, epsilon=0.5, method="magnitude")
-    assert [level.keep for level in best.path] == list(levels[levels.index(0.375) - 3 :])
+    sparsest = max(i for i, keep in enumerate(levels) if numerics.budget_of(keep, 8) >= 3)
+    denser = [levels[(sparsest - 3) * k // 4] for k in (1, 2, 3)]
+    assert [level.keep for level in best.path] == [*denser, *levels[sparsest - 3 :]]
+
+
+def test_a_promise_that_the_holdout_breaks_costs_sparsity_not_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calibration data have one axis only, so they promise the sparsest level; the holdout has others."""
+    levels = tuple(1 - i / 8 for i in range(8))
+    given_levels(monkeypatch, *levels)
+    data, holdout = axis_points({7: 100}, 1), axis_points({2: 50, 7: 50}, 2)
+    best = prune_to(axis_net(), data, holdout, epsilon=0.5, method="magnitude")
+    assert [(level.keep, level.passed) for level in best.path] == [(0.875, True), (0.75, True), (0.625, False)]
+    assert best.keep == 0.75 and best.certificate is not None
 
 
 def test_no_level_passes(monkeypatch: pytest.MonkeyPatch) -> None:

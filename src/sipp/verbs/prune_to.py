@@ -1,7 +1,7 @@
 """`prune_to`: finds the sparsest network within a tolerance, by fixed-sequence testing on a holdout (T15).
 
 The levels of keep, dense to sparse, are fixed before the holdout is used. Each is tested in order at the full
-confidence. The first failure ends the walk, and the last level that passed is returned. The first level to test may be
+confidence. The first failure ends the walk, and the last level that passed is returned. Which levels are tested may be
 chosen on the calibration data, which is independent of the holdout. Scores are computed once for all levels. If levels
 are repaired, the middle one chooses the blend for all others.
 
@@ -55,7 +55,7 @@ from sipp.verbs.prune import pruned_of, repaired_cut, warn_of_dead_rows
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
 DENSE_END = 1.5  # exponent: 1 would be evenly spaced, with 0.87 as the first level below 1
-# The walk starts this many levels before the sparsest one that passes on the calibration data, which flatters the
+# Every level is tested from this many before the sparsest one that passes on the calibration data, which flatters the
 # network because it chose the weights.
 START_MARGIN = 3
 
@@ -85,7 +85,7 @@ def prune_to(
     norm_stats: NormStats = PruneOptions.norm_stats,
     progress: bool = True,
 ) -> PrunedTo:
-    """Returns the sparsest network that can be certified on the holdout, or the dense one if none can.
+    """Returns the sparsest network that passed on the holdout, or the dense one if none did.
 
     The claim is either P(||f^(x) - f(x)|| <= epsilon ||f(x)||) >= 1 - share, or that the accuracy falls by at most
     `max_accuracy_drop`; both with the given confidence. `share` goes with `epsilon` only, and is 0.05 if not given.
@@ -123,8 +123,8 @@ def prune_to(
         ranking, split = _with_blend_of(ranking, grid[len(grid) // 2]), split_data(calibration)
     networks = _Levels(ranking, claim, output, split, copy_of(ranking.model))
     seen = ranking.seen if calibration is None else SeenInputs(frozenset(calibration.hashes()), is_all=True)
-    start = 0 if calibration is None else _first_level(networks, calibration, n_holdout, grid, progress)
-    path, certificate = _walk(networks, grid[start:], holdout, seen, progress)
+    likely = 0 if calibration is None else _sparsest_likely(networks, calibration, n_holdout, grid, progress)
+    path, certificate = _walk(networks, [grid[i] for i in _order(likely, len(grid))], holdout, seen, progress)
     if certificate is None:
         why = f"not certified: keep {path[0].keep:.2%}, the first level tested, does not pass (asked: {claim.words})"
         return _dense_result(ranking.model, path, why)
@@ -235,10 +235,22 @@ def _walk(
     return tuple(path), certificate
 
 
-def _first_level(levels: _Levels, calibration: Data, n_holdout: int, grid: tuple[float, ...], progress: bool) -> int:
-    """The level to start from: a few before the sparsest that passes on the calibration data, found by bisection.
+def _order(likely: int, n_levels: int) -> list[int]:
+    """The levels to test, in order: three that are much denser than the likely one, then all from shortly before it.
 
-    Only the size of the holdout is used, so a bad start costs sparsity, never validity. No more calibration points are
+    If the calibration data promised too much, the last of the denser ones that passes is returned, not the dense
+    network.
+    """
+    first = max(0, likely - START_MARGIN)
+    return [*sorted({first * k // 4 for k in (1, 2, 3)} - {first}), *range(first, n_levels)]
+
+
+def _sparsest_likely(
+    levels: _Levels, calibration: Data, n_holdout: int, grid: tuple[float, ...], progress: bool
+) -> int:
+    """The sparsest level that passes on the calibration data, found by bisection.
+
+    Only the size of the holdout is used, so a bad guess costs sparsity, never validity. No more calibration points are
     counted than the holdout has, because more would prove more than the holdout can.
     """
     data = replace(calibration, n_points=min(n_holdout, len(calibration.hashes())))
@@ -249,4 +261,4 @@ def _first_level(levels: _Levels, calibration: Data, n_holdout: int, grid: tuple
             level, _ = levels.test(grid[middle], data, None)
             low, high = (middle, high) if level.passed else (low, middle)
             advance(1)
-    return max(0, low - START_MARGIN)
+    return low
