@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import sipp
-from sipp.errors import ModelError, OptionError
+from sipp.errors import OptionError
 from sipp.pruning.masking import hold, masks_of
 from sipp.results.gradual import budget_at, cut_times
 from sipp.results.options import Method
@@ -90,6 +90,16 @@ def test_what_is_refused() -> None:
         sipp.gradual(net, step, iter([points]), keep=0.5, steps=10)
     with pytest.raises(OptionError, match=r"train_step\(0\)"):
         sipp.gradual(net, lambda: None, points, keep=0.5, steps=10)  # type: ignore[arg-type, misc]
-    hold(net, {"4.weight": torch.ones(3, 64, dtype=torch.bool)})
-    with pytest.raises(ModelError, match="has held masks"):
-        sipp.gradual(net, step, points, keep=0.5, steps=10)
+
+
+def test_it_goes_on_from_held_masks() -> None:
+    """A training that was stopped: what was pruned stays pruned, and the schedule begins there."""
+    net, optimizer, points, step = made()
+    first = sipp.gradual(net, step, points, keep=0.4, steps=10, optimizer=optimizer)
+    hold(net, net, optimizer=optimizer)
+    with pytest.raises(OptionError, match="held masks leave"):
+        sipp.gradual(net, step, points, keep=0.5, steps=10, optimizer=optimizer)
+    second = sipp.gradual(net, step, points, keep=0.2, steps=10, optimizer=optimizer)
+    assert max(share for _, share in second.path) < 0.4 and second.kept == round(0.2 * second.n_weights)
+    assert all(bool((first.masks[name] | ~mask).all()) for name, mask in second.masks.items())
+    assert masks_of(net) == {}

@@ -51,8 +51,9 @@ def gradual(
     `train_step` trains the model in place. Pass the `optimizer` that it uses, so that nothing it remembers brings a
     pruned weight back, and the `average` of the model (EMA, SWA) that it updates, which is pruned too. Each cut scores
     the current model on `data`, which is read once per cut. If LoRA is trained (peft), what it adds to a weight is
-    scored and masked with it, and merged at the end. At the end, the model has `keep` of its prunable weights and is a
-    plain module again; the masks are in the record.
+    scored and masked with it, and merged at the end. What is held at zero at the start (`hold(model, model)` after a
+    checkpoint was loaded) stays pruned, and the schedule goes on from there. At the end, the model has `keep` of its prunable
+    weights and is a plain module again; the masks are in the record.
 
     Example:
         >>> import sipp, torch
@@ -69,27 +70,37 @@ def gradual(
     _check_loop(train_step, data, steps, progress)
     options = PruneOptions(method=method)
     info = checked_method(options, masks_only="training finds the values here")
-    weights = task_of(model, None, include=include, exclude=exclude).weights
-    n_weights = sum(weight.n_weights for weight in weights)
+    start = task_of(model, None, include=include, exclude=exclude)
+    n_weights = sum(weight.n_weights for weight in start.weights)
     last = numerics.budget_of(keep, n_weights)
     check_can_be_written(model)
-    if masks_of(model):
-        raise ModelError("the model has held masks, which would be released at the end", fix="release(model) first")
+    masks, held_before = dict[str, Tensor](), masks_of(model)
+    if held_before:  # of a training that goes on
+        everything = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in start.parameters().items()}
+        masks = {name: held_before.get(name, mask).cpu() for name, mask in everything.items()}
+    n_left = _n_kept(masks) if masks else n_weights
+    if n_left < last:
+        raise OptionError(
+            f"keep={keep} asks for {last:,} weights, but held masks leave {n_left:,}",
+            fix="ask for fewer, or call release(model) first",
+            option="keep",
+        )
     averages = _checked_averages(model, average)
     times = cut_times(steps)
-    masks: dict[str, Tensor] = {}
     path: list[tuple[int, float]] = []
     with ExitStack() as at_the_end:
         hold(model, {}, optimizer=optimizer)  # of which nothing is pruned yet
         for held in (model, *averages):
             at_the_end.callback(release, held)
+        for averaged in averages:
+            hold(averaged, masks)
         for step in range(steps):
             train_step(step)
             if step + 1 not in times:
                 continue
             with lora_merged(model):
                 task = task_of(model, data, include=include, exclude=exclude)
-                ranking, budget = rank(task, options, alive=masks), budget_at(times[step + 1], n_weights, last)
+                ranking, budget = rank(task, options, alive=masks), budget_at(times[step + 1], n_left, last)
                 masks = cut(ranking, budget, seed=options.seed, into=ranking.model).masks
             hold(model, masks)
             for averaged in averages:
