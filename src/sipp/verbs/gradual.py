@@ -52,8 +52,8 @@ def gradual(
     pruned weight back, and the `average` of the model (EMA, SWA) that it updates, which is pruned too. Each cut scores
     the current model on `data`, which is read once per cut. If LoRA is trained (peft), what it adds to a weight is
     scored and masked with it, and merged at the end. What is held at zero at the start (`hold(model, model)` after a
-    checkpoint was loaded) stays pruned, and the schedule goes on from there. At the end, the model has `keep` of its prunable
-    weights and is a plain module again; the masks are in the record.
+    checkpoint was loaded) stays pruned, and the schedule goes on from there. At the end, the model has `keep` of its
+    prunable weights and is a plain module again; the masks are in the record.
 
     Example:
         >>> import sipp, torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from sipp_lab.page.article import choices
 from sipp_lab.page.panels import Panel
 from sipp_lab.runs.folder import Run
 from sipp_lab.studies import Form, Study
+
+SAME_LEVEL = 0.05  # methods that draw weights keep slightly other shares at a level
 
 
 def comparison(panels: Sequence[Panel], study: Study | None, form: Form) -> Article:
@@ -42,7 +45,11 @@ def _main_comparison(panels: Sequence[Panel]) -> Section:
         near = choices(panel.run)
         last = [(curve.points[-1].keep, curve.points[-1].mean, curve.method) for curve in changes if curve.points]
         sparsest = min((keep for keep, _, _ in last), default=None)
-        ends = [(change, name) for keep, change, name in last if keep == sparsest]
+        ends = (
+            []
+            if sparsest is None
+            else [(change, name) for keep, change, name in last if math.isclose(keep, sparsest, rel_tol=SAME_LEVEL)]
+        )
         best, worst = max(ends, default=(None, "")), min(ends, default=(None, ""))
         cells = (
             PageCell("not done" if dense is None else numbers.number(dense, "share")),
