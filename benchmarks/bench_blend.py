@@ -28,7 +28,7 @@ from common import table
 from published import encoder, images_of, moved, outputs, resnet, sentences
 from torch import Tensor, nn
 
-from sipp.pruning.cutting import cut, rank
+from sipp.pruning import cut, rank
 from sipp.results.options import PruneOptions
 from sipp.scoring.methods import METHODS
 from sipp.scoring.task import task_of
