@@ -40,6 +40,7 @@ from sipp.scoring import (
     ScoringTask,
     Sensitivities,
     measure_sensitivities,
+    method_of,
 )
 
 # The factor c of T4: how many events share the failure probability.
@@ -157,7 +158,8 @@ def _layer_records(
 ) -> tuple[PrunedLayer, ...]:
     scores = ranking.sensitivities
     has_bound = scores is not None and scores.reduce == "max"
-    has_strategies = ranking.method_name.startswith("sipp")
+    info = method_of(ranking.options.method)
+    has_strategies = info.uses_sensitivities and not info.is_blend
     records = []
     for i, (weight, rows, dense_FK) in enumerate(zip(ranking.weights, cut.rows, cut.dense)):
         complexity = scores.layers[i].sign_complexity if scores is not None else None

@@ -33,7 +33,6 @@ from sipp.scoring import (
     Sensitivities,
     checked_method,
     measure_sensitivities,
-    method_of,
     scores_of,
 )
 
@@ -48,7 +47,8 @@ class Ranking:
     weights: tuple[Weight, ...]
     scores: tuple[Tensor, ...]  # F x K on the CPU, one per weight: the largest are kept
     sensitivities: Sensitivities | None  # None if no sensitivities were computed: then nothing is guaranteed
-    options: PruneOptions  # method "given": weights that the caller chose
+    options: PruneOptions
+    method_name: str  # in records; GIVEN: the caller chose the weights
     seen: SeenInputs  # the points that chose the weights; others only serve statements
     why_no_sensitivities: str = ""  # why there are no sensitivities; empty if there are
     sample: Batch | None = None  # a few points to run networks on; None without sensitivities
@@ -63,11 +63,6 @@ class Ranking:
         Its scores are twice as large as the network.
         """
         return replace(self, scores=(), blend=None)
-
-    @property
-    def method_name(self) -> str:
-        method = self.options.method
-        return method if isinstance(method, str) else method_of(method).name
 
     @property
     def n_weights(self) -> int:
@@ -141,6 +136,7 @@ def rank(
         scores=tuple(scores),
         sensitivities=sensitivities,
         options=options,
+        method_name=info.name,
         seen=_chosen_by(info, read, sensitivities, is_within=bool(kept)),
         why_no_sensitivities=why_not,
         sample=sample,

@@ -12,6 +12,7 @@ from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import number
 from sipp.report.plots import cards, sheet_section
 from sipp.results import (
+    GIVEN,
     AccuracyCertificate,
     AnyCertificate,
     Certificate,
@@ -71,7 +72,7 @@ def lead(model: PrunedModel) -> Finding:
         heading += f", and the output error is {number(moved[0], 'share')}"
     dead = facts.dead_rows
     rows = "no row lost all its weights" if not dead else f"{words.counted(dead, 'row')} lost all weights"
-    how = "Given weights" if facts.method == "given" else f"Pruned with {facts.method}"
+    how = "Given weights" if facts.method == GIVEN else f"Pruned with {facts.method}"
     how += "" if facts.repair is None else " and repaired"
     kept = f"{facts.kept:,} of {facts.n_weights:,} prunable weights kept in {words.counted(len(facts.layers), 'layer')}"
     return Finding(heading, f"{how}: {kept}; {rows}.")

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         to_json as to_json,
     )
     from sipp.results.options import (
+        GIVEN as GIVEN,
         HELD_BACK_ONE_IN as HELD_BACK_ONE_IN,
         SHARE as SHARE,
         Allocation as Allocation,

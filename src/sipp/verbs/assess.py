@@ -13,7 +13,7 @@ from sipp.bounds import check_same_architecture
 from sipp.errors import OptionError
 from sipp.inputs import AnyData, copy_of, unwrap
 from sipp.pruning import cut_of, hold, rank, release
-from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, SeenInputs, Selector, check, network_of
+from sipp.results import GIVEN, Mode, NetworkLike, Pruned, PruneOptions, SeenInputs, Selector, check, network_of
 from sipp.scoring import task_of
 from sipp.verbs.prune import pruned_of
 
@@ -58,6 +58,6 @@ def assess(
     # sipp-det: its scores are the sensitivities
     ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True, warns=False)
     unknown = SeenInputs(frozenset(), is_all=False)  # what chose the caller's own weights
-    ranking = replace(ranking, options=replace(ranking.options, method="given"), seen=unknown)
+    ranking = replace(ranking, method_name=GIVEN, seen=unknown)
     network_cut = cut_of(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
     return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)
