@@ -111,9 +111,9 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
         fits.append(sum(batch.n_points for batch in way.dense.batches[: way.n_fit_batches]))
         return fitted(way, *more)
 
-    def counted_level(ranking: Any, first: Any, *more: Any, **options: Any) -> Any:
-        budgets.append(sum(int(mask.sum()) for mask in first.masks.values()))
-        return repaired(ranking, first, *more, **options)
+    def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
+        budgets.append(sum(int(mask.sum()) for mask in masks.values()))
+        return repaired(ranking, masks, *more, **options)
 
     def counted_blends(*given: Any) -> Any:
         masks, choice = choose(*given)

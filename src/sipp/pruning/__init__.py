@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Ranking as Ranking,
         is_large_linear_network as is_large_linear_network,
         rank as rank,
+        starts_from_wanda as starts_from_wanda,
     )
     from sipp.pruning.rows import (
         best_within as best_within,

@@ -48,7 +48,6 @@ class Cut:
     model: nn.Module
     masks: dict[str, Tensor]
     rows: tuple[SparseRows, ...]
-    dense: tuple[Tensor, ...]  # F x K, the weights before pruning
     budget: int  # the number of weights asked for
     seed: int
     choice: BlendChoice | None = None  # of a blend
@@ -74,7 +73,7 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, into: nn.Module | None 
 
     The weights are written into a copy of the ranked network, or into the network `into`.
     """
-    info, dense, choice = method_of(ranking.options.method), ranking.dense, None
+    info, choice = method_of(ranking.options.method), None
     n_cuts = None if ranking.blend is None else len(ranking.blend.candidates())  # a blend is chosen among several cuts
     with progress_bar("cutting", n_cuts, shown=progress) as advance:
         if info.is_sampled and budget < ranking.n_weights:
@@ -89,15 +88,16 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, into: nn.Module | None 
             c_constant = ranking.options.c_constant
             rows = [
                 masked_rows(dense_FK, mask_FK, ranking.sensitivity(i), c_constant=c_constant)
-                for i, (dense_FK, mask_FK) in enumerate(zip(dense, masks))
+                for i, (dense_FK, mask_FK) in enumerate(zip(ranking.dense, masks))
             ]
-    model, by_name = copy_of(ranking.model) if into is None else into, {}
+    model = copy_of(ranking.model) if into is None else into
+    by_name = {}
     with torch.no_grad():
         for weight, row in zip(ranking.weights, rows):
             parameter = model.get_parameter(weight.name)
             parameter.copy_(weight.shaped(row.values_FK.to(parameter.dtype), parameter))
             by_name[weight.name] = weight.shaped(row.mask_FK, parameter).to(parameter.device)
-    return Cut(model, by_name, tuple(rows), tuple(dense), budget, seed, choice)
+    return Cut(model, by_name, tuple(rows), budget, seed, choice)
 
 
 def cut_of(
@@ -125,7 +125,7 @@ def cut_of(
     if budget is None:
         budget = sum(int(row.mask_FK.sum()) for row in rows)
     others = _other_differences(ranking, given)
-    return Cut(given, all_masks, tuple(rows), tuple(ranking.dense), budget, seed, choice, others)
+    return Cut(given, all_masks, tuple(rows), budget, seed, choice, others)
 
 
 def _other_differences(ranking: Ranking, given: nn.Module) -> tuple[str, ...]:

@@ -95,19 +95,25 @@ def rank(
     options: PruneOptions,
     *,
     alive: Mapping[str, Tensor] | None = None,
-    statements: bool = False,
+    needs_bounds: bool = False,
     progress: bool = False,
     warns: bool = True,
 ) -> Ranking:
     """Scores every prunable weight by one method.
 
-    `alive` are the masks of an earlier pruning: what they prune stays pruned. `statements` also computes what only
-    statements need: sensitivities in addition to the scores of a baseline (T17). With `warns`, there is a warning if
-    some of the weights are frozen.
+    `alive` are the masks of an earlier pruning: what they prune stays pruned. `needs_bounds` also computes what only
+    bounds need: sensitivities in addition to the scores of a baseline (T17). With `warns`, there is a warning if some
+    of the weights are frozen.
     """
     check.flag("progress", progress)
     info, whole = checked_method(options), task
-    is_first_mask, why_not = _plan(task, info, options, statements=statements)
+    if task.data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
+        raise OptionError(
+            f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
+        )
+    from_wanda, why_not = starts_from_wanda(task, info, repair=options.repair), ""
+    if from_wanda or not info.uses_sensitivities:
+        why_not = _why_no_sensitivities(task, info, needs_bounds=options.statements if from_wanda else needs_bounds)
     read = set[str]()  # hashes: of a loader that shuffles, a method may read others than are scored
     if warns:
         _warn_of_frozen(task.model, task.weights)
@@ -119,13 +125,13 @@ def rank(
         with progress_bar(f"scoring by {info.name}", None, shown=progress and info.needs_data):
             found = scores_of(replace(task, read=read), info)
     if not why_not:
-        with_means = info.is_blend and not is_first_mask  # T20
+        with_means = info.is_blend and not from_wanda  # T20
         sensitivities, sample = _measure(task, options.reduce or info.reduce, with_means=with_means, shown=progress)
         repaired = whole.points.hashes() if options.repair or info.fitting else []
         chose = SeenInputs(frozenset(read).union(repaired), is_all=True)
         sensitivities = replace(sensitivities, seen=sensitivities.seen | chose)
     if info.is_blend:
-        blend = blend_inputs(task, None if is_first_mask else sensitivities, held_back)
+        blend = blend_inputs(task, None if from_wanda else sensitivities, held_back)
     scores = _scores(task, found, sensitivities, blend)
     kept = [weight.rows(alive[weight.name]).cpu() for weight in task.weights] if alive else []
     if kept:
@@ -147,28 +153,21 @@ def rank(
     )
 
 
-def _plan(task: ScoringTask, info: MethodInfo, options: PruneOptions, *, statements: bool) -> tuple[bool, str]:
-    """Whether Wanda's mask starts a search in a large network and no other is tried; why no sensitivities are scored.
+def starts_from_wanda(task: ScoringTask, info: MethodInfo, *, repair: bool) -> bool:
+    """Whether Wanda's mask starts the repair of a large linear network, and a blend tries no other."""
+    is_search = info.is_blend and repair and task.norm_stats != "batch" and task.data is not None
+    return is_search and is_large_linear_network(task.weights, task.parameters())
 
-    The reason is empty if they are. Raises if the method needs data and there is none.
-    """
-    data = task.data
-    if data is None and info.needs_data and isinstance(options.method, str):  # a function raises its own error
-        raise OptionError(
-            f"method={info.name!r} needs data: an iterable of batches, a tensor of inputs or a Dataset", option="method"
-        )
-    is_search = info.is_blend and options.repair and task.norm_stats != "batch" and data is not None
-    is_first_mask = is_search and is_large_linear_network(task.weights, task.parameters())
-    why_not = ""
-    if info.uses_sensitivities and not is_first_mask:
-        pass
-    elif data is None:
-        why_not = f"{info.name} was given no data; with data there would be bounds"
-    elif not (options.statements if is_first_mask else statements):
-        why_not = f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives bounds for its masks"
-    elif info.needs_data and not data.can_be_read_again:
-        why_not = f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
-    return is_first_mask, why_not
+
+def _why_no_sensitivities(task: ScoringTask, info: MethodInfo, *, needs_bounds: bool) -> str:
+    """Why a method that ranks without sensitivities scores none for statements; empty if it does."""
+    if task.data is None:
+        return f"{info.name} was given no data; with data there would be bounds"
+    if not needs_bounds:
+        return f"{info.name} needs no sensitivities, and none were scored; sipp.assess gives bounds for its masks"
+    if info.needs_data and not task.data.can_be_read_again:
+        return f"{info.name} has used up the iterator; with a list, a loader or a tensor there would be bounds"
+    return ""
 
 
 def is_large_linear_network(weights: Sequence[Weight], parameters: Mapping[str, Tensor]) -> bool:

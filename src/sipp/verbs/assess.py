@@ -15,7 +15,7 @@ from sipp.inputs import AnyData, copy_of, unwrap
 from sipp.pruning import cut_of, hold, rank, release
 from sipp.results import GIVEN, Mode, NetworkLike, Pruned, PruneOptions, SeenInputs, Selector, check, network_of
 from sipp.scoring import task_of
-from sipp.verbs.prune import pruned_of
+from sipp.verbs.record import pruned_of
 
 
 @torch.inference_mode(False)
@@ -56,7 +56,7 @@ def assess(
         check_same_architecture(dense, given)
     task = task_of(dense, data, exclude=exclude, warns=False)
     # sipp-det: its scores are the sensitivities
-    ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True, warns=False)
+    ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, needs_bounds=True, warns=False)
     unknown = SeenInputs(frozenset(), is_all=False)  # what chose the caller's own weights
     ranking = replace(ranking, method_name=GIVEN, seen=unknown)
     network_cut = cut_of(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
