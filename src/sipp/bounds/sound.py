@@ -188,7 +188,8 @@ class _Walk:
                 return self._on_constants(call)
             return call.run() if call.name in VALUELESS else self._on_values(call)
         except NoBound as why:
-            reason, place = f": {why}" if str(why) else "", self.recorder.innermost
+            reason = f": {why}" if str(why) else ""
+            place = self.recorder.innermost
             module = f"module {place.module or THE_MODEL} ({place.kind.__name__})"
             self.refusals.append(NoBound(f"op {call.name} in {module}{reason}"))
             raise self.refusals[-1] from None

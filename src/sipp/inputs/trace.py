@@ -296,7 +296,8 @@ class _Uses:
 
     def __call__(self, weight: Weight, use: WeightUse, batch: Batch) -> None:
         """Notes a use."""
-        why, is_folded = "" if use.attributed else ELSEWHERE, False
+        why = "" if use.attributed else ELSEWHERE
+        is_folded = False
         if self.recorder is not None:
             call = self.recorder.innermost
             given = [self.recorder.values[read] for read in refs_in(call.arguments)]

@@ -144,7 +144,8 @@ def _masks(ranking: Ranking, among: str, scores: Sequence[Tensor], budget: int) 
     """
     if ranking.pattern is not None:
         return [largest_in_groups(score_FK, ranking.pattern) for score_FK in scores]
-    shapes, least = [rank_FK.shape for rank_FK in scores], 0 if ranking.floor is None else 1
+    shapes = [rank_FK.shape for rank_FK in scores]
+    least = 0 if ranking.floor is None else 1
     if among == "row":
         return [largest_in_rows(*layer) for layer in zip(scores, even_rows(shapes, budget, least=least))]
     if among == "layer":

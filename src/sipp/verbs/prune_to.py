@@ -171,7 +171,8 @@ class _Levels:
         if isinstance(found, Certificate):
             count, limit = found.violations, found.proved_share
         else:
-            count, limit = found.n_lost if found.mode == "labels" else found.n_differ, found.drop_upper
+            count = found.n_lost if found.mode == "labels" else found.n_differ
+            limit = found.drop_upper
         return Level(keep, budget, count, limit, self.claim.holds(found)), found
 
     def record(self, budget: int) -> Pruned:

@@ -283,7 +283,8 @@ def keys_sheet(recipe: Recipe) -> Sheet:
 def _keys_of(section: type[BaseModel], values: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(key, value, what it means) of every key, in order; of a section that is unset, all values are None."""
     for name, field in section.model_fields.items():
-        inner, value = _section_in(field.annotation), None if values is None else values[name]
+        inner = _section_in(field.annotation)
+        value = None if values is None else values[name]
         if inner is None:
             yield prefix + name, value, field.description or ""
         else:
