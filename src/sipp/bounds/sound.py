@@ -88,7 +88,7 @@ def relative(error_B: Tensor, size_B: Tensor) -> Tensor:
 
 
 def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, error_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for what the networks give in their own precision.
+    """The bounds for the networks as they run, in their own precision, and the size of the outputs.
 
     ||f^_run - f_run|| <= ||f^_run - f^|| + ||f^ - f|| + ||f - f_run||, the middle by T13, the others as measured.
     """

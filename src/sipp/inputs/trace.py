@@ -128,7 +128,7 @@ def trace(
 def trace_layers(
     model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats = "running"
 ) -> ModelMap:
-    """The same for the layers that were found, and a batch.
+    """The ModelMap of a model for the layers that were found, from one batch.
 
     Three inputs that differ are run; if the model refuses three, all of the batch.
     """
