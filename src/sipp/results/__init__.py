@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         Pruned as Pruned,
         PrunedLayer as PrunedLayer,
         SeenInputs as SeenInputs,
+        ways_to_lose_less as ways_to_lose_less,
     )
     from sipp.results.pruned_on_disk import (
         BlockWeight as BlockWeight,

@@ -364,6 +364,17 @@ def _next_step(pruned: Pruned) -> str:
             "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
             "sipp.save(pruned, file) stores it in a small file; sipp.sparse(pruned, example) runs it faster"
         )
-    repair = "repair=True" if pruned.repair is None else "more data for the repair"
-    costly = f"try {repair}, another method (sipp.compare tells you which), a larger keep, or training"
-    return f"sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; if too much is lost, {costly}"
+    return (
+        "sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; "
+        f"if too much is lost, {ways_to_lose_less(pruned)}"
+    )
+
+
+def ways_to_lose_less(pruned: Pruned, *, in_shell: bool = False) -> str:
+    """What to try if too much is lost, in Python or in the shell."""
+    repair, compare, keep = "repair=True", "sipp.compare", "keep"
+    if in_shell:
+        repair, compare, keep = "--repair", "sipp compare", "--keep"
+    if pruned.repair is not None:
+        repair = "more data for the repair"
+    return f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"
