@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sipp
 from sipp.errors import DataError, ModelError, OptionError
-from sipp.inputs.data import data_of, points_per_batch
+from sipp.inputs.data import data_of
+from sipp.results.numerics import points_per_batch
 
 F64 = torch.float64
 randn = partial(draws.randn, dtype=torch.float64)

@@ -18,8 +18,7 @@ from sipp.cli.options import DEFAULT_ROOT, KINDS, Reading
 from sipp.cli.sources import INPUTS, LABELS, Source, array_file, source_of
 from sipp.cli.texts import N_SEQUENCES, is_language_model, is_text, sentences, sequences
 from sipp.errors import DataError
-from sipp.inputs import points_per_batch
-from sipp.results import HELD_BACK_ONE_IN, Method, words
+from sipp.results import HELD_BACK_ONE_IN, Method, numerics, words
 from sipp_lab.data.sets import load_cifar10, load_digits
 from sipp_lab.nets import NETS
 
@@ -115,7 +114,7 @@ class Reader:
         dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         device = parameters[0].device if parameters else torch.device("cpu")
-        step = batch_size or min(points_per_batch(tensor, device) for tensor in tensors.values())
+        step = batch_size or min(numerics.points_per_batch(tensor, device) for tensor in tensors.values())
         batches: list[Any] = []
         for start in range(0, len(items), step):
             part = {name: tensor[start : start + step] for name, tensor in tensors.items()}

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
         Data as Data,
         data_of as data_of,
         hash_of_points as hash_of_points,
-        is_tokens as is_tokens,
         merged_batches as merged_batches,
-        points_per_batch as points_per_batch,
         split_off as split_off,
     )
     from sipp.inputs.layers.registry import (

@@ -21,11 +21,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from sipp.errors import DataError, warn_caller
 from sipp.results import HELD_BACK_ONE_IN, check, hashing, numerics
 
-# How many points are put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
-FEWEST_POINTS, MOST_POINTS = 16, 1024
-BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
-# The same for token ids, whose activations are large: tokens in a batch, on a GPU by its memory
-BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
 MOST_UNCOUNTED = 1_000_000  # points: data of unknown length counts as endless after so many
 DIGITS = 32  # hexadecimal, half of a SHA-256: two of a billion points share them with a probability below 1e-20
 
@@ -257,14 +252,14 @@ class Data:
         if isinstance(data, Tensor):
             _check_dense(data, role)
             if data.ndim > 0:
-                step = points_per_batch(data, self.device or data.device)
-                step = step if batch_size is None else min(batch_size, step) if is_tokens(data) else batch_size
+                step = numerics.points_per_batch(data, self.device or data.device)
+                step = step if batch_size is None else min(batch_size, step) if numerics.is_tokens(data) else batch_size
                 return data.split(step)
         if _is_map_style(data):
             if batch_size is None and isinstance(data, TensorDataset):  # of others a point may be random, or slow
-                batch_size = points_per_batch(data.tensors[0], self.device or data.tensors[0].device)
+                batch_size = numerics.points_per_batch(data.tensors[0], self.device or data.tensors[0].device)
             # a generator of its own, because a DataLoader would draw its base seed from the global one
-            return DataLoader(data, batch_size=batch_size or FEWEST_POINTS, generator=torch.Generator())  # type: ignore[arg-type]
+            return DataLoader(data, batch_size=batch_size or numerics.FEWEST_POINTS, generator=torch.Generator())  # type: ignore[arg-type]
         kind = type(data).__name__
         if isinstance(data, str | bytes | Tensor) or kind == "ndarray" or not isinstance(data, Iterable):
             hint = f": {WAYS_OUT['ndarray']}" if kind == "ndarray" else ""
@@ -507,27 +502,3 @@ def _refuse_non_finite(batch: Batch) -> None:
 def is_finite(tensor: Tensor) -> bool:
     """Whether no value is NaN or infinite, in one pass: `aminmax` passes NaN on."""
     return all(map(math.isfinite, torch.stack(torch.aminmax(tensor.detach())).tolist()))
-
-
-# --- How many points at once ----------------------------------------------------------------------------------------
-
-
-def points_per_batch(inputs: Tensor, device: torch.device) -> int:
-    """The batch size that fits the byte budget; smaller for token ids, whose activations are large."""
-    is_cpu = device.type == "cpu"
-    if is_tokens(inputs):
-        n_tokens = BATCH_TOKENS
-        if device.type == "cuda":  # many on a large GPU, which would otherwise wait for Python
-            memory = torch.cuda.get_device_properties(device).total_memory
-            n_tokens = max(FEWEST_GPU_TOKENS, memory // GPU_BYTES_A_TOKEN)
-        return max(1, min(FEWEST_POINTS if is_cpu else MOST_POINTS, n_tokens // inputs.shape[1]))
-    # torch's half-precision products are slow on a CPU, and on some they crash (illegal instruction)
-    if not inputs.is_floating_point() or (is_cpu and inputs.element_size() < 4):
-        return FEWEST_POINTS
-    point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
-    return min(max((BATCH_BYTES if is_cpu else GPU_BATCH_BYTES) // point_bytes, FEWEST_POINTS), MOST_POINTS)
-
-
-def is_tokens(inputs: Tensor) -> bool:
-    """Whether the points are sequences of whole numbers."""
-    return inputs.ndim == 2 and inputs.shape[1] > 0 and not inputs.is_floating_point()

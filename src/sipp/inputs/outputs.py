@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.inputs.capture import finite_or_zero, run_batch, scoring_mode
-from sipp.inputs.data import Batch, is_tokens
+from sipp.inputs.data import Batch
 from sipp.inputs.recording import every_tensor
 from sipp.results import NormStats, numerics
 
@@ -124,7 +124,7 @@ def split_long_batches(batches: Sequence[Batch], device: torch.device) -> list[B
 
 def _of_tokens(batch: Batch, most: int) -> list[Batch]:
     ids = next((value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)), None)
-    if ids is None or not is_tokens(ids) or ids.numel() <= most or len(ids) != batch.n_points:
+    if ids is None or not numerics.is_tokens(ids) or ids.numel() <= most or len(ids) != batch.n_points:
         return [batch]
     step = max(1, most // ids.shape[1])
     return [batch.at(slice(start, start + step)) for start in range(0, batch.n_points, step)]

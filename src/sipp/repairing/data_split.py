@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sipp.errors import DataError
-from sipp.inputs import Batch, Data, is_tokens, merged_batches, outputs, points_per_batch, split_off
+from sipp.inputs import Batch, Data, merged_batches, outputs, split_off
 from sipp.results import SeenInputs, numerics, words
 
 # Of every ten points, one is held back from the fit. Half of these are for validation: they leave layers alone and stop
@@ -97,8 +97,8 @@ def points_at_once(batch: Batch, widest: int) -> int:
     counts = []
     for inputs in batch.tensors.values():
         if inputs.is_cuda:
-            counts.append(points_per_batch(inputs, inputs.device))
-            if is_tokens(inputs):
+            counts.append(numerics.points_per_batch(inputs, inputs.device))
+            if numerics.is_tokens(inputs):
                 memory = torch.cuda.get_device_properties(inputs.device).total_memory
                 counts[-1] = max(counts[-1], sequences_at_once(inputs.shape[1], widest, memory))
     return min(counts, default=0)

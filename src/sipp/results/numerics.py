@@ -17,6 +17,11 @@ from sipp.results import check
 SCORE_DTYPE = torch.float32  # what patches, denominators and sensitivities are computed in
 BOUND_DTYPE = torch.float64  # what sums of sensitivities and every bound are computed in
 
+# How many points are put in a batch, if the data is a tensor or a Dataset: many small ones, few large ones.
+FEWEST_POINTS, MOST_POINTS = 16, 1024
+BATCH_BYTES, GPU_BATCH_BYTES = 2**20, 2**26
+# The same for token ids, whose activations are large: tokens in a batch, on a GPU by its memory
+BATCH_TOKENS, FEWEST_GPU_TOKENS, GPU_BYTES_A_TOKEN = 2048, 4096, 4 << 20
 MOST_WEIGHTS_OF_SMALL = 4 << 20  # a network with more weights is large: a repair fits all of it only once
 
 
@@ -123,3 +128,24 @@ def device_of(model: nn.Module) -> torch.device:
             f"the model's parameters are on {', '.join(devices) or 'no device'}", fix="move the model to one device"
         )
     return torch.device(devices[0])
+
+
+def points_per_batch(inputs: Tensor, device: torch.device) -> int:
+    """The batch size that fits the byte budget; smaller for token ids, whose activations are large."""
+    is_cpu = device.type == "cpu"
+    if is_tokens(inputs):
+        n_tokens = BATCH_TOKENS
+        if device.type == "cuda":  # many on a large GPU, which would otherwise wait for Python
+            memory = torch.cuda.get_device_properties(device).total_memory
+            n_tokens = max(FEWEST_GPU_TOKENS, memory // GPU_BYTES_A_TOKEN)
+        return max(1, min(FEWEST_POINTS if is_cpu else MOST_POINTS, n_tokens // inputs.shape[1]))
+    # torch's half-precision products are slow on a CPU, and on some they crash (illegal instruction)
+    if not inputs.is_floating_point() or (is_cpu and inputs.element_size() < 4):
+        return FEWEST_POINTS
+    point_bytes = max(1, inputs.element_size() * inputs.shape[1:].numel())
+    return min(max((BATCH_BYTES if is_cpu else GPU_BATCH_BYTES) // point_bytes, FEWEST_POINTS), MOST_POINTS)
+
+
+def is_tokens(inputs: Tensor) -> bool:
+    """Whether the points are sequences of whole numbers."""
+    return inputs.ndim == 2 and inputs.shape[1] > 0 and not inputs.is_floating_point()
