@@ -28,11 +28,11 @@ from common import table
 from published import encoder, images_of, moved, outputs, resnet, sentences
 from torch import Tensor, nn
 
-from sipp.pruning.cutting import cut, rank
+from sipp.pruning import cut, rank
 from sipp.results.options import PruneOptions
 from sipp.scoring.methods import METHODS
 from sipp.scoring.task import task_of
-from sipp.verbs.prune import pruned_of
+from sipp.verbs.record import pruned_of
 
 OTHERS = ("magnitude", "sipp-det")
 BLEND = "sipp-blend"
@@ -115,7 +115,7 @@ def measured(case: Case, method: str, keeps: list[float]) -> dict[float, list[tu
     parts = torch.arange(len(dense)).chunk(N_SAMPLES)
     found: dict[float, list[tuple[float, float, str]]] = {keep: [] for keep in keeps}
     for data, at in zip(case.samples, parts):
-        ranking = rank(task_of(case.net, data), PruneOptions(method=method, floor=FLOOR), statements=False)
+        ranking = rank(task_of(case.net, data), PruneOptions(method=method, floor=FLOOR))
         for keep in keeps:
             pruned = cut(ranking, round(keep * ranking.n_weights), seed=0)
             got = outputs(pruned.model, case.new)[at]
@@ -153,7 +153,7 @@ def dead_lines(name: str, case: Case) -> list[list[str]]:
     for row in METHODS:
         counts = []
         for floor in (FLOOR, 0):
-            ranking = rank(task_of(case.net, data), PruneOptions(method=row.name, floor=floor), statements=False)
+            ranking = rank(task_of(case.net, data), PruneOptions(method=row.name, floor=floor))
             made = pruned_of(ranking, cut(ranking, round(SPARSEST * ranking.n_weights), seed=0))
             counts.append(str(sum(layer.dead_rows for layer in made.layers)))
         lines.append([name, row.name, *counts])

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sipp.errors import DeadRowsWarning
-from sipp.pruning.cutting import cut, rank
+from sipp.pruning import cut, rank
 from sipp.results.options import Method, PruneOptions
 from sipp.scoring.task import task_of
 from sipp_lab.data.images import normalise

@@ -16,12 +16,12 @@ from unittest import mock
 import torch
 
 from sipp.repairing import data_split, fit, parts, sums, walk
-from sipp.verbs import prune
+from sipp.verbs import prune, record
 
 OTHER = "the rest"
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "scores": [(prune, "rank")],
-    "cut": [(prune, "cut"), (prune, "measured_change"), (prune, "cut_of"), (prune, "pruned_of")],
+    "cut": [(prune, "cut"), (prune, "measured_change"), (record, "cut_of"), (prune, "pruned_of")],
     "passes": [(parts.Part, "run")],
     "sums": [(sums.WeightSums, "add")],
     "search": [(fit, "search")],

@@ -96,7 +96,7 @@ def test_every_folder_is_a_room_and_every_room_a_folder() -> None:
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
-    """At import time: what a function imports when it is called may point anywhere its room may look."""
+    """What a function imports when it is called may point anywhere its room may look; `room.name` counts wherever."""
     graph = {name: at_import(path) & MODULES.keys() for name, path in MODULES.items()}
     assert "sipp.inputs.data" in graph["sipp.scoring.task"]
     done: set[str] = set()
@@ -112,8 +112,14 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         walk(name, ())
 
 
+def test_a_detour_by_a_door_is_caught(tmp_path: Path) -> None:
+    path = tmp_path / "detour.py"
+    path.write_text("from sipp import pruning\ndef late():\n    return pruning.cut\n")
+    assert "sipp.pruning.cutting" in at_import(path)
+
+
 def at_import(path: Path) -> set[str]:
-    """What a file imports at its top level."""
+    """What a file imports at its top level, and what lies behind the doors it takes a `room.name` from."""
     tree = ast.parse(path.read_text())
     top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
     found: set[str] = set()
@@ -124,7 +130,9 @@ def at_import(path: Path) -> set[str]:
             found |= inner & MODULES.keys() or {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return found
+    whole = {name.removeprefix("sipp.") for name in found} & DOORS.keys()
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return found | {DOORS[node.value.id].get(node.attr, "") for node in used if node.value.id in whole}
 
 
 # --- doors ----------------------------------------------------------------------------------------------------------

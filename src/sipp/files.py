@@ -90,9 +90,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk; Windows has no such thing for folders."""
-    if os.name == "nt" and path.is_dir():
-        return
+    """Waits until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

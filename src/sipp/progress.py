@@ -8,10 +8,9 @@ tenth is done. With `progress=False` nothing is shown.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from math import prod
 from time import monotonic
 
 from rich.console import Console
@@ -49,12 +48,6 @@ class _LateEstimate(TimeRemainingColumn):
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.percentage >= 100 * KNOWN_SHARE else Text("")
-
-
-def fit_cost(shape: Sequence[int]) -> int:
-    """The cost of fitting a weight of this shape, in units of a progress bar."""
-    n_rows, fan_in = shape[0], prod(shape[1:])
-    return n_rows * fan_in**2 + fan_in**3
 
 
 @contextmanager

@@ -64,6 +64,18 @@ def test_a_baseline_with_data_has_the_statement_of_any_mask(method: str) -> None
     assert pruned.guarantee is not None and pruned.bound.epsilon is not None and pruned.measured is None
 
 
+def sipp_mine(task: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().abs() for name, weight in task.parameters().items()}
+
+
+@pytest.mark.parametrize(("method", "repair"), [(sipp_mine, False), ("sipp-blend", False), ("sipp-hybrid", True)])
+def test_rows_are_counted_by_strategy_only_where_sensitivities_alone_chose_them(method: Any, repair: bool) -> None:
+    pruned = sipp.prune(mlp(), points(60), keep=0.6, method=method, repair=repair)
+    assert all(layer.eps_F is not None and layer.strategies == {} for layer in pruned.layers)
+    alone = sipp.prune(mlp(), points(60), keep=0.6, method="sipp-det")
+    assert all(sum(layer.strategies.values()) == layer.n_rows for layer in alone.layers)
+
+
 def test_without_data_or_with_an_iterator_that_is_used_up_the_reason_is_said() -> None:
     without = sipp.prune(mlp(), None, keep=0.5, method="magnitude")
     assert without.guarantee is None and without.measured is None and "was given no data" in without.bound.reason

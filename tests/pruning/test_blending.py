@@ -8,8 +8,8 @@ from draws import scored_and_held_back
 from torch import Tensor, nn
 
 import sipp
+from sipp.pruning import cut, rank
 from sipp.pruning.blending import POWERS, best_of
-from sipp.pruning.cutting import cut, rank
 from sipp.results.blend import BlendChoice, BlendTrial
 from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of

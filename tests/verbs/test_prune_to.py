@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sipp.errors import DataError, OptionError
-from sipp.pruning.cutting import cut, rank
+from sipp.pruning import cut, rank
 from sipp.results import numerics
 from sipp.results.binomial import k_allowed
 from sipp.results.options import Method, PruneOptions

@@ -9,8 +9,8 @@ from oracles.patterns import obeys
 from torch import Tensor, nn
 
 import sipp
-from sipp import pruning
 from sipp.inputs.data import data_of
+from sipp.pruning import cutting
 from sipp.repairing import split_data, walk
 from sipp.results import numerics
 
@@ -105,15 +105,15 @@ class Counted(nn.Module):
 def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its work is counted, so that it cannot grow unseen."""
     fits, budgets, blends = list[int](), list[int](), list[int]()
-    fitted, repaired, choose = walk.fit_parts, walking.repaired_cut, pruning.choose_blend
+    fitted, repaired, choose = walk.fit_parts, walking.repaired_cut, cutting.choose_blend
 
     def counted_fit(way: Any, *more: Any) -> Any:
         fits.append(sum(batch.n_points for batch in way.dense.batches[: way.n_fit_batches]))
         return fitted(way, *more)
 
-    def counted_level(ranking: Any, first: Any, *more: Any, **options: Any) -> Any:
-        budgets.append(sum(int(mask.sum()) for mask in first.masks.values()))
-        return repaired(ranking, first, *more, **options)
+    def counted_level(ranking: Any, masks: Any, *more: Any, **options: Any) -> Any:
+        budgets.append(sum(int(mask.sum()) for mask in masks.values()))
+        return repaired(ranking, masks, *more, **options)
 
     def counted_blends(*given: Any) -> Any:
         masks, choice = choose(*given)
@@ -122,7 +122,7 @@ def test_a_walk_fits_each_level_once_and_chooses_once(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(walk, "fit_parts", counted_fit)
     monkeypatch.setattr(walking, "repaired_cut", counted_level)
-    monkeypatch.setattr(pruning, "choose_blend", counted_blends)
+    monkeypatch.setattr(cutting, "choose_blend", counted_blends)
     monkeypatch.setattr(Counted, "n_points", 0)
     best = sipp.prune_to(Counted(), points(600), points(400, 5), epsilon=0.3, repair=True, progress=False)
     assert best.pruned is not None and len(best.path) <= 7

@@ -56,11 +56,12 @@ def test_prune_enters_files_in_the_documented_order() -> None:
     assert all((HOME / file).is_file() for file in named) and len(named) > len(drawn)
 
 
-def test_prune_enters_as_many_files_as_documented() -> None:
-    said = re.search(r"enters (\d+) files with `sipp-det`, (\d+) with the default method, (\d+) with repair", DRAWN)
+def test_prune_enters_at_most_as_many_files_as_documented() -> None:
+    most = r"enters at most (\d+) files with `sipp-det`, (\d+) with the default method, (\d+) with repair"
+    said = re.search(most, DRAWN)
     assert said is not None
     options: list[dict[str, Any]] = [{"method": "sipp-det"}, {}, {"method": "magnitude", "repair": True}]
-    assert [len(entered(**given)) for given in options] == [int(number) for number in said.groups()]
+    assert all(len(entered(**given)) <= int(number) for given, number in zip(options, said.groups(), strict=True))
 
 
 def test_prune_loads_at_most_as_many_modules_as_documented() -> None:

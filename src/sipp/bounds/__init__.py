@@ -8,9 +8,6 @@ if TYPE_CHECKING:
     from sipp.bounds.same_architecture import (
         check_same_architecture as check_same_architecture,
     )
-    from sipp.bounds.sound import (
-        sound_network_bound as sound_network_bound,
-    )
     from sipp.bounds.statements import (
         statements_of as statements_of,
     )

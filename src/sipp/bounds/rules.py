@@ -119,7 +119,8 @@ def _sum(call: Call) -> Tensor:
     """The errors of a sum or a difference add up."""
     error_B = torch.zeros_like(call.values[0].error_B)
     for name in ("self", "other"):
-        term, factor = call.options[name], abs(float(call.options["alpha"])) if name == "other" else 1.0
+        term = call.options[name]
+        factor = abs(float(call.options["alpha"])) if name == "other" else 1.0
         if isinstance(term, BoundedValue):
             error_B = error_B + factor * _spread(term.tensor, call.out) * term.error_B
     return error_B

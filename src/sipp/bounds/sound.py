@@ -88,7 +88,7 @@ def relative(error_B: Tensor, size_B: Tensor) -> Tensor:
 
 
 def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, error_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for what the networks give in their own precision.
+    """The bounds for the networks as they run, in their own precision, and the size of the outputs.
 
     ||f^_run - f_run|| <= ||f^_run - f^|| + ||f^ - f|| + ||f - f_run||, the middle by T13, the others as measured.
     """
@@ -188,7 +188,8 @@ class _Walk:
                 return self._on_constants(call)
             return call.run() if call.name in VALUELESS else self._on_values(call)
         except NoBound as why:
-            reason, place = f": {why}" if str(why) else "", self.recorder.innermost
+            reason = f": {why}" if str(why) else ""
+            place = self.recorder.innermost
             module = f"module {place.module or THE_MODEL} ({place.kind.__name__})"
             self.refusals.append(NoBound(f"op {call.name} in {module}{reason}"))
             raise self.refusals[-1] from None

@@ -24,12 +24,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
 from sipp.pruning import Cut, Ranking
 from sipp.results import (
     Coverage,
     Guarantee,
     Measured,
+    Mode,
     NetworkBound,
     PrunedLayer,
     check,
@@ -40,6 +42,7 @@ from sipp.scoring import (
     ScoringTask,
     Sensitivities,
     measure_sensitivities,
+    method_of,
 )
 
 # The factor c of T4: how many events share the failure probability.
@@ -69,24 +72,35 @@ class Statements:
 
 
 def statements_of(
-    ranking: Ranking, cut: Cut, task: ScoringTask | None = None, new_points: AnyData | None = None
+    ranking: Ranking,
+    cut: Cut,
+    task: ScoringTask | None = None,
+    new_points: AnyData | None = None,
+    mode: Mode = "paper",
 ) -> Statements:
     """Computes the guarantees of a cut, and the record of each layer.
 
-    `new_points` are inputs that the pruning has not seen. They measure C (T19) and make the network bound smaller
-    (T18); their norms are computed with the options of `task`.
+    `new_points` are inputs that the pruning has not seen. With mode "paper" they measure C (T19) and
+    make the network bound smaller (T18); their norms are computed with the options of `task`. Mode "sound" bounds the
+    network on them (T13).
     """
     scores, holdout = ranking.sensitivities, None
     no_eps: list[float | None] = [None] * len(cut.rows)
     if scores is None:
         bound = NetworkBound.none(ranking.why_no_sensitivities, ranking.options.delta)
         return Statements(None, bound, None, _layer_records(ranking, cut, {}, no_eps))
-    if new_points is not None and task is not None:
+    if mode == "paper" and new_points is not None and task is not None:
         holdout = measure_sensitivities(replace(task.with_points(new_points), seed=0))
     left_out = words.listed(cut.others) if cut.others else ""
     obstacle, reasons = _obstacle(scores, cut), _why_rows_have_no_bound(ranking, cut)
-    guarantee = row_guarantee(ranking, scores, cut.dense, factor_of(ranking.method_name), reasons)
-    bound, kappas = paper_bound(ranking, scores, cut, obstacle=obstacle, reasons=reasons, holdout=holdout)
+    guarantee = row_guarantee(ranking, scores, ranking.dense, factor_of(ranking.method_name), reasons)
+    eps = [float(row.eps_F.max()) for row in cut.rows]
+    epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(ranking.dense, cut), holdout)
+    if mode == "sound" and new_points is not None:
+        confidence = ranking.options.confidence
+        bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=confidence)
+    else:
+        bound = paper_bound(ranking, scores, cut, epsilon, obstacle=obstacle, reasons=reasons, holdout=holdout)
     measured, eps_measured = None, no_eps
     if holdout is not None:
         measured, eps_measured = _measured(ranking, scores, cut, obstacle, holdout)
@@ -130,11 +144,11 @@ def _measured(
     eps = [
         float(row.eps_by_values(dense_FK, s_FK, c_constant=measured.c_constant).max())
         for row, dense_FK, s_FK in zip(
-            cut.rows, cut.dense, (floored(one.sensitivity_FK.cpu()) for one in scores.layers)
+            cut.rows, ranking.dense, (floored(one.sensitivity_FK.cpu()) for one in scores.layers)
         )
     ]
     share = min(1.0, measured.share + network_coverage(scores, measured.confidence, holdout).share)
-    epsilon, _ = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
+    epsilon, _ = network_epsilon(scores, eps, lipschitz_of(ranking.dense, cut), holdout)
     reason = ""
     if obstacle:
         reason = f"the paper's formula does not apply: {obstacle}"
@@ -157,9 +171,10 @@ def _layer_records(
 ) -> tuple[PrunedLayer, ...]:
     scores = ranking.sensitivities
     has_bound = scores is not None and scores.reduce == "max"
-    has_strategies = ranking.method_name.startswith("sipp")
+    info = method_of(ranking.options.method)
+    has_strategies = info.uses_sensitivities and not info.is_blend
     records = []
-    for i, (weight, rows, dense_FK) in enumerate(zip(ranking.weights, cut.rows, cut.dense)):
+    for i, (weight, rows, dense_FK) in enumerate(zip(ranking.weights, cut.rows, ranking.dense)):
         complexity = scores.layers[i].sign_complexity if scores is not None else None
         eps = float(rows.eps_F.max()) if has_bound else None
         # within the masks of an earlier pruning, every row without a weight is dead, whenever it lost the last
@@ -272,9 +287,9 @@ def network_epsilon(
     return (total if not math.isnan(total) else math.inf), dict(reversed(kappas.items()))
 
 
-def lipschitz_of(cut: Cut) -> list[float]:
+def lipschitz_of(dense: Sequence[Tensor], cut: Cut) -> list[float]:
     """Lip_k of each layer: the larger of the dense and the pruned norm, as sampled weights are re-weighted."""
-    pairs = ((dense_FK, row.values_FK) for dense_FK, row in zip(cut.dense, cut.rows))
+    pairs = ((dense_FK, row.values_FK) for dense_FK, row in zip(dense, cut.rows))
     return [max(float(weight_FK.to(numerics.BOUND_DTYPE).norm()) for weight_FK in pair) for pair in pairs]
 
 
@@ -282,14 +297,13 @@ def paper_bound(
     ranking: Ranking,
     scores: Sensitivities,
     cut: Cut,
+    epsilon: float | None,
     *,
     obstacle: str,
     reasons: Sequence[str],
     holdout: Sensitivities | None,
-) -> tuple[NetworkBound, dict[str, float]]:
-    """The bound of T12, with every reason why it does not apply (`obstacle`: the model is no chain), and the kappas."""
-    eps = [float(row.eps_F.max()) for row in cut.rows]
-    epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(cut), holdout)
+) -> NetworkBound:
+    """The bound of T12, with every reason why it does not apply (`obstacle`: the model is no chain)."""
     covered = network_coverage(scores, ranking.options.confidence, holdout)
     causes = list(reasons)
     if epsilon is None:
@@ -303,11 +317,11 @@ def paper_bound(
         causes.append(f"{covered.n} inputs are too few for {maxima}: nothing follows for most new inputs")
     # T4's factor for T12 leaves no share of delta to sampling: with sampled rows the one of T6 is needed.
     factor = PRUNE_FACTOR if _is_sampled(cut) else NETWORK_FACTOR
-    conditions = row_guarantee(ranking, scores, cut.dense, factor, causes)
+    conditions = row_guarantee(ranking, scores, ranking.dense, factor, causes)
     if epsilon is None or scores.reduce != "max":
-        return NetworkBound.none(conditions.reason, ranking.options.delta), {}
+        return NetworkBound.none(conditions.reason, ranking.options.delta)
     reason = "; ".join((*causes, CONTRADICTED)) if conditions.contradicted else conditions.reason
-    return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, covered), kappas
+    return NetworkBound("paper", epsilon, ranking.options.delta, conditions, reason, covered)
 
 
 def network_coverage(scores: Sensitivities, confidence: float, holdout: Sensitivities | None) -> Coverage:

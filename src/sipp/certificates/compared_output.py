@@ -40,7 +40,7 @@ def run_model(model: nn.Module, batch: Batch, output: Output) -> Tensor:
 
 
 def model_output(model: nn.Module, batch: Batch, output: Output) -> Tensor:
-    """The same, on the model's device. Without `output`, the only tensor in a tuple or dict is taken."""
+    """The selected output on the model's device. Without `output`, the only tensor in a tuple or dict is taken."""
     device = next((t.device for t in itertools.chain(model.parameters(), model.buffers())), torch.device("cpu"))
     # A copy: a first layer that works in place must not change what the other network, or the caller, sees.
     result = run_batch(model, batch.copied(device))

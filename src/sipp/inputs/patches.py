@@ -272,7 +272,8 @@ def sequences(parameter: str, steps_BTK: Tensor, n_points: int, is_real_BT: Tens
     """The use of all rows of a weight whose patches are the steps of sequences, one for each point or together."""
     if len(steps_BTK) == n_points:
         return WeightUse(parameter, steps_BTK[:, None], real_BP=is_real_BT)
-    together, real_BP = steps_BTK.flatten(0, 1)[None, None], None if is_real_BT is None else is_real_BT.flatten()[None]
+    together = steps_BTK.flatten(0, 1)[None, None]
+    real_BP = None if is_real_BT is None else is_real_BT.flatten()[None]
     return WeightUse(parameter, together, attributed=False, real_BP=real_BP)
 
 

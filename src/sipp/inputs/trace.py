@@ -128,7 +128,7 @@ def trace(
 def trace_layers(
     model: nn.Module, layers: Iterable[PrunableLayer], batch: Batch, norm_stats: NormStats = "running"
 ) -> ModelMap:
-    """The same for the layers that were found, and a batch.
+    """The ModelMap of a model for the layers that were found, from one batch.
 
     Three inputs that differ are run; if the model refuses three, all of the batch.
     """
@@ -296,7 +296,8 @@ class _Uses:
 
     def __call__(self, weight: Weight, use: WeightUse, batch: Batch) -> None:
         """Records one use of a weight, with some of its values."""
-        why, is_folded = "" if use.attributed else ELSEWHERE, False
+        why = "" if use.attributed else ELSEWHERE
+        is_folded = False
         if self.recorder is not None:
             call = self.recorder.innermost
             given = [self.recorder.values[read] for read in refs_in(call.arguments)]

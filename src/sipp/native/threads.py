@@ -88,10 +88,7 @@ def _openmp_files(torch_folder: Path) -> Iterator[Path]:
 
 def _already_loaded(path: Path) -> ctypes.CDLL | None:
     """The library if this process has loaded it: loading another copy would start a second thread pool."""
-    only_loaded = getattr(os, "RTLD_NOLOAD", None)  # not on Windows
-    if only_loaded is None:
-        return None
     try:
-        return ctypes.CDLL(str(path), mode=only_loaded)
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
     except OSError:
         return None

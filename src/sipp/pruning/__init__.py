@@ -5,25 +5,12 @@ from typing import TYPE_CHECKING
 from sipp.doors import door
 
 if TYPE_CHECKING:
-    from sipp.pruning.blending import (
-        BlendInputs as BlendInputs,
-        blend_inputs as blend_inputs,
-        choose_blend as choose_blend,
-    )
-    from sipp.pruning.budgets import (
-        AllocationProblem as AllocationProblem,
-        allocation_problem as allocation_problem,
-        sampling_constant as sampling_constant,
-    )
     from sipp.pruning.cutting import (
         Cut as Cut,
-        Ranking as Ranking,
         budget_for as budget_for,
         cut as cut,
         cut_of as cut_of,
-        is_large_linear_network as is_large_linear_network,
         measured_change as measured_change,
-        rank as rank,
     )
     from sipp.pruning.given_masks import (
         WithMasks as WithMasks,
@@ -37,12 +24,15 @@ if TYPE_CHECKING:
         masks_of as masks_of,
         release as release,
     )
+    from sipp.pruning.ranking import (
+        Ranking as Ranking,
+        is_large_linear_network as is_large_linear_network,
+        rank as rank,
+        starts_from_wanda as starts_from_wanda,
+    )
     from sipp.pruning.rows import (
         best_within as best_within,
         even_layers as even_layers,
-    )
-    from sipp.pruning.sampling import (
-        sampled_rows as sampled_rows,
     )
 else:
     __getattr__, __dir__, __all__ = door(__name__, __file__)

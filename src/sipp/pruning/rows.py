@@ -37,7 +37,8 @@ class SparseRows:
 
     values_FK: Tensor
     mask_FK: Tensor
-    strategy_FS: Tensor  # int8: DET, RAND or WHOLE, of the row (S = 1) or of its weights of each sign (S = 2)
+    # int8: DET, RAND or WHOLE, of the row (S = 1) or of its weights of each sign (S = 2); S = 0 for given values
+    strategy_FS: Tensor
     eps_F: Tensor  # float64, the bound of T5, T6 or T9
 
     @property
@@ -47,7 +48,8 @@ class SparseRows:
     @property
     def strategies(self) -> dict[str, int]:
         """How many rows, or weights of one sign of a row, were cut in which way."""
-        return {name: int((self.strategy_FS == code).sum()) for code, name in STRATEGIES.items()}
+        cut_FS = self.strategy_FS
+        return {name: int((cut_FS == code).sum()) for code, name in STRATEGIES.items()} if cut_FS.numel() else {}
 
     def eps_by_values(self, weight_FK: Tensor, sensitivity_FK: Tensor, *, c_constant: float) -> Tensor:
         """The bound of each row from its new values alone (T17), F float64."""
@@ -65,7 +67,7 @@ def given_rows(
         eps_F = torch.where((values_FK == weight_FK).all(1), 0.0, math.inf).to(numerics.BOUND_DTYPE)
     else:
         eps_F = eps_given(weight_FK, values_FK, sensitivity_FK, c_constant=c_constant)
-    return _not_sampled(values_FK, mask_FK, eps_F)
+    return SparseRows(values_FK, mask_FK, torch.empty(len(eps_F), 0, dtype=torch.int8, device="cpu"), eps_F)
 
 
 def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | None, *, c_constant: float) -> SparseRows:
@@ -74,10 +76,6 @@ def masked_rows(weight_FK: Tensor, mask_FK: Tensor, sensitivity_FK: Tensor | Non
     if sensitivity_FK is None:
         return given_rows(weight_FK, values_FK, mask_FK, None, c_constant=c_constant)
     eps_F = c_constant * tail_sum(torch.where(weight_FK != 0, sensitivity_FK, 0.0), mask_FK)
-    return _not_sampled(values_FK, mask_FK, eps_F)
-
-
-def _not_sampled(values_FK: Tensor, mask_FK: Tensor, eps_F: Tensor) -> SparseRows:
     strategy_F1 = torch.where(eps_F == 0, WHOLE, DET).to(torch.int8)[:, None]
     return SparseRows(values_FK, mask_FK, strategy_F1, eps_F)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sipp.errors import DataError
 from sipp.pruning.budgets import allocate, draws_for, eps_rand
-from sipp.pruning.cutting import Ranking
+from sipp.pruning.ranking import Ranking
 from sipp.pruning.rows import (
     DET,
     RAND,

@@ -40,7 +40,7 @@ from sipp.inputs import (
     trace_layers,
 )
 from sipp.native import memory
-from sipp.progress import Advance, fit_cost, nothing, progress_bar
+from sipp.progress import Advance, nothing, progress_bar
 from sipp.pruning import (
     best_within,
     even_layers,
@@ -103,7 +103,7 @@ def repair_network(
     is_refit = method == "refit"
     split = in_large_batches(split, max((max(len(mask), mask[0].numel()) for mask in masks.values()), default=1))
     memory.give_back_freed()
-    cost = sum(fit_cost(mask.shape) for mask in masks.values())
+    cost = sum(_fit_cost(mask.shape) for mask in masks.values())
     title = "repairing" if is_refit else "finding masks and weights"
     with progress_bar(title, cost, shown=progress, in_percent=True) as advance:
         error_before, test_before = _errors(dense, _unrepaired(dense, masks, start), split)
@@ -143,6 +143,12 @@ def repair_network(
         method=method,
     )
     return Repaired(model, fitted, record, split.seen)
+
+
+def _fit_cost(shape: Sequence[int]) -> int:
+    """The cost of fitting a weight of this shape, in units of a progress bar."""
+    n_rows, fan_in = shape[0], math.prod(shape[1:])
+    return n_rows * fan_in**2 + fan_in**3
 
 
 def _unrepaired(dense: nn.Module, masks: Masks, start: nn.Module | None) -> nn.Module:
@@ -226,14 +232,14 @@ def fit_parts(
                 place = walk.map.places[name]
                 masks[name], layer = fit_layer(task, model, weights[name], first_masks[name], sums.pop(name), place)
                 done.append(replace(layer, corrects=name in walk.streams))
-                advance(fit_cost(masks[name].shape))
+                advance(_fit_cost(masks[name].shape))
         n_left -= len(part.groups)
         for side in (walk.dense, walk.pruned) if n_left else ():
             side.pass_on(part)
     reached = {layer.name for layer in done}
     for name in (name for name in masks if name not in reached):
         done.append(leave_unfitted(model, name, masks[name], "no inputs reach it"))
-        advance(fit_cost(masks[name].shape))
+        advance(_fit_cost(masks[name].shape))
     return masks, done
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import Any
 
 from sipp.report import plots
 from sipp.report.contents import Article, Finding, Section
@@ -12,6 +11,7 @@ from sipp.report.networks import PrunedModel, shared_holdout
 from sipp.report.numbers import number
 from sipp.report.plots import cards, sheet_section
 from sipp.results import (
+    GIVEN,
     AccuracyCertificate,
     AnyCertificate,
     Certificate,
@@ -71,7 +71,7 @@ def lead(model: PrunedModel) -> Finding:
         heading += f", and the output error is {number(moved[0], 'share')}"
     dead = facts.dead_rows
     rows = "no row lost all its weights" if not dead else f"{words.counted(dead, 'row')} lost all weights"
-    how = "Given weights" if facts.method == "given" else f"Pruned with {facts.method}"
+    how = "Given weights" if facts.method == GIVEN else f"Pruned with {facts.method}"
     how += "" if facts.repair is None else " and repaired"
     kept = f"{facts.kept:,} of {facts.n_weights:,} prunable weights kept in {words.counted(len(facts.layers), 'layer')}"
     return Finding(heading, f"{how}: {kept}; {rows}.")
@@ -139,13 +139,12 @@ def _with_claims(model: PrunedModel) -> list[AnyCertificate]:
 
 def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
     """Why, and a command that runs as it is (but for NEW): what is unknown first, then what is bad, then its use."""
-    asked = model.record.rest.get("asked")
-    in_shell = isinstance(asked, dict) and model.folder is not None  # else it is from Python
-    known: dict[str, Any] = asked if isinstance(asked, dict) else {}
+    in_shell = model.record.asked is not None and model.folder is not None  # else it is from Python
+    known = model.record.asked or {}
     name, folder = shlex.quote(model.record.model), shlex.quote(str(model.folder))
     dense = "" if name.startswith("hf:") else f" --dense {shlex.quote(model.record.weights or 'WEIGHTS')}"
     both, stored = f"--model {name}{dense} --pruned {folder}", f"{folder} --model {name}"
-    is_data_set = (model.record.rest.get("data") or {}).get("kind") == "built-in"  # its test part is new
+    is_data_set = model.record.data.get("kind") == "built-in"  # its test part is new
     new = shlex.quote(str(known.get("holdout") or (known.get("data") if is_data_set else None) or "NEW"))
     for option, value in ((known.get("reading") or {}) | {"part": known.get("part")}).items():
         new += "" if value is None else f" --{option} {value}"
@@ -187,8 +186,7 @@ def next_steps(model: PrunedModel) -> list[tuple[str, str]]:
 
 def _is_language_model(model: PrunedModel) -> bool:
     """Whether text is its input, as far as the record knows."""
-    data = model.record.rest.get("data") or {}
-    return data.get("kind") == "text" or model.record.model.endswith(("ForCausalLM", "LMHeadModel"))
+    return model.record.data.get("kind") == "text" or model.record.model.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         to_json as to_json,
     )
     from sipp.results.options import (
+        GIVEN as GIVEN,
         HELD_BACK_ONE_IN as HELD_BACK_ONE_IN,
         SHARE as SHARE,
         Allocation as Allocation,
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
         Pruned as Pruned,
         PrunedLayer as PrunedLayer,
         SeenInputs as SeenInputs,
+        ways_to_lose_less as ways_to_lose_less,
     )
     from sipp.results.pruned_on_disk import (
         BlockWeight as BlockWeight,

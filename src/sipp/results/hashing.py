@@ -23,7 +23,7 @@ def of_model(model: nn.Module) -> str:
 
 
 def of_buffers(model: nn.Module) -> str | None:
-    """The same over non-persistent buffers, which the state_dict leaves out; None if there are none."""
+    """SHA-256 over non-persistent buffers, which the state_dict leaves out; None if there are none."""
     inside = model.state_dict().keys()
     buffers = model.named_buffers(remove_duplicate=False)
     outside = {name: buffer for name, buffer in buffers if name not in inside}

@@ -26,6 +26,7 @@ Loss = Callable[[Any, Any], Any]  # of outputs and labels, a tensor of one numbe
 Selector = str | type | Sequence[str | type]  # names of weights or modules with *, types of modules
 
 SHARE = 0.05  # of inputs that a certificate may leave out (T14)
+GIVEN = "given"  # in records, the method of weights that the caller chose
 HELD_BACK_ONE_IN = 4  # inputs: for a blend, for `compare`, for a bound that needs inputs of its own (T18)
 
 

@@ -12,7 +12,7 @@ from sipp.results import hashing, words
 from sipp.results.blend import BlendChoice
 from sipp.results.bounds import Guarantee, Measured, NetworkBound
 from sipp.results.jsonio import NOT_JSON
-from sipp.results.options import Draws
+from sipp.results.options import GIVEN, Draws
 from sipp.results.repair import Repair
 from sipp.results.sheet import PERCENT, Entry, Sheet, Table, shown, without_empty
 
@@ -59,7 +59,7 @@ class PrunedLayer:
     n_rows: int
     fan_in: int
     kept: int
-    strategies: dict[str, int]  # how many rows each strategy took; empty for a baseline
+    strategies: dict[str, int]  # how many rows each strategy took; empty unless sensitivities alone chose them
     dead_rows: int  # rows that had weights and have none now
     eps: float | None  # eps_l, the largest of them
     sign_complexity: float | None  # Delta_l
@@ -139,7 +139,7 @@ class Pruned:
     layers: tuple[PrunedLayer, ...]
     guarantee: Guarantee | None  # for rows and layers (T5-T11, T17); None if nothing was scored
     bound: NetworkBound  # for the output of the network (T12, T13)
-    method: str  # its name; "given": the new weights were the caller's own
+    method: str  # its name; GIVEN: the new weights were the caller's own
     budget: int  # asked for
     kept: int  # reached: fewer if sampling had fewer weights to draw from; random with draws="fixed"
     seed: int
@@ -218,7 +218,7 @@ class Pruned:
     @property
     def cost(self) -> str:
         """The best bound on the output in plain words, or the change measured on calibration inputs."""
-        is_dense = self.kept == self.n_weights and self.method != "given"  # given weights may have other values
+        is_dense = self.kept == self.n_weights and self.method != GIVEN  # given weights may have other values
         if is_dense and self.described_hash and self.repair is None:
             return "nothing was removed, so the output is the same."
         bound, measured, bounds = self.bound, self.measured, list[tuple[float, float, float]]()
@@ -287,7 +287,7 @@ class Pruned:
             rows = [*rows[:END_LAYERS], between, *rows[-END_LAYERS:]]
         forms = {"keep": PERCENT} | dict.fromkeys(BOUND_COLUMNS, words.number_up)
         table = without_empty(Table(columns, tuple(rows), bars=("keep",), forms=forms))
-        text = [ROW_WORDS, *([STRATEGY_WORDS] if in_full else ())]
+        text = [ROW_WORDS, *([STRATEGY_WORDS] if ways else ())]
         text += [BOUND_WORDS] if set(BOUND_COLUMNS) & set(table.columns) else []
         return replace(table, words="; ".join(text))
 
@@ -364,6 +364,17 @@ def _next_step(pruned: Pruned) -> str:
             "sipp.certify(model, pruned, new_inputs) bounds the error on new inputs; "
             "sipp.save(pruned, file) stores it in a small file; sipp.sparse(pruned, example) runs it faster"
         )
-    repair = "repair=True" if pruned.repair is None else "more data for the repair"
-    costly = f"try {repair}, another method (sipp.compare tells you which), a larger keep, or training"
-    return f"sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; if too much is lost, {costly}"
+    return (
+        "sipp.certify_accuracy(model, pruned, labelled_inputs) on new inputs; "
+        f"if too much is lost, {ways_to_lose_less(pruned)}"
+    )
+
+
+def ways_to_lose_less(pruned: Pruned, *, in_shell: bool = False) -> str:
+    """What to try if too much is lost, in Python or in the shell."""
+    repair, compare, keep = "repair=True", "sipp.compare", "keep"
+    if in_shell:
+        repair, compare, keep = "--repair", "sipp compare", "--keep"
+    if pruned.repair is not None:
+        repair = "more data for the repair"
+    return f"try {repair}, another method ({compare} tells you which), a larger {keep}, or training"

@@ -59,7 +59,8 @@ class PrunedTo:
 
     @property
     def sheet(self) -> Sheet:
-        title, note = self.verdict, "" if self.certificate is None else self.certificate.sentence
+        title = self.verdict
+        note = "" if self.certificate is None else self.certificate.sentence
         if self.certificate is not None and certificate_of(self, None) is None:
             title, note = CHANGED_SINCE, ""
         columns = {

@@ -85,6 +85,17 @@ class SavedNetwork:
         return "" if self.certificate is None else self.certificate.sentence
 
     @property
+    def asked(self) -> Mapping[str, Any] | None:
+        """What was asked of `sipp prune`; None: it was pruned in Python."""
+        asked = self.rest.get("asked")
+        return asked if isinstance(asked, dict) else None
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What `sipp prune` read; empty if it read nothing, or in Python."""
+        return self.rest.get("data") or {}
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
         """How it was pruned, and the error; if that was not recorded, the certificate."""
         if self.pruned is None:

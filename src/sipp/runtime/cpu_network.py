@@ -141,7 +141,8 @@ def run_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _run(plan: CpuPlan, chunk: int | None, inputs: list[Any]) -> Any:
     """The outputs of the model; NOT_FINITE if an intermediate value is not finite, so torch must run it."""
-    n, parts = len(inputs[0]) if chunk else 1, []
+    n = len(inputs[0]) if chunk else 1
+    parts = []
     for i in range(0, n, chunk or n):
         part = plan.run([x[i : i + chunk] for x in inputs] if chunk else inputs)
         if part is None:

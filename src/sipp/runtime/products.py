@@ -78,7 +78,8 @@ def product_step(op: Op, work: Work) -> Step | None:
     tensors = [x, *weights, *([] if op.addend is None else [work.values[op.addend]])]
     if not all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors):
         return None
-    weight, bias = weights[0].contiguous(), weights[1].contiguous() if len(weights) > 1 else None
+    weight = weights[0].contiguous()
+    bias = weights[1].contiguous() if len(weights) > 1 else None
     if op.target is CONV:
         defaults: list[Any] = [1, 0, 1, 1]
         stride, padding, dilation, groups = [*op.args[3:], *defaults[len(op.args[3:]) :]]

@@ -42,7 +42,8 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
     if is_training or x.ndim != 3 or not x.numel() or not work.are_constant(refs):
         return None
     weights = [work.constants[ref.value] for ref in refs]
-    directions, per_cell = 2 if is_bidirectional else 1, 4 if has_bias else 2
+    directions = 2 if is_bidirectional else 1
+    per_cell = 4 if has_bias else 2
     reads = (op.args[0].value, *(ref.value for ref in op.args[1]))  # input, state and cell
     is_float = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (*weights, *(values[n] for n in reads)))
     has_projections = len(weights) != n_layers * directions * per_cell

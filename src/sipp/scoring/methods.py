@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from sipp.errors import OptionError
 from sipp.results import (
+    GIVEN,
     PruneOptions,
     Reduce,
     RepairMethod,
@@ -140,7 +141,7 @@ def register_method(
             f"name={name!r:.60} is not a name of a method",
             fix="use lower-case letters and digits, with single . - _ between them",
         )
-    if name in NAMES or name == "given":
+    if name in NAMES or name == GIVEN:
         raise OptionError(f"name={name!r} is a method of the package", fix="choose another name", option="name")
     if not callable(score):
         raise OptionError(f"score={score!r:.60} must be a function of one task", option="score")

@@ -78,11 +78,11 @@ class ScoringTask:
             yield batch
 
     def with_points(self, data: AnyData | None) -> ScoringTask:
-        """The same with other data."""
+        """The task with other data."""
         return replace(self, data=_data_for(self.model, data))
 
     def hold_back(self) -> tuple[ScoringTask, Data]:
-        """The same with the points to score, and points held back for a sound bound (T18), a blend or `compare`."""
+        """The task with the points to score, and points held back for a sound bound (T18), a blend or `compare`."""
         scored, held_back = self.points.hold_back()
         return self.with_points(scored), held_back
 

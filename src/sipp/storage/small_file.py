@@ -163,7 +163,8 @@ def _encode(
     rounded = round_values(value_K, row_K, n_rows, rounding, names[0])
     planes = encode_numbers(rounded.stored_K, coded=coded)
     scales = [] if rounded.scale_F is None else encode_numbers(rounded.scale_F, coded=coded)
-    mask_kind, mask_code = None if kept_K is None else "stored", b""
+    mask_kind = None if kept_K is None else "stored"
+    mask_code = b""
     if kept_K is not None and not np.array_equal(kept_K, is_stored_K):  # -0.0 among the pruned ones
         mask_kind, mask_code = encode_positions(kept_K)
     parts = [code, *planes, *scales, mask_code]

@@ -13,9 +13,9 @@ from sipp.bounds import check_same_architecture
 from sipp.errors import OptionError
 from sipp.inputs import AnyData, copy_of, unwrap
 from sipp.pruning import cut_of, hold, rank, release
-from sipp.results import Mode, NetworkLike, Pruned, PruneOptions, SeenInputs, Selector, check, network_of
+from sipp.results import GIVEN, Mode, NetworkLike, Pruned, PruneOptions, SeenInputs, Selector, check, network_of
 from sipp.scoring import task_of
-from sipp.verbs.prune import pruned_of
+from sipp.verbs.record import pruned_of
 
 
 @torch.inference_mode(False)
@@ -56,8 +56,8 @@ def assess(
         check_same_architecture(dense, given)
     task = task_of(dense, data, exclude=exclude, warns=False)
     # sipp-det: its scores are the sensitivities
-    ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, statements=True, warns=False)
+    ranking = rank(task, PruneOptions(method="sipp-det"), progress=progress, needs_bounds=True, warns=False)
     unknown = SeenInputs(frozenset(), is_all=False)  # what chose the caller's own weights
-    ranking = replace(ranking, options=replace(ranking.options, method="given"), seen=unknown)
+    ranking = replace(ranking, method_name=GIVEN, seen=unknown)
     network_cut = cut_of(ranking, given, pruned if isinstance(pruned, Mapping) else {}, seed=0)
     return pruned_of(ranking, network_cut, task, mode=bound, new_points=holdout)

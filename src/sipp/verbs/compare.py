@@ -15,7 +15,7 @@ from sipp.certificates import NetworkComparison, Output, compare_networks
 from sipp.errors import DataError, OptionError, warn_caller
 from sipp.inputs import AnyData, Data, data_of, labels
 from sipp.progress import progress_bar
-from sipp.pruning import Cut, Ranking, cut, is_large_linear_network, rank
+from sipp.pruning import Cut, Ranking, cut, rank, starts_from_wanda
 from sipp.repairing import split_data
 from sipp.results import (
     HELD_BACK_ONE_IN,
@@ -30,7 +30,7 @@ from sipp.results import (
     other_names,
 )
 from sipp.scoring import ScoringTask, method_of, task_of
-from sipp.verbs.prune import repaired_cut
+from sipp.verbs.record import repaired_cut
 
 KEEPS = (0.5, 0.3, 0.1)
 USUAL: tuple[str, ...] = ("sipp-blend", "sipp-det", "magnitude", "lamp", "wanda", "random")
@@ -93,13 +93,16 @@ def compare(
             rankings = _rankings(task, method, repair)
             for keep in sorted(budgets, reverse=True):
                 for ranking in rankings:
-                    network_cut, asked = cut(ranking, budgets[keep], seed=seed), ranking.options.repair
+                    budget, asked = budgets[keep], ranking.options.repair
+                    network_cut = cut(ranking, budget, seed=seed)
                     if repairs := method_of(method).repairs(asked):
                         assert split is not None
-                        start = network_cut.model
-                        network_cut, _ = repaired_cut(ranking, network_cut, split, repairs, start=start)
+                        network_cut, _ = repaired_cut(
+                            ranking, network_cut.masks, split, repairs,
+                            start=network_cut.model, budget=budget, seed=seed, choice=network_cut.choice,
+                        )  # fmt: skip
                     tested = compare_networks(task.model, network_cut.model, test, output)
-                    rows.append(_row(name, network_cut, keep, tested, is_repaired=bool(asked)))
+                    rows.append(_row(name, ranking, network_cut, keep, tested, is_repaired=bool(asked)))
                 advance(1)
     n_calibration = sum(batch.n_points for batch in calibration.batches())
     return Comparison(
@@ -118,9 +121,8 @@ def _rankings(task: ScoringTask, method: Method, repair: bool) -> list[Ranking]:
     ranking = rank(task, plain)
     if not repair:
         return [ranking]
-    # a blend tries no candidates where it only begins the repair of a language model
-    begins_with_other_mask = method_of(method).is_blend and is_large_linear_network(task.weights, task.parameters())
-    return [ranking, rank(task, repaired) if begins_with_other_mask else replace(ranking, options=repaired)]
+    from_wanda = starts_from_wanda(task, method_of(method), repair=True)
+    return [ranking, rank(task, repaired) if from_wanda else replace(ranking, options=repaired)]
 
 
 def _points(task: ScoringTask, holdout: AnyData | None) -> tuple[Data, Data]:
@@ -161,7 +163,9 @@ def _loss_of(output: Output) -> Loss | None:
     return lambda output, given: labels.cross_entropy(pick(output), given)
 
 
-def _row(method: str, network_cut: Cut, keep: float, tested: NetworkComparison, *, is_repaired: bool) -> Compared:
+def _row(
+    method: str, ranking: Ranking, network_cut: Cut, keep: float, tested: NetworkComparison, *, is_repaired: bool
+) -> Compared:
     far_n, size = tested.points.squared_error, float(tested.points.squared_size.mean())
     moved_n = torch.where(far_n == 0, 0.0, far_n / size)  # a dense output of 0 that moved is infinitely off
     return Compared(
@@ -170,7 +174,7 @@ def _row(method: str, network_cut: Cut, keep: float, tested: NetworkComparison, 
         is_repaired=is_repaired,
         kept=sum(int(mask.sum()) for mask in network_cut.masks.values()),
         dead_rows=sum(
-            numerics.dead_rows(dense_FK, rows.values_FK) for dense_FK, rows in zip(network_cut.dense, network_cut.rows)
+            numerics.dead_rows(dense_FK, rows.values_FK) for dense_FK, rows in zip(ranking.dense, network_cut.rows)
         ),
         error=math.sqrt(float(moved_n.mean())) if bool(moved_n.isfinite().all()) else math.inf,
         same=tested.same_class,

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from sipp import bounds, repairing
-from sipp.errors import DeadRowsWarning, OptionError, warn_caller
+from sipp.errors import OptionError
 from sipp.inputs import AnyData, Data, data_of
-from sipp.native import memory
-from sipp.pruning import (
-    Cut,
-    Ranking,
-    budget_for,
-    cut,
-    cut_of,
-    measured_change,
-    rank,
-)
+from sipp.pruning import budget_for, cut, measured_change, rank
+from sipp.repairing import split_data
 from sipp.results import (
     Allocation,
     Draws,
@@ -28,20 +18,16 @@ from sipp.results import (
     Method,
     Mode,
     NormStats,
-    OutputChange,
     Pruned,
     PruneOptions,
     Reduce,
     RepairMethod,
     Selector,
-    hashing,
     numerics,
     other_names,
-    words,
 )
 from sipp.scoring import ScoringTask, checked_method, task_of
-
-WAY_OUT = "keep more, or use the default method, which leaves weights in each (in Python also: floor=0.1)"
+from sipp.verbs.record import pruned_of, repaired_cut, warn_of_dead_rows
 
 
 @other_names.explain_unknown_options
@@ -120,50 +106,23 @@ def prune(
     budget = budget_for(options, task.weights)
     alive = _checked_within(within, task, budget, has_repair=bool(repairs))
     task, new_points = _with_new_points(task, options, holdout)
-    states = options.statements or info.uses_sensitivities
-    ranking = rank(task, options, alive=alive, statements=states, progress=progress)
-    network_cut = cut(ranking, budget, seed=options.seed, progress=progress)
-    ranking, repaired = ranking.without_scores(), None
-    memory.give_back_freed()
+    ranking = rank(task, options, alive=alive, needs_bounds=options.statements, progress=progress)
+    network_cut, repaired = cut(ranking, budget, seed=options.seed, progress=progress), None
+    ranking = ranking.without_scores()
     if repairs:
         start = network_cut.model if info.is_sampled else None  # the weights of other methods are the dense ones
-        network_cut = replace(network_cut, model=ranking.model, rows=(), dense=())  # a repair makes its own copies
-        split = repairing.split_data(task.points)  # without new points
-        network_cut, repaired = repaired_cut(ranking, network_cut, split, repairs, start=start, progress=progress)
+        masks, choice = network_cut.masks, network_cut.choice
+        del network_cut  # a repair makes its own copies of the network
+        network_cut, repaired = repaired_cut(
+            ranking, masks, split_data(task.points), repairs,
+            start=start, budget=budget, seed=options.seed, choice=choice, progress=progress,
+        )  # fmt: skip
     moved = None if repairs else measured_change(ranking, network_cut, task)
     pruned = pruned_of(
         ranking, network_cut, task, mode=options.bound, new_points=new_points, moved=moved, repaired=repaired
     )
     warn_of_dead_rows(pruned)
     return pruned
-
-
-def repaired_cut(
-    ranking: Ranking,
-    first: Cut,
-    split: repairing.DataSplit,
-    repairs: Sequence[RepairMethod],
-    *,
-    start: nn.Module | None,
-    progress: bool = False,
-) -> tuple[Cut, repairing.Repaired]:
-    """The network after these repairs, one after another, from the values in `start` (None: the dense ones)."""
-    masks, keeps_rows, scores = first.masks, ranking.floor is not None, ranking.sensitivities
-    for method in repairs:
-        repaired = repairing.repair_network(
-            ranking.model,
-            masks,
-            split,
-            method,
-            pattern=ranking.pattern,
-            keeps_rows=keeps_rows,
-            start=start,
-            known=scores.map if scores is not None and scores.norm_stats == "running" else None,
-            progress=progress,
-        )
-        start, masks = repaired.model, repaired.masks
-    found = cut_of(ranking, repaired.model, repaired.masks, seed=first.seed, budget=first.budget, choice=first.choice)
-    return found, repaired
 
 
 def _checked_within(
@@ -225,54 +184,3 @@ def _with_new_points(
     if options.bound == "sound" and task.data is not None:
         return task.hold_back()
     return task, None
-
-
-def pruned_of(
-    ranking: Ranking,
-    network_cut: Cut,
-    task: ScoringTask | None = None,
-    *,
-    mode: Mode = "paper",
-    new_points: AnyData | None = None,
-    moved: OutputChange | None = None,
-    repaired: repairing.Repaired | None = None,
-) -> Pruned:
-    """Builds the record of a pruned network: how it was made, the change of its output, and its guarantees.
-
-    A repair has measured itself how far the output moved.
-    """
-    stated = bounds.statements_of(ranking, network_cut, task, new_points if mode == "paper" else None)
-    bound, scores, confidence = stated.bound, ranking.sensitivities, ranking.options.confidence
-    if mode == "sound" and new_points is not None and scores is not None:
-        bound = bounds.sound_network_bound(ranking.model, network_cut.model, new_points, scores, confidence=confidence)
-    return Pruned(
-        model=network_cut.model,
-        masks=network_cut.masks,
-        layers=stated.layers,
-        guarantee=stated.guarantee,
-        bound=bound,
-        method=ranking.method_name,
-        budget=network_cut.budget,
-        kept=sum(layer.kept for layer in stated.layers),
-        seed=network_cut.seed,
-        draws=ranking.options.draws,
-        measured=stated.measured,
-        choice=network_cut.choice,
-        repair=None if repaired is None else repaired.record,
-        described_hash=hashing.of_model(network_cut.model),
-        pattern=None if ranking.pattern is None else str(ranking.pattern),
-        moved=moved if repaired is None else repaired.moved,
-        seen=ranking.seen if repaired is None else ranking.seen | repaired.seen,
-    )
-
-
-def warn_of_dead_rows(pruned: Pruned) -> None:
-    """Warns once about all neurons and filters that lost every weight."""
-    dead = [f"{layer.name} ({layer.dead_rows} of {layer.n_rows})" for layer in pruned.layers if layer.dead_rows]
-    if not dead:
-        return
-    n_rows, way_out = sum(layer.n_rows for layer in pruned.layers), WAY_OUT
-    if pruned.kept < n_rows:
-        way_out = f"{pruned.kept:,} weights are fewer than the {n_rows:,} neurons or filters: keep more"
-    listed = words.listed(dead)
-    warn_caller(f"these neurons or filters lost all their weights: {listed}; {way_out}", DeadRowsWarning)

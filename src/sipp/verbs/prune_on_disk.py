@@ -240,7 +240,7 @@ def _cut_and_repaired(
     options, batches = work.options, work.batches(part.number)
     data = _ReadOnDemand(len(batches), lambda j: batches[j].as_given)
     task = task_of(dense, data)
-    ranking = rank(task, options, statements=checked_method(options).uses_sensitivities)
+    ranking = rank(task, options)
     network_cut = cut(ranking, budget_for(options, task.weights), seed=options.seed)
     pruned: Any = network_cut.model
     if not work.repair:

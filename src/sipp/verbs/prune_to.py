@@ -50,7 +50,7 @@ from sipp.results import (
     other_names,
 )
 from sipp.scoring import checked_method, task_of
-from sipp.verbs.prune import pruned_of, repaired_cut, warn_of_dead_rows
+from sipp.verbs.record import pruned_of, repaired_cut, warn_of_dead_rows
 
 N_LEVELS, SPARSEST = 30, 0.02
 N_REPAIRED_LEVELS = 59  # twice as fine: a repair's error grows fast from one level to the next
@@ -173,7 +173,8 @@ class _Levels:
         if isinstance(found, Certificate):
             count, limit = found.violations, found.proved_share
         else:
-            count, limit = found.n_lost if found.mode == "labels" else found.n_differ, found.drop_upper
+            count = found.n_lost if found.mode == "labels" else found.n_differ
+            limit = found.drop_upper
         return Level(keep, budget, count, limit, self.claim.holds(found)), found
 
     def record(self, budget: int) -> Pruned:
@@ -201,7 +202,10 @@ class _Levels:
         """The repaired network of a level, which is made once."""
         if budget not in self.repaired:
             first = self._cut(budget)
-            self.repaired[budget] = repaired_cut(self.ranking, first, split, ["joint"], start=first.model)
+            self.repaired[budget] = repaired_cut(
+                self.ranking, first.masks, split, ["joint"],
+                start=first.model, budget=budget, seed=first.seed, choice=first.choice,
+            )  # fmt: skip
         return self.repaired[budget]
 
 

@@ -74,7 +74,8 @@ def content_of(
 ) -> tuple[bytes, SavedFile]:
     """The bytes of the file that `save` writes, and what is in it."""
     certificate = certificate_of(pruned, certificate)
-    model, network = network_of(pruned), pruned.pruned if isinstance(pruned, PrunedTo) else pruned
+    model = network_of(pruned)
+    network = pruned.pruned if isinstance(pruned, PrunedTo) else pruned
     check.choice("values", values, get_args(Precision))
     names = model.state_dict().keys()
     masked = [name.removesuffix("_mask") for name in names if name.endswith("_mask")]

@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from sipp.errors import OptionError
-from sipp.results import PruneOptions, Sheet, Table, check
+from sipp.results import Allocation, Draws, PruneOptions, Sheet, Table, check
 from sipp_lab.nets import INPUT_SHAPES, net_spec
 from sipp_lab.recipes.arms import arm_of, label_of
 
@@ -131,25 +139,21 @@ class Training(_Section):
 FROM_PRUNE = ("delta", "c_constant", "k_constant", "draws", "allocation", "repair")
 
 
-def _section_of_prune() -> Any:
-    """A section with these options of `sipp.prune`: types, defaults, words and checks are those of `PruneOptions`."""
-    hints = get_type_hints(PruneOptions, include_extras=True)
-    defaults = {field.name: field.default for field in fields(PruneOptions)}
-
-    def key(name: str) -> Any:
-        def checked(value: Any) -> Any:
-            PruneOptions(**{name: value})
-            return value
-
-        words = hints[name].__metadata__[0].words
-        return Annotated[hints[name], AfterValidator(checked)], Field(defaults[name], description=words)
-
-    return create_model("_OfPrune", __base__=_Section, **{name: key(name) for name in FROM_PRUNE})
+def _of_prune(name: str) -> Any:
+    """The default and the words of an option of `sipp.prune`, from `PruneOptions`."""
+    option = get_type_hints(PruneOptions, include_extras=True)[name].__metadata__[0]
+    return Field(getattr(PruneOptions, name), description=option.words)
 
 
-class Pruning(_section_of_prune()):  # type: ignore[misc]
+class Pruning(_Section):
     """Methods, and how much each level keeps: `keeps`, or `alpha` of the level before, `levels` times."""
 
+    delta: float = _of_prune("delta")
+    c_constant: float = _of_prune("c_constant")
+    k_constant: float = _of_prune("k_constant")
+    draws: Draws = _of_prune("draws")
+    allocation: Allocation = _of_prune("allocation")
+    repair: bool = _of_prune("repair")
     methods: Annotated[tuple[Annotated[str, AfterValidator(label_of)], ...], Field(min_length=1)]
     """arms: a method, or a method and its reduction over patches ("sipp-det mean")"""
     alpha: Share | None = None
@@ -158,6 +162,12 @@ class Pruning(_section_of_prune()):  # type: ignore[misc]
     """number of levels"""
     keeps: Annotated[tuple[Share, ...], Field(min_length=1)] | None = None
     """the share of all weights that each level keeps, instead of alpha and levels"""
+
+    @field_validator(*FROM_PRUNE)
+    @classmethod
+    def _as_prune_checks(cls, value: Any, info: ValidationInfo) -> Any:
+        PruneOptions(**{str(info.field_name): value})
+        return value
 
     @model_validator(mode="after")
     def _one_ladder_and_no_arm_twice(self) -> Pruning:
@@ -283,7 +293,8 @@ def keys_sheet(recipe: Recipe) -> Sheet:
 def _keys_of(section: type[BaseModel], values: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(key, value, what it means) of every key, in order; of a section that is unset, all values are None."""
     for name, field in section.model_fields.items():
-        inner, value = _section_in(field.annotation), None if values is None else values[name]
+        inner = _section_in(field.annotation)
+        value = None if values is None else values[name]
         if inner is None:
             yield prefix + name, value, field.description or ""
         else:

@@ -76,7 +76,8 @@ def export(
                 sparse=sparse,
                 shard=shard,
             )
-    lines, record = [str(written)], written.values if is_small else record_of("export", written)
+    lines = [str(written)]
+    record = written.values if is_small else record_of("export", written)
     if push is not None:
         with naming_option(f"--push {push}", "see sipp export --help"):
             record["pushed"] = upload(out, push)

@@ -163,6 +163,8 @@ def _shown(request: Request, pruned: Any, certificate: AnyCertificate | None, wa
 
 def _sheet_of(request: Request, pruned: Any, certified: str) -> Sheet:
     """The pruned network with all layers, and what to do next in the shell."""
+    from sipp.results import ways_to_lose_less
+
     bounds = "" if certified else "; --holdout bounds the error on new inputs"
     out = shlex.quote(str(request.out or "OUT"))
     networks = f"--model {shlex.quote(request.model)} --pruned {out}"
@@ -170,9 +172,7 @@ def _sheet_of(request: Request, pruned: Any, certified: str) -> Sheet:
     step = f"sipp eval {networks} --data NEW measures what was lost"
     step += f"; sipp report {out} makes a page{bounds}" if not request.is_one_file else bounds
     if pruned.warning:
-        repair = "--repair" if pruned.repair is None else "more data for the repair"
-        costly = f"try {repair}, another method (sipp compare tells you which), a larger --keep, or training"
-        step += f". If too much is lost, {costly}"
+        step += f". If too much is lost, {ways_to_lose_less(pruned, in_shell=True)}"
     facts = [*pruned.facts(certified=certified), ("next", step)]
     return Sheet(pruned.headline, tuple(facts), (pruned.layers_table(),), "--json prints every bound")
 

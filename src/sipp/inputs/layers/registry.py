@@ -361,7 +361,8 @@ def _chosen(
     """
     wanted = set(layers) if include is None else _matching("include", include, layers)
     wanted -= set() if exclude is None else _matching("exclude", exclude, layers)
-    heads, lora = _heads(model) if include is None else set[int](), _lora_matrices(model)
+    heads = _heads(model) if include is None else set[int]()
+    lora = _lora_matrices(model)
     embedded = _embedded(model)
     for name, module in layers.items():
         if warns and name in wanted and id(module) in heads:

@@ -71,7 +71,8 @@ class GpuNetwork:
         dense_seconds = times[by_torch]
         is_dense = not (self._always and BY_STEPS in runners) and not is_enough_faster(ours, dense_seconds)
         name, seconds = (by_torch, dense_seconds) if is_dense else (BY_STEPS, ours)
-        chosen, how = runners[name], f"{name} ({why})" if why else name
+        chosen = runners[name]
+        how = f"{name} ({why})" if why else name
 
         def run(own_args: tuple[Any, ...], own_kwargs: dict[str, Any]) -> Any:
             with torch.no_grad(), torch.cuda.device_of(self.tensors[0]):

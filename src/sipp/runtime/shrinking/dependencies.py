@@ -207,7 +207,8 @@ class _Following:
             return None
         if bias_leaf is not None and bias_leaf not in self.leaves:
             return None
-        weight, bias = self.leaves[weight_leaf], None if bias_leaf is None else self.leaves[bias_leaf]
+        weight = self.leaves[weight_leaf]
+        bias = None if bias_leaf is None else self.leaves[bias_leaf]
         value, groups = channels.tensors[weight], arguments.get("groups", 1)
         if value.ndim < 2:
             return None

@@ -60,7 +60,8 @@ def layers_in(traced: Traced, weights: Mapping[str, str | None]) -> list[Refitte
         end = node if norm is None else norm
         while len(end.users) == 1 and operation_name(reader := next(iter(end.users))) in IDENTITIES:
             end = reader
-        stream, total = None, next(iter(end.users)) if len(end.users) == 1 else None
+        stream = None
+        total = next(iter(end.users)) if len(end.users) == 1 else None
         if total is not None and operation_name(total) in ("add", "add_") and total not in taken:
             other = next((read for read in total.all_input_nodes if read is not end), None)
             # of two products that meet in a sum, the first is fitted to what the other leaves
