@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sipp.bounds.sound import sound_network_bound
 from sipp.inputs import AnyData
 from sipp.pruning import Cut, Ranking
 from sipp.results import (
@@ -97,6 +96,8 @@ def statements_of(
     eps = [float(row.eps_F.max()) for row in cut.rows]
     epsilon, kappas = network_epsilon(scores, eps, lipschitz_of(ranking.dense, cut), holdout)
     if mode == "sound" and new_points is not None:
+        from sipp.bounds.sound import sound_network_bound  # loaded only if asked for
+
         confidence = ranking.options.confidence
         bound = sound_network_bound(ranking.model, cut.model, new_points, scores, confidence=confidence)
     else:

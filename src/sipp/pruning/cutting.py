@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sipp.errors import OptionError
 from sipp.inputs import Weight, copy_of, outputs
 from sipp.progress import Advance, progress_bar
-from sipp.pruning.blending import choose_blend
 from sipp.pruning.ranking import N_SAMPLE, Ranking
 from sipp.pruning.rows import (
     SparseRows,
@@ -28,7 +27,6 @@ from sipp.pruning.rows import (
     largest_in_rows,
     masked_rows,
 )
-from sipp.pruning.sampling import sampled_rows
 from sipp.results import (
     BlendChoice,
     OutputChange,
@@ -77,6 +75,8 @@ def cut(ranking: Ranking, budget: int, *, seed: int = 0, into: nn.Module | None 
     n_cuts = None if ranking.blend is None else len(ranking.blend.candidates())  # a blend is chosen among several cuts
     with progress_bar("cutting", n_cuts, shown=progress) as advance:
         if info.is_sampled and budget < ranking.n_weights:
+            from sipp.pruning.sampling import sampled_rows  # loaded by methods that draw only
+
             rows = sampled_rows(ranking, budget, seed=seed)
         else:
             if ranking.blend is not None:
@@ -157,6 +157,8 @@ def _masks(ranking: Ranking, among: str, scores: Sequence[Tensor], budget: int) 
 
 def _masks_of_blend(ranking: Ranking, budget: int, advance: Advance) -> tuple[list[Tensor], BlendChoice]:
     """The masks of the best blend; weights that an earlier cut pruned rank last in every candidate."""
+    from sipp.pruning.blending import choose_blend
+
     tiny, blend = torch.finfo(numerics.SCORE_DTYPE).tiny, ranking.blend
     assert blend is not None
     if ranking.alive:  # a row with fewer weights left than an even share would get pruned ones back

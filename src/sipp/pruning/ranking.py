@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from sipp.errors import OptionError, warn_caller
 from sipp.inputs import Batch, Weight
 from sipp.progress import progress_bar
-from sipp.pruning.blending import BlendInputs, blend_inputs
 from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
 from sipp.results import (
     Pattern,
@@ -35,6 +35,9 @@ from sipp.scoring import (
     measure_sensitivities,
     scores_of,
 )
+
+if TYPE_CHECKING:
+    from sipp.pruning.blending import BlendInputs
 
 N_SAMPLE = 32  # points on which the output of a cut is measured
 
@@ -131,6 +134,8 @@ def rank(
         chose = SeenInputs(frozenset(read).union(repaired), is_all=True)
         sensitivities = replace(sensitivities, seen=sensitivities.seen | chose)
     if info.is_blend:
+        from sipp.pruning.blending import blend_inputs  # loaded for blends only
+
         blend = blend_inputs(task, None if from_wanda else sensitivities, held_back)
     scores = _scores(task, found, sensitivities, blend)
     kept = [weight.rows(alive[weight.name]).cpu() for weight in task.weights] if alive else []

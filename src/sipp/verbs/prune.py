@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from sipp import repairing
 from sipp.errors import OptionError
 from sipp.inputs import AnyData, Data, data_of
 from sipp.pruning import budget_for, cut, measured_change, rank
-from sipp.repairing import split_data
 from sipp.results import (
     Allocation,
     Draws,
@@ -114,7 +114,7 @@ def prune(
         masks, choice = network_cut.masks, network_cut.choice
         del network_cut  # a repair makes its own copies of the network
         network_cut, repaired = repaired_cut(
-            ranking, masks, split_data(task.points), repairs,
+            ranking, masks, repairing.split_data(task.points), repairs,
             start=start, budget=budget, seed=options.seed, choice=choice, progress=progress,
         )  # fmt: skip
     moved = None if repairs else measured_change(ranking, network_cut, task)
