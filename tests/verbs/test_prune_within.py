@@ -60,3 +60,15 @@ def test_masks_that_do_not_fit_are_refused() -> None:
             sipp.prune(net, points, keep=0.1, within=wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="leaves"):
         sipp.prune(net, points, keep=1.0, within=alive)
+
+
+@pytest.mark.parametrize("method", ["magnitude", "sipp-det", "sipp-rand"])
+def test_the_floor_of_a_layer_asks_for_no_more_than_is_left_of_it(method: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 20))
+    with torch.no_grad():
+        net[2].weight.mul_(100)
+    first = sipp.prune(net, None, keep=0.6, method="magnitude")
+    assert min(layer.kept for layer in first.layers) < 0.9 * 200
+    again = sipp.prune(net, torch.rand(100, 20), keep=0.5, method=method, within=first.masks, floor=0.9)
+    assert again.kept == again.budget == 400

@@ -152,7 +152,7 @@ def _masks(ranking: Ranking, among: str, scores: Sequence[Tensor], budget: int) 
         floor = None if ranking.floor is None else 0.0
         layers = zip(scores, ranking.dense, even_layers(shapes, budget, least=least))
         return [best_within([s_FK], [w_FK], kept, floor=floor)[0] for s_FK, w_FK, kept in layers]
-    return best_within(scores, ranking.dense, budget, floor=ranking.floor)
+    return best_within(scores, ranking.dense, budget, floor=ranking.floor, alive=ranking.alive)
 
 
 def _masks_of_blend(ranking: Ranking, budget: int, advance: Advance) -> tuple[list[Tensor], BlendChoice]:

@@ -154,7 +154,12 @@ def check_scores(scores: Sequence[Tensor]) -> None:
 
 
 def best_within(
-    scores: Sequence[Tensor], weights: Sequence[Tensor], budget: int, *, floor: float | None
+    scores: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    budget: int,
+    *,
+    floor: float | None,
+    alive: Sequence[Tensor] = (),
 ) -> list[Tensor]:
     """One bool mask per layer: exactly `budget` weights, the largest scores, above a floor if there is one.
 
@@ -165,7 +170,7 @@ def best_within(
     if floor is None:
         return largest(scores, budget)
     best = [best_in_each_row(layer_FK, weight_FK) for layer_FK, weight_FK in zip(scores, weights)]
-    limits = minimum_of_layers(scores, budget, floor)
+    limits = minimum_of_layers(scores, budget, floor, alive)
     forced = [best_FK | largest([layer_FK], limit)[0] for layer_FK, best_FK, limit in zip(scores, best, limits)]
     if _count(forced) > budget:  # the best weights of rows also count towards the floor of their layer
         forced = [
@@ -179,10 +184,11 @@ def best_within(
     return largest([torch.where(f, torch.inf, s) for f, s in zip(forced, scores)], budget)
 
 
-def minimum_of_layers(scores: Sequence[Tensor], budget: int, share: float) -> list[int]:
-    """The minimum number of weights of each layer: this share of an even cut."""
+def minimum_of_layers(scores: Sequence[Tensor], budget: int, share: float, alive: Sequence[Tensor] = ()) -> list[int]:
+    """The minimum number of weights of each layer: this share of an even cut, or what an earlier pruning left of it."""
     n_weights = sum(layer.numel() for layer in scores)
-    return [int(share * budget * layer.numel() / n_weights) for layer in scores]
+    n_left = [int(mask.sum()) for mask in alive] or [layer.numel() for layer in scores]
+    return [min(left, int(share * budget * layer.numel() / n_weights)) for layer, left in zip(scores, n_left)]
 
 
 def best_in_each_row(scores_FK: Tensor, weight_FK: Tensor) -> Tensor:

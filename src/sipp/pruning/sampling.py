@@ -47,7 +47,7 @@ def sampled_rows(ranking: Ranking, budget: int, *, seed: int) -> list[SparseRows
         best = [_best_of_undrawable_rows(*layer) for layer in zip(ranking.scores, left)]
         if sum(int(mask.sum()) for mask in best) + sum(int(one.sum()) for one in least) <= budget:
             undrawable = best  # rows that can be drawn from come first
-        limits = minimum_of_layers(ranking.scores, budget, ranking.floor)
+        limits = minimum_of_layers(ranking.scores, budget, ranking.floor, ranking.alive)
         layer_least = [max(0, limit - int(mask.sum())) for limit, mask in zip(limits, undrawable)]
     budget -= sum(int(mask.sum()) for mask in undrawable)
     kept = allocate(problem, budget, rng, least=least, layer_least=layer_least)
