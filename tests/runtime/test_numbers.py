@@ -239,6 +239,24 @@ def test_what_is_not_finite_is_seen_through_views_and_means(never_dense):
     assert torch.equal(fast(images).isfinite(), pooled(images).isfinite())
 
 
+@pytest.mark.parametrize("is_input", [True, False])
+@pytest.mark.parametrize("is_conjugated", [True, False])
+def test_complex_numbers_that_are_not_finite(is_input, is_conjugated, never_dense):
+    """A layer of ours reads them as pairs of real ones, through a view."""
+
+    def function(layer, z):
+        z = z if is_input else z * 1.0
+        return layer(torch.view_as_real(z.conj().resolve_conj() if is_conjugated else z).flatten(1))
+
+    net = thin(Net(function, nn.Linear(32, 6)), 0.3)
+    net.inner[0].weight.data[:, 0] = 0
+    z = torch.randn(4, 16, dtype=torch.complex64)
+    fast = sipp.sparse(net, z)
+    assert kernels(fast)[-1].startswith("sparse")
+    z[0, 0] = complex(math.nan, 1.0)
+    assert net(z)[0].isnan().all() and is_close(fast(z), net(z))
+
+
 def test_no_two_threads_add_to_the_same_sums():
     """Strips that overlap are written twice, which is harmless for results and not for sums of several rounds."""
     n_rounds = []

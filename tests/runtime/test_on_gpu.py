@@ -88,7 +88,9 @@ def test_two_of_four(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", list(CLOSE))
 @pytest.mark.parametrize("n_tokens", [1, 5])
-@pytest.mark.parametrize(("n_columns", "n_lanes", "ahead"), [(512, 32, 2), (515, 16, 3), (516, 16, 2), (4096, 8, 4), (30000, 32, 1)])
+@pytest.mark.parametrize(
+    ("n_columns", "n_lanes", "ahead"), [(512, 32, 2), (515, 16, 3), (516, 16, 2), (4096, 8, 4), (30000, 32, 1)]
+)
 @torch.no_grad()
 def test_sums_with_the_input_in_shared_memory_and_without(dtype, n_tokens, n_columns, n_lanes, ahead) -> None:
     """Whatever is not in shared memory, because it is too large or no whole words, is read from where it is."""

@@ -86,8 +86,12 @@ class Flag:
     def clear(self) -> None:
         self.cell[0] = 0.0
 
-    def check(self, value: Tensor, limit: float = 1.0) -> None:
-        """Sets the flag if the sum of the values, or `limit` times the largest, is not finite."""
+    def check(self, value: object, limit: float = 1.0) -> None:
+        """Sets the flag if the sum of a tensor's values, or `limit` times the largest, is not finite."""
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return
+        if value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
         total = float(value.sum(dtype=torch.float32))  # of float16, sums overflow beyond 65504
         if limit > 1 and value.numel():
             low, high = value.aminmax()

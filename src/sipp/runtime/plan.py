@@ -48,8 +48,7 @@ class CpuPlan:
         with torch.no_grad(), _without_autocast():
             flag.clear()
             for value in inputs:
-                if isinstance(value, Tensor) and value.is_floating_point():
-                    flag.check(value)
+                flag.check(value)
             if flag.is_raised:
                 return None
             outputs = self.plan.run(inputs)
@@ -146,9 +145,7 @@ def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
 
     def run(values: Values) -> None:
         step.run(values)
-        result = values[step.out]
-        if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
-            arena.flag.check(torch.view_as_real(result) if result.is_complex() else result, limit)
+        arena.flag.check(values[step.out], limit)
 
     return replace(step, run=run)
 

@@ -141,7 +141,9 @@ def torch_step(op: Op, note: str = "") -> Step:
     """The operation as torch runs it."""
     is_view = op.target in (ATEN.view.default, ATEN._unsafe_view.default)
     target: Any = ATEN.reshape.default if is_view else op.target  # any strides
-    target = {ATTENTION: _attention, ATEN.view_as_complex.default: _complex}.get(op.target, target)
+    target = {
+        ATTENTION: _attention, ATEN.view_as_complex.default: _complex, ATEN.view_as_real.default: _pairs,
+    }.get(op.target, target)  # fmt: skip
     flat = [arg.value if isinstance(arg, Slot) else None for arg in op.args]
     inside = pytree.tree_leaves([arg for arg in op.args if isinstance(arg, (list, tuple, dict))])
     is_flat = not op.kwargs and not any(isinstance(leaf, Slot) for leaf in inside)
@@ -165,3 +167,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> 
 def _complex(x: Tensor) -> Tensor:
     """view_as_complex, which needs adjacent pairs."""
     return torch.view_as_complex(x.contiguous())
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """view_as_real, which needs conjugates in memory; the graph leaves out the copies that wrote them there."""
+    return torch.view_as_real(x.resolve_conj())
