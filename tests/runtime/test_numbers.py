@@ -153,6 +153,25 @@ def test_a_batch_norm_after_an_overflow(n, kind, is_dense, monkeypatch, never_de
     assert bool((~net(x).isfinite()).any())
 
 
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.GELU()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("addend", [None, torch.float32, torch.float64])
+def test_an_overflow_that_an_activation_hides(act, dtype, addend, never_dense, monkeypatch):
+    """In torch, minus infinity becomes NaN; what is left of it after the folded norm is finite, and becomes 0."""
+    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 0.0)
+    product, norm = nn.Linear(16, 6), nn.BatchNorm1d(6)
+    net = thin(Net(lambda p, b, x, *more: act(sum(more, b(p(x)))), product, norm).to(dtype), 0.9)
+    product.weight.data.abs_().mul_(-1e3)
+    norm.running_var.mul_(1e6)
+    x = torch.rand(4, 16, dtype=dtype)
+    more = () if addend is None else (torch.rand(4, 6, dtype=addend),)
+    fast = sipp.sparse(net, (x, *more))
+    assert not fast.latest.is_dense
+    x *= 1e36 if dtype == torch.float32 else 1e306
+    assert not net(x, *more).isfinite().any()
+    assert torch.equal(fast(x, *more).isnan(), net(x, *more).isnan())
+
+
 @pytest.mark.parametrize("n", [1, 16])
 @pytest.mark.parametrize("kind", ["image", "flat"])
 def test_an_overflow_before_a_norm_that_multiplies_by_zero(n, kind, never_dense):

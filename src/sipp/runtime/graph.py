@@ -244,7 +244,7 @@ def _fold_batch_norm(
 ) -> None:
     """Folds a batch norm (and its `getitem`) into the layer before it, or turns it into a depthwise convolution.
 
-    Only in float32 or wider: torch computes half-precision norms in float32, and their parameters may be float32.
+    Only in float32: torch computes half-precision norms in float32, and no kernel here is wider.
     """
     taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Slot(norm.out)]
     is_used_once = len(taken) == 1 and taken[0].args[1] == 0 and readers[norm.out] == 1
@@ -253,7 +253,7 @@ def _fold_batch_norm(
     gain, shift, mean, variance = (None if ref is None else constants[ref.value].double() for ref in norm.args[1:5])
     assert mean is not None and variance is not None
     dtype = constants[norm.args[3].value].dtype
-    if norm.dtype != dtype or dtype not in (torch.float32, torch.float64):
+    if not norm.dtype == dtype == torch.float32:
         return
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)

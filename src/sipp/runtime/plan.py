@@ -125,27 +125,24 @@ def _borders(graph: Graph) -> dict[int, Pair]:
 def _with_finite_checks(graph: Graph, steps: list[Step], views: set[int], arena: Arena) -> list[Step]:
     """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
 
-    Results that reach our kernels through views count too, which need no check themselves. A dense layer with a folded
-    norm is always checked, because it may overflow before the norm.
+    Results that reach our kernels through views count too, which need no check themselves.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
         if step.by != "torch" or (step.out in views and step.out in ours):
             ours |= set(op.reads())
     return [
-        _with_finite_check(step, arena, op.shrunk)
-        if not step.is_watched and (step.out in ours or op.shrunk > 1) and step.out not in views
-        else step
-        for op, step in zip(graph.ops, steps)
+        _with_finite_check(step, arena) if not step.is_watched and step.out in ours and step.out not in views else step
+        for step in steps
     ]
 
 
-def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
-    """The step, followed by a check that `limit` times its result is finite."""
+def _with_finite_check(step: Step, arena: Arena) -> Step:
+    """The step, followed by a check that its result is finite."""
 
     def run(values: Values) -> None:
         step.run(values)
-        arena.flag.check(values[step.out], limit)
+        arena.flag.check(values[step.out])
 
     return replace(step, run=run)
 
