@@ -16,7 +16,7 @@ from torch import Tensor
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Buffer, Work, filled_run, image_buffer
 from sipp.runtime.graph import ATEN, Op, Slot
-from sipp.runtime.kernel import Argument, PreparedKernel
+from sipp.runtime.kernel import LONG_SECONDS, Argument, PreparedKernel
 from sipp.runtime.products import pair
 from sipp.runtime.steps import Step, Values
 
@@ -38,6 +38,7 @@ def pool_step(op: Op, work: Work) -> Step | None:
         return None
     out = work.arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), work.border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
+    kernel.time_and_set_threads(LONG_SECONDS)
     work.arena.take(out, is_shared=True)
     run_step = filled_run([], kernel, op.out, out.inner)
     if op.target is MAX:

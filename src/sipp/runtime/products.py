@@ -223,7 +223,7 @@ def _vector_step(layer: Layer, work: Work) -> Step:
     )
     for fill in operands.fills:
         fill(work.values)
-    seconds, dense = kernel.time(), _dense_step(layer, work)
+    seconds, dense = kernel.time_and_set_threads(), _dense_step(layer, work)
     name = f"sparse, one vector x {processor.LANES}"
     return _faster(_sparse_step(layer, operands, kernel, name, seconds, packed, dense), dense, operands, work.arena)
 
@@ -264,7 +264,7 @@ def _strip_step(layer: Layer, work: Work) -> Step:
         fill(work.values)
     dense = _dense_step(layer, work)
     assert dense.dense_seconds is not None
-    times = [kernel.time(HOPELESS * dense.dense_seconds) for kernel in kernels]
+    times = [kernel.time_and_set_threads(HOPELESS * dense.dense_seconds) for kernel in kernels]
     best = times.index(min(times))
     way = ways[best]
     name = f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{f' in {way.n_rounds} rounds' if way.n_rounds > 1 else ''}"
