@@ -16,6 +16,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError
+from sipp.native import processor
 from sipp.runtime import chunks, cpu_network, plan, sparse_network, timing
 
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -138,6 +139,13 @@ def test_always_skips_the_zeros_even_where_torch_is_faster(monkeypatch: pytest.M
     fast = sipp.sparse(model, x, always=True)
     assert not fast.latest.is_dense
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_without_vector_code_torch_runs_it_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "HAS_VECTOR_CODE", False)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(16, 64)
+    fast = sipp.sparse(model, x, always=True)
+    assert fast.latest.is_dense and "no vector code" in str(fast) and torch.equal(fast(x), model(x))
 
 
 def test_a_warning_says_when_more_threads_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, warn_caller
-from sipp.native import pytree
+from sipp.native import processor, pytree
 from sipp.results import Speed
 from sipp.runtime import timing
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
@@ -75,6 +75,9 @@ class CpuNetwork:
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         try_example(self.model, args, kwargs, where=where)
         dense = partial(self.run_dense, args, kwargs)
+        if not processor.HAS_VECTOR_CODE:
+            why = f"no vector code for {processor.PROCESSOR} processors, or NUMBA_DISABLE_JIT is set"
+            return left_to_torch(self.run_dense, f"torch runs all of it: {why}", timing.dense_time(dense, TRIALS))
         try:
             graph = trace(self.model, args, kwargs)
         except Untraceable as error:
