@@ -290,15 +290,36 @@ def test_no_two_threads_add_to_the_same_sums():
 
 def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
     """A plan that gives up in every call would cost its own time, the model's, and that of packing weights."""
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    net = thin(Net(lambda layer, x, mask: layer(x, src_mask=mask), encoder), 0.4)
-    x, mask = torch.randn(3, 5, 8), torch.full((5, 5), -math.inf).triu(1)
-    fast = sipp.sparse(net, (x, mask))
-    assert fast.latest.is_dense and "not finite" in str(fast)
-    assert is_close(fast(x, mask), net(x, mask))
     broken = thin(nn.Linear(8, 6), 0.4)
     broken.weight.data[0, 0] = math.nan
-    assert sipp.sparse(broken, x).latest.is_dense
+    fast = sipp.sparse(broken, torch.randn(3, 8))
+    assert fast.latest.is_dense and "not finite" in str(fast)
+
+
+@pytest.mark.parametrize("way", ["given", "computed", "padding"])
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_masks_of_minus_infinity(way, by_torch, never_dense):
+    """They are no reason to leave a network to torch; NaN and infinity in a mask are."""
+
+    def function(layer, x, mask):
+        mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(mask, -math.inf) if way == "padding" else mask
+        mask = mask * 2.0 if way == "computed" else mask
+        if by_torch:
+            return layer(x, src_mask=mask)
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in layer(x).split(16, -1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True) if by_torch else nn.Linear(16, 48)
+    net, x = thin(Net(function, layer), 0.4), torch.randn(3, 8, 16)
+    mask = nn.Transformer.generate_square_subsequent_mask(8)
+    if way == "padding":
+        mask = mask.isinf()
+    fast = sipp.sparse(net, (x, mask))
+    assert not fast.latest.is_dense and ("attention of tokens" in kernels(fast)) != by_torch
+    assert is_close(fast(x, mask), net(x, mask))
+    for bad in (math.nan, math.inf) if way != "padding" else ():
+        mask[2, 1] = bad
+        assert net(x, mask)[..., 2, :].isnan().all() and is_close(fast(x, mask), net(x, mask))
 
 
 def test_a_call_that_is_not_finite_leaves_the_next_ones_as_they_were(never_dense):

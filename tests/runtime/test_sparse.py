@@ -65,7 +65,7 @@ class Heads(nn.Module):
 
 @pytest.mark.parametrize(
     ("n_tokens", "kind"),
-    [(8, "none"), (48, "none"), (5, "none"), (48, "bool"), (16, "float"), (32, "dead"), (5, "dead")],
+    [(8, "none"), (48, "none"), (5, "none"), (48, "bool"), (16, "float"), (16, "causal"), (32, "dead"), (5, "dead")],
 )
 def test_attention(never_dense, n_tokens, kind):
     net = thin(Heads(), 0.5)
@@ -74,10 +74,13 @@ def test_attention(never_dense, n_tokens, kind):
     mask[..., 0] = True
     if kind == "float":
         mask = torch.randn(n_tokens, n_tokens)
+    if kind == "causal":
+        mask = nn.Transformer.generate_square_subsequent_mask(n_tokens)
     if kind == "dead":
         mask[1] = False
     given = (x,) if kind == "none" else (x, mask)
     fast = sipp.sparse(net, given)
+    assert kind == "dead" or not fast.latest.is_dense
     assert ("attention of tokens" in kernels(fast)) == (n_tokens != 5)
     assert is_close(fast(*given), net(*given))
 
