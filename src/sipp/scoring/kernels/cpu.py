@@ -121,7 +121,7 @@ class Ratios:
             positions=form.positions.data_ptr(),
             fan=form.fan.data_ptr(),
             step=form.step,
-            source=windows.data_ptr(),
+            source=memory.strided_address(windows),
             factors_TB=memory.address(factors_TB),
             has_positive=has_positive,
             has_negative=has_negative,
