@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import memory
+from sipp.native import memory, processor
 from sipp.runtime.graph import Op, Slot
 from sipp.runtime.steps import Values
 
 VECTOR = 8  # the number of points is rounded up to a multiple of this
-SLACK = 16  # floats in the widest vector
 FEWEST_POINTS = 6  # with fewer points, vectors run along rows of pixels instead
 
 Fill = Callable[[Values], None]
@@ -69,7 +68,7 @@ def token_buffer(n: int, features: int) -> Buffer:
 
 def _zeros(*shape: int) -> Tensor:
     """Zeros with slack at the end, because the last vector is written as a whole."""
-    room = memory.zeros(prod(shape) + SLACK)
+    room = memory.zeros(prod(shape) + processor.WIDEST)
     return room[: prod(shape)].view(shape)
 
 

@@ -149,7 +149,7 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
         "n_channels": channels,
         "n_points": n,
     }
-    lanes = 16 if n % 16 == 0 and processor.WIDE else 8 if n % 8 == 0 else together
+    lanes = next((size for size in (processor.LANES, 8) if n % size == 0), together)
     key = ("pooling", is_max, lanes, step)
     return PreparedKernel(key, arguments, channels, lambda b, args: _emit(b, args, lanes, is_max, step))
 

@@ -29,6 +29,7 @@ from sipp.inputs import (
 )
 from sipp.results import Reduce, numerics
 from sipp.scoring.kernels.protocol import (
+    FLOAT_BYTES,
     N_SQUARES,
     TOTAL,
     ChunkRatios,
@@ -38,7 +39,6 @@ from sipp.scoring.kernels.protocol import (
 )
 from sipp.scoring.task import LayerSensitivities
 
-FLOAT_BYTES = 4
 ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the limits of float32
 # A product of a weight and an activation (both scaled to a maximum near 1) below this could underflow in float32 and
 # turn a ratio of 1 into 0/0. Where that is possible, float64 is used.

@@ -84,7 +84,7 @@ BAR_SLACK = 1.0 - 2.0**-20
 # reciprocals, and the (max, x) product of T2, or for `mean` the ordinary product of T3. The same D are the quadrants
 # Z^{st} of T11, so the norms cost no further product.
 
-FLOAT_BYTES = 4
+FLOAT_BYTES = numerics.SCORE_DTYPE.itemsize
 Product = Callable[..., Tensor]
 ChunkFunction = Callable[..., tuple[Tensor, Tensor]]
 
