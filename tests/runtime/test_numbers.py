@@ -161,9 +161,9 @@ def test_an_overflow_that_an_activation_hides(act, dtype, addend, never_dense, m
     monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 0.0)
     product, norm = nn.Linear(16, 6), nn.BatchNorm1d(6)
     net = thin(Net(lambda p, b, x, *more: act(sum(more, b(p(x)))), product, norm).to(dtype), 0.9)
-    product.weight.data.abs_().mul_(-1e3)
+    product.weight.data.fill_(-1e3)
     norm.running_var.mul_(1e6)
-    x = torch.rand(4, 16, dtype=dtype)
+    x = 0.5 + torch.rand(4, 16, dtype=dtype)
     more = () if addend is None else (torch.rand(4, 6, dtype=addend),)
     fast = sipp.sparse(net, (x, *more))
     assert not fast.latest.is_dense
