@@ -86,12 +86,14 @@ def bytes_in_memory(tensors: Iterable[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def left_to_torch(run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float) -> Compiled:
-    """A network of which no step is known: torch runs it as it is called."""
-    return Compiled([], run, True, how, seconds, seconds, "run by torch: nothing gained")
+def left_to_torch(
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float, tried: Sequence[Step] = ()
+) -> Compiled:
+    """A network that torch runs as it is called, perhaps after these steps were tried."""
+    return Compiled(without_weights(tried), run, True, how, seconds, seconds, "run by torch: nothing gained")
 
 
-def without_weights(steps: list[Step]) -> list[Step]:
+def without_weights(steps: Sequence[Step]) -> list[Step]:
     """The steps of a network that torch runs as a whole: they can be printed but not run."""
 
     def run(values: Values) -> None:
