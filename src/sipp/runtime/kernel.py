@@ -80,11 +80,7 @@ def tasks(b: Any, lanes: int, args: machine_code.Arguments, n: Any) -> Iterator[
 
     with vector.each(b, *args.share(n)) as task:
         yield task, watch
-    total = each_lane = b.load(bad)
-    if lanes > 1:
-        total = b.extract_element(each_lane, vector.I64(0))
-        for lane in range(1, lanes):
-            total = b.fadd(total, b.extract_element(each_lane, vector.I64(lane)))
+    total = vector.across(b, lambda b, left, right: b.fadd(left, right), b.load(bad))
     with b.if_then(b.fcmp_unordered("uno", total, total)):
         raise_flag(b, args)
 
