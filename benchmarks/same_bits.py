@@ -90,7 +90,9 @@ def first_kernels() -> Iterator[None]:
     with (
         mock.patch.object(timing, "dense_time", return_value=math.inf),
         mock.patch.object(timing, "race", lambda fast, dense: (fast(), ([1e-3, 1e-3], [1.0, 1.0]))[1]),
-        mock.patch.object(PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), 1.0)[1]),
+        mock.patch.object(
+            PreparedKernel, "time_and_set_threads", lambda kernel, limit=math.inf: (kernel.alone(), 1.0)[1]
+        ),
     ):
         yield
 

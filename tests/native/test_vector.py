@@ -35,7 +35,7 @@ def test_a_tree_joins_neighbours(letters, tree):
     assert vector.tree(None, lambda b, left, right: f"({left}{right})", letters) == tree
 
 
-@pytest.mark.parametrize("lanes", [2, 8, 16])
+@pytest.mark.parametrize("lanes", [1, 2, 8, 16])
 def test_across_joins_halves(lanes):
     x, out = np.random.default_rng(0).standard_normal(lanes).astype(np.float32), np.zeros(2, np.float32)
 

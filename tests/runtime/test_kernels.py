@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from oracles import runtime as oracle
 
 from sipp.native import machine_code, processor, vector
-from sipp.runtime import images
+from sipp.runtime import images, timing
 from sipp.runtime.activations import BY_TORCH, activate
 from sipp.runtime.buffers import Arena, Buffer, Work, image_buffer, token_buffer
 from sipp.runtime.graph import ATEN, ATTENTION, CONV, LINEAR, LSTM, Op, Slot
@@ -41,11 +41,11 @@ def any_way(seed):
     """Every way to cut an output is run; which one is taken follows from the seed, and not from a clock."""
     order = np.random.default_rng(seed)
 
-    def time(self, limit=math.inf):
+    def time_and_set_threads(self, limit=math.inf):
         self.alone()
         return float(order.random())
 
-    return mock.patch.object(PreparedKernel, "time", time)
+    return mock.patch.object(PreparedKernel, "time_and_set_threads", time_and_set_threads)
 
 
 def made(op, values, arena, constants=(), border=(0, 0)):
@@ -299,3 +299,44 @@ def test_activations_at_their_ends(name, lanes):
     np.testing.assert_allclose(found, wanted, rtol=3e-6, atol=2e-6)
     odd = [math.nan, math.inf] * 8
     assert np.isnan(by_code(name, lanes, odd)[::2]).all()  # what is not finite is seen by whoever reads it
+
+
+def on_threads(kind, n_points):
+    """On how many threads the kernel of such a step runs, if torch has two."""
+    arena, values, used = Arena(), {}, []
+    if kind == "pooling":
+        buffer = arena.take(image_buffer(n_points, 8, 4, 4))
+        values[X] = buffer.inner
+        op = Op(kind, MAX, (Slot(X), [2, 2]), {}, OUT)
+    elif kind == "norm":
+        values[X] = torch.randn(8 * n_points, 16)
+        op = Op(kind, ATEN.layer_norm.default, (Slot(X), [16], None, None), {}, OUT)
+    elif kind == "attention":
+        for number in (X, WEIGHT, BIAS):
+            data = arena.take(token_buffer(8 * n_points, 8)).data_CHWN
+            pitch = data.shape[3]
+            values[number] = data.as_strided((n_points, 1, 8, 8), (8, 8 * pitch, 1, pitch))
+        op = Op(kind, ATTENTION, (Slot(X), Slot(WEIGHT), Slot(BIAS)), {}, OUT)
+    else:
+        lstm = torch.nn.LSTM(8, 8)
+        tensors = [torch.randn(3, n_points, 8), *torch.zeros(2, 1, n_points, 8), *lstm.parameters()]
+        values |= dict(enumerate(each.detach() for each in tensors))
+        weights = [Slot(n) for n in range(3, 7)]
+        op = Op(kind, LSTM, (Slot(0), [Slot(1), Slot(2)], weights, True, 1, 0.0, False, False, False), {}, 99)
+    constants = range(3, 7) if kind == "lstm" else ()
+    step = MAKERS[op.target](op, Work({n: values[n] for n in constants}, values, arena))
+    with (
+        mock.patch.object(torch, "get_num_threads", return_value=2),
+        mock.patch.object(machine_code, "run", lambda code, numbers, n_tasks, n_threads: used.append(n_threads)),
+    ):
+        step.run(values)
+    return used
+
+
+@pytest.mark.parametrize("kind", ["pooling", "norm", "attention", "lstm"])
+def test_short_kernels_stay_on_one_thread(kind, monkeypatch):
+    """Starting a second thread takes longer than they do."""
+    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: math.inf)
+    for seconds, n_threads in ((1e-6, 1), (1e-2, 2)):
+        monkeypatch.setattr(timing, "best_time", lambda function, limit=math.inf, seconds=seconds: seconds)
+        assert on_threads(kind, 16) == [n_threads]

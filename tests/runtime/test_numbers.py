@@ -153,6 +153,25 @@ def test_a_batch_norm_after_an_overflow(n, kind, is_dense, monkeypatch, never_de
     assert bool((~net(x).isfinite()).any())
 
 
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.GELU()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("addend", [None, torch.float32, torch.float64])
+def test_an_overflow_that_an_activation_hides(act, dtype, addend, never_dense, monkeypatch):
+    """In torch, minus infinity becomes NaN; what is left of it after the folded norm is finite, and becomes 0."""
+    monkeypatch.setattr(timing, "dense_time", lambda function, trials=1: 0.0)
+    product, norm = nn.Linear(16, 6), nn.BatchNorm1d(6)
+    net = thin(Net(lambda p, b, x, *more: act(sum(more, b(p(x)))), product, norm).to(dtype), 0.9)
+    product.weight.data.fill_(-1e3)
+    norm.running_var.mul_(1e6)
+    x = 0.5 + torch.rand(4, 16, dtype=dtype)
+    more = () if addend is None else (torch.rand(4, 6, dtype=addend),)
+    fast = sipp.sparse(net, (x, *more))
+    assert not fast.latest.is_dense
+    x *= 1e36 if dtype == torch.float32 else 1e306
+    assert not net(x, *more).isfinite().any()
+    assert torch.equal(fast(x, *more).isnan(), net(x, *more).isnan())
+
+
 @pytest.mark.parametrize("n", [1, 16])
 @pytest.mark.parametrize("kind", ["image", "flat"])
 def test_an_overflow_before_a_norm_that_multiplies_by_zero(n, kind, never_dense):
@@ -239,6 +258,24 @@ def test_what_is_not_finite_is_seen_through_views_and_means(never_dense):
     assert torch.equal(fast(images).isfinite(), pooled(images).isfinite())
 
 
+@pytest.mark.parametrize("is_input", [True, False])
+@pytest.mark.parametrize("is_conjugated", [True, False])
+def test_complex_numbers_that_are_not_finite(is_input, is_conjugated, never_dense):
+    """A layer of ours reads them as pairs of real ones, through a view."""
+
+    def function(layer, z):
+        z = z if is_input else z * 1.0
+        return layer(torch.view_as_real(z.conj().resolve_conj() if is_conjugated else z).flatten(1))
+
+    net = thin(Net(function, nn.Linear(32, 6)), 0.3)
+    net.inner[0].weight.data[:, 0] = 0
+    z = torch.randn(4, 16, dtype=torch.complex64)
+    fast = sipp.sparse(net, z)
+    assert kernels(fast)[-1].startswith("sparse")
+    z[0, 0] = complex(math.nan, 1.0)
+    assert net(z)[0].isnan().all() and is_close(fast(z), net(z))
+
+
 def test_no_two_threads_add_to_the_same_sums():
     """Strips that overlap are written twice, which is harmless for results and not for sums of several rounds."""
     n_rounds = []
@@ -251,17 +288,39 @@ def test_no_two_threads_add_to_the_same_sums():
     assert set(n_rounds) == {1, 3}
 
 
-def test_where_the_example_is_not_finite_torch_runs_it(never_dense):
+def test_where_the_example_is_not_finite_torch_runs_it(never_dense, monkeypatch):
     """A plan that gives up in every call would cost its own time, the model's, and that of packing weights."""
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    net = thin(Net(lambda layer, x, mask: layer(x, src_mask=mask), encoder), 0.4)
-    x, mask = torch.randn(3, 5, 8), torch.full((5, 5), -math.inf).triu(1)
-    fast = sipp.sparse(net, (x, mask))
-    assert fast.latest.is_dense and "not finite" in str(fast)
-    assert is_close(fast(x, mask), net(x, mask))
     broken = thin(nn.Linear(8, 6), 0.4)
     broken.weight.data[0, 0] = math.nan
-    assert sipp.sparse(broken, x).latest.is_dense
+    monkeypatch.setattr(timing, "race", None)  # it could not win
+    fast = sipp.sparse(broken, torch.randn(3, 8))
+    assert fast.latest.is_dense and "not finite" in str(fast)
+
+
+@pytest.mark.parametrize("way", ["given", "computed", "padding"])
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_masks_of_minus_infinity(way, by_torch, never_dense):
+    """They are no reason to leave a network to torch; NaN and infinity in a mask are."""
+
+    def function(layer, x, mask):
+        mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(mask, -math.inf) if way == "padding" else mask
+        mask = mask * 2.0 if way == "computed" else mask
+        if by_torch:
+            return layer(x, src_mask=mask)
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in layer(x).split(16, -1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True) if by_torch else nn.Linear(16, 48)
+    net, x = thin(Net(function, layer), 0.4), torch.randn(3, 8, 16)
+    mask = nn.Transformer.generate_square_subsequent_mask(8)
+    if way == "padding":
+        mask = mask.isinf()
+    fast = sipp.sparse(net, (x, mask))
+    assert not fast.latest.is_dense and ("attention of tokens" in kernels(fast)) != by_torch
+    assert is_close(fast(x, mask), net(x, mask))
+    for bad in (math.nan, math.inf) if way != "padding" else ():
+        mask[2, 1] = bad
+        assert net(x, mask)[..., 2, :].isnan().all() and is_close(fast(x, mask), net(x, mask))
 
 
 def test_a_call_that_is_not_finite_leaves_the_next_ones_as_they_were(never_dense):

@@ -56,8 +56,11 @@ def forced(rng: random.Random) -> Iterator[str]:
         put(chunks, "NEAR_CACHE", rng.choice([500, 500, 1_300_000]))
         put(products, "_rounds", lambda layer, *given: sorted({1, min(n_rounds, layer.weight.shape[1])}))
         put(strip_kernel, "MOST_VECTORS", rng.choice([16, 10, 8, 5]))
-        put(kernel, "SHARED_SECONDS", rng.choice([0.0, 1.0]))
-        put(kernel.PreparedKernel, "time", lambda kernel, limit=math.inf: (kernel.alone(), rng.random())[1])
+        put(
+            kernel.PreparedKernel,
+            "time_and_set_threads",
+            lambda kernel, limit=math.inf: (kernel.alone(), rng.random())[1],
+        )
         yield choice
 
 

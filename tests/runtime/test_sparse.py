@@ -16,6 +16,7 @@ from torch import nn
 
 import sipp
 from sipp.errors import DataError, ModelError
+from sipp.native import processor
 from sipp.runtime import chunks, cpu_network, plan, sparse_network, timing
 
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -64,7 +65,7 @@ class Heads(nn.Module):
 
 @pytest.mark.parametrize(
     ("n_tokens", "kind"),
-    [(8, "none"), (48, "none"), (5, "none"), (48, "bool"), (16, "float"), (32, "dead"), (5, "dead")],
+    [(8, "none"), (48, "none"), (5, "none"), (48, "bool"), (16, "float"), (16, "causal"), (32, "dead"), (5, "dead")],
 )
 def test_attention(never_dense, n_tokens, kind):
     net = thin(Heads(), 0.5)
@@ -73,10 +74,13 @@ def test_attention(never_dense, n_tokens, kind):
     mask[..., 0] = True
     if kind == "float":
         mask = torch.randn(n_tokens, n_tokens)
+    if kind == "causal":
+        mask = nn.Transformer.generate_square_subsequent_mask(n_tokens)
     if kind == "dead":
         mask[1] = False
     given = (x,) if kind == "none" else (x, mask)
     fast = sipp.sparse(net, given)
+    assert kind == "dead" or not fast.latest.is_dense
     assert ("attention of tokens" in kernels(fast)) == (n_tokens != 5)
     assert is_close(fast(*given), net(*given))
 
@@ -138,6 +142,13 @@ def test_always_skips_the_zeros_even_where_torch_is_faster(monkeypatch: pytest.M
     fast = sipp.sparse(model, x, always=True)
     assert not fast.latest.is_dense
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_without_vector_code_torch_runs_it_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "HAS_VECTOR_CODE", False)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(16, 64)
+    fast = sipp.sparse(model, x, always=True)
+    assert fast.latest.is_dense and "no vector code" in str(fast) and torch.equal(fast(x), model(x))
 
 
 def test_a_warning_says_when_more_threads_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:

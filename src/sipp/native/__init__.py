@@ -14,9 +14,9 @@
 (`tests/native/test_only_here.py`). The versions of numba, llvmlite and torch have lower and upper bounds in
 `pyproject.toml`. Each has a fallback:
 
-    vector code for this processor    plain compiled loops (`scoring/kernels/plain_loops.py`)
+    vector code for this processor    plain compiled loops (`scoring/kernels/plain_loops.py`); `sparse`: torch
     a folder for Numba's cache        compiled anew in each process
-    a compiler (NUMBA_DISABLE_JIT)    the float64 definition
+    a compiler (NUMBA_DISABLE_JIT)    the float64 definition; `sparse`: torch
     torch's OpenMP library            plain threads (generated code: one), with the same results
 """
 

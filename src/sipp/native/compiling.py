@@ -5,9 +5,9 @@
     @inlined                           inlined into the functions that call it
     @primitive(VOID, INT, INT)         written in LLVM instructions (`vector.py`); both of the above can call it
 
-No fast-math flag is ever set. With one, LLVM may reorder sums or fuse a multiply and an add, and it decides differently
-for a function inlined just now and one loaded from the cache: the same seed would not give the same bits. Where a sum
-must be fast, the code fixes its order of terms itself and asks for a fused multiply-add by name (`fused`).
+No fast-math flag is ever set. With one, LLVM may drop NaN, reorder sums, or fuse a multiply and an add, and it decides
+differently for a function inlined just now and one loaded from the cache: the same seed would not give the same bits.
+Where a sum must be fast, the code fixes its order of terms itself and asks for a fused multiply-add by name (`fused`).
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ IS_COMPILED = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
 # The vector code is portable LLVM, but its tiles are tuned for these processors and it was tested on no others.
 HAS_VECTOR_CODE = IS_COMPILED and PROCESSOR.lower() in ("x86_64", "amd64")
 HAS_AVX2 = "+avx2" in _FOUND
-WIDE = "+avx512f" in _FOUND  # 32 registers of 16 floats; else 16 of 8
-LANES = 16 if WIDE else 8  # floats of one vector register
+WIDEST = 16  # floats of the widest vector register of any processor
+WIDE = "+avx512f" in _FOUND
+REGISTERS, LANES = (32, WIDEST) if WIDE else (16, 8)  # vector registers, and the floats of one
 HAS_FUSED = "+fma" in _FOUND or PROCESSOR in ("aarch64", "arm64")  # fused multiply-add

@@ -1,8 +1,7 @@
 """Building blocks of vector code: each function appends LLVM instructions to a builder `b`.
 
-Addresses are 64-bit integers, offsets are in bytes. There is no fast-math flag: a fused multiply-add is requested by
-name (`fused`). If the compiler chose, the result would depend on inlining, and so on which functions came from Numba's
-cache: the same seed would not give the same bits.
+Addresses are 64-bit integers, offsets are in bytes. A fused multiply-add is requested by name (`fused`), because there
+is no fast-math flag (`compiling.py`).
 """
 
 from __future__ import annotations
@@ -192,7 +191,9 @@ def pick(b: Any, left: Any, right: Any, lanes: list[int]) -> Any:
 
 
 def across(b: Any, join: Callable[..., Any], values: Any) -> Any:
-    """Reduces the lanes of a vector to one number."""
+    """Reduces the lanes of a vector to one number; a scalar stays as it is."""
+    if lanes_of(values) == 1:
+        return values
     while values.type.count > 1:
         half = values.type.count // 2
         values = join(b, *(pick(b, values, values, list(range(i, i + half))) for i in (0, half)))

@@ -19,7 +19,7 @@ from sipp.native import machine_code, memory, processor, vector
 from sipp.runtime.activations import exp
 from sipp.runtime.buffers import Arena, Fill, Work, filled_run, token_buffer
 from sipp.runtime.graph import Op
-from sipp.runtime.kernel import PreparedKernel, Watch, raise_flag, tasks
+from sipp.runtime.kernel import LONG_SECONDS, PreparedKernel, Watch, raise_flag, tasks
 from sipp.runtime.steps import Step, Values
 
 AT_ONCE = 4  # keys (or features of values) whose sums are kept in registers
@@ -94,6 +94,7 @@ def attention_step(op: Op, work: Work) -> Step | None:
     tile = QueryTile(lanes, n_vectors, n_keys, mask is not None)
     n_tasks, also = n_points * n_heads * n_strips, (q, k, v, out, mask)
     kernel = PreparedKernel(("attention", tile), arguments, n_tasks, lambda b, args: _emit(b, args, tile), also)
+    kernel.time_and_set_threads(LONG_SECONDS)
     run_step = filled_run(fills, kernel, op.out, result)
     return Step(op.name, "ours", run_step, op.out, "attention of tokens", is_watched=True)
 

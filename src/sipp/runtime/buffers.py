@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sipp.native import memory
+from sipp.native import memory, processor
 from sipp.runtime.graph import Op, Slot
 from sipp.runtime.steps import Values
 
 VECTOR = 8  # the number of points is rounded up to a multiple of this
-SLACK = 16  # floats in the widest vector
 FEWEST_POINTS = 6  # with fewer points, vectors run along rows of pixels instead
 
 Fill = Callable[[Values], None]
@@ -69,7 +68,7 @@ def token_buffer(n: int, features: int) -> Buffer:
 
 def _zeros(*shape: int) -> Tensor:
     """Zeros with slack at the end, because the last vector is written as a whole."""
-    room = memory.zeros(prod(shape) + SLACK)
+    room = memory.zeros(prod(shape) + processor.WIDEST)
     return room[: prod(shape)].view(shape)
 
 
@@ -86,8 +85,12 @@ class Flag:
     def clear(self) -> None:
         self.cell[0] = 0.0
 
-    def check(self, value: Tensor, limit: float = 1.0) -> None:
-        """Sets the flag if the sum of the values, or `limit` times the largest, is not finite."""
+    def check(self, value: object, limit: float = 1.0) -> None:
+        """Sets the flag if the sum of a tensor's values, or `limit` times the largest, is not finite."""
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return
+        if value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
         total = float(value.sum(dtype=torch.float32))  # of float16, sums overflow beyond 65504
         if limit > 1 and value.numel():
             low, high = value.aminmax()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sipp.errors import ModelError, warn_caller
-from sipp.native import pytree
+from sipp.native import processor, pytree
 from sipp.results import Speed
 from sipp.runtime import timing
 from sipp.runtime.chunks import chunk_size, same_but_for_batch_size
@@ -25,7 +25,7 @@ from sipp.runtime.examples import (
 from sipp.runtime.graph import Graph, Untraceable, trace
 from sipp.runtime.packed_weights import PackedParameter, pack_parameters, unpack_parameters
 from sipp.runtime.plan import CpuPlan, flat_inputs, make_plan
-from sipp.runtime.steps import Compiled, left_to_torch, without_weights
+from sipp.runtime.steps import Compiled, left_to_torch
 
 TRIALS = 2
 SLOWER_TOGETHER = 1.1  # all threads took this many times as long as one: a warning,
@@ -75,6 +75,9 @@ class CpuNetwork:
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Compiled:
         try_example(self.model, args, kwargs, where=where)
         dense = partial(self.run_dense, args, kwargs)
+        if not processor.HAS_VECTOR_CODE:
+            why = f"no vector code for {processor.PROCESSOR} processors, or NUMBA_DISABLE_JIT is set"
+            return left_to_torch(self.run_dense, f"torch runs all of it: {why}", timing.dense_time(dense, TRIALS))
         try:
             graph = trace(self.model, args, kwargs)
         except Untraceable as error:
@@ -85,25 +88,28 @@ class CpuNetwork:
         why = _why_not(run(), dense())
         faster = self._in_faster_format(args, kwargs)
         dense = partial(run_model, faster, args, kwargs)
-        times = timing.race(dense if why else run, dense)
-        if not why and not self._always and not timing.is_enough_faster(min(times[0]), min(times[1])):
-            why = ", which is faster here"
-        known: dict[str, Any] = {"seconds": median(times[0]), "dense_seconds": median(times[1]), "chunk": chunk}
-        known["speed"] = Speed.of(*times, runs_dense=bool(why)).words
-        steps = plan.plan.steps
         if why:
-            self.model = faster
-            how = f"torch runs all of it{why}"
-            return Compiled(without_weights(steps), self.run_dense, is_dense=True, how=how, **known)
+            return self._leave_to(faster, plan, why, timing.dense_time(dense, TRIALS))
+        times = timing.race(run, dense)
+        if not self._always and not timing.is_enough_faster(min(times[0]), min(times[1])):
+            return self._leave_to(faster, plan, ", which is faster here", median(times[1]))
         return Compiled(
-            steps,
+            plan.plan.steps,
             partial(self._run_plan, plan, chunk),
             is_dense=False,
             how="as above" if chunk is None else f"as above, {chunk} inputs at a time",
+            seconds=median(times[0]),
+            dense_seconds=median(times[1]),
+            speed=Speed.of(*times, runs_dense=False).words,
             one_thread_seconds=_one_thread_seconds(run, min(times[0])),
+            chunk=chunk,
             tensors=plan.tensors,
-            **known,
         )
+
+    def _leave_to(self, faster: nn.Module, plan: CpuPlan, why: str, seconds: float) -> Compiled:
+        """Lets torch run the network, as this module, and says why."""
+        self.model = faster
+        return left_to_torch(self.run_dense, f"torch runs all of it{why}", seconds, plan.plan.steps)
 
     def _plan(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CpuPlan, int | None]:
         """The plan for these inputs, and how many it runs at a time."""

@@ -45,7 +45,7 @@ from sipp.runtime.examples import AGREEMENT, Call, call_of, cloned, output_diffe
 from sipp.runtime.graph import reason_of
 from sipp.runtime.hugging_face_folder import model_card, write_folder
 
-Values = Literal["same", "bf16", "fp16"]
+Rounding = Literal["same", "bf16", "fp16"]
 SHARD = "50GB"  # default size of the largest file of weights, as in transformers
 ONNX = ".onnx"
 WITH_EXAMPLE = f'write sipp.export(pruned, "net{ONNX}", example)'
@@ -95,7 +95,7 @@ def export(
     path: str | PathLike[str],
     example: Any = None,
     *,
-    values: Values = "same",
+    values: Rounding = "same",
     shard: str | int | None = None,
     tokenizer: Any = None,
     certificate: AnyCertificate | None = None,
@@ -121,7 +121,7 @@ def export(
     """
     model = network_of(pruned)
     target = check.path("path", path, "net.onnx")
-    check.choice("values", values, get_args(Values))
+    check.choice("values", values, get_args(Rounding))
     check.flag("sparse", sparse)
     if target.suffix in OF_TORCH:
         what = f"path={str(path)!r:.80} is neither NAME{ONNX} nor a Hugging Face folder"

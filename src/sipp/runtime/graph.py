@@ -8,6 +8,7 @@ torch.export records the operations. Then, if no other operation reads the resul
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -190,17 +191,17 @@ def _fuse(graph: Graph) -> Graph:
     """Drops copies, folds batch norms, and moves sums and activations into the products before them."""
     graph = _without_copies(graph)
     ops = {op.out: op for op in graph.ops}  # in order
-    constants = dict(graph.constants)
+    constants, readers = dict(graph.constants), _readers(graph)  # fusing changes no count of a result that stays
     for op in graph.ops:
         if op.target is BATCH_NORM:
-            _fold_batch_norm(op, ops, constants, _readers(graph, ops), len(graph.shapes[op.out]))
+            _fold_batch_norm(op, ops, constants, readers, len(graph.shapes[op.out]))
     for op in list(ops.values()):
         if op.target is ADD and op.out in ops:
-            _fuse_sum(op, ops, _readers(graph, ops), graph.shapes)
+            _fuse_sum(op, ops, readers, graph.shapes)
         act = activation_of(op.target, op.args, op.kwargs)
         if act is not None and op.out in ops:
             source = ops.get(op.args[0].value)
-            if source is not None and _can_fuse(source, _readers(graph, ops)):
+            if source is not None and _can_fuse(source, readers):
                 del ops[source.out]
                 ops[op.out] = replace(source, out=op.out, act=act)
     ordered = sorted(ops.values(), key=lambda op: op.out)
@@ -226,25 +227,23 @@ def _without_copies(graph: Graph) -> Graph:
     return replace(graph, ops=ops, outputs=with_refs(graph.outputs))
 
 
-def _readers(graph: Graph, ops: dict[int, Op]) -> dict[int, int]:
+def _readers(graph: Graph) -> Counter[int]:
     """How many times each value is read."""
-    count: dict[int, int] = {}
-    for n in [n for op in ops.values() for n in op.reads()] + [r.value for r in graph.outputs if isinstance(r, Slot)]:
-        count[n] = count.get(n, 0) + 1
-    return count
+    outputs = [ref.value for ref in graph.outputs if isinstance(ref, Slot)]
+    return Counter([*(n for op in graph.ops for n in op.reads()), *outputs])
 
 
-def _can_fuse(op: Op, readers: dict[int, int]) -> bool:
+def _can_fuse(op: Op, readers: Counter[int]) -> bool:
     """Whether a sum or activation can be fused into this operation: a product without activation, read once."""
-    return op.target in (CONV, LINEAR) and op.act == NONE and readers.get(op.out) == 1
+    return op.target in (CONV, LINEAR) and op.act == NONE and readers[op.out] == 1
 
 
 def _fold_batch_norm(
-    norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: dict[int, int], n_dims: int
+    norm: Op, ops: dict[int, Op], constants: dict[int, Tensor], readers: Counter[int], n_dims: int
 ) -> None:
     """Folds a batch norm (and its `getitem`) into the layer before it, or turns it into a depthwise convolution.
 
-    Only in float32 or wider: torch computes half-precision norms in float32, and their parameters may be float32.
+    Only in float32: torch computes half-precision norms in float32, and no kernel here is wider.
     """
     taken = [op for op in ops.values() if op.target is operator.getitem and op.args[0] == Slot(norm.out)]
     is_used_once = len(taken) == 1 and taken[0].args[1] == 0 and readers[norm.out] == 1
@@ -253,7 +252,7 @@ def _fold_batch_norm(
     gain, shift, mean, variance = (None if ref is None else constants[ref.value].double() for ref in norm.args[1:5])
     assert mean is not None and variance is not None
     dtype = constants[norm.args[3].value].dtype
-    if norm.dtype != dtype or dtype not in (torch.float32, torch.float64):
+    if not norm.dtype == dtype == torch.float32:
         return
     scale = (variance + norm.args[6]).rsqrt() * (1.0 if gain is None else gain)
     offset = -mean * scale + (0.0 if shift is None else shift)
@@ -275,7 +274,7 @@ def _fold_batch_norm(
         ops[out] = Op(norm.name, CONV, args, {}, out, dtype)
 
 
-def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: dict[int, int]) -> bool:
+def _can_fold(source: Op, n_dims: int, constants: dict[int, Tensor], readers: Counter[int]) -> bool:
     refs = [ref for ref in source.args[1:3] if ref is not None]
     is_constant = all(isinstance(ref, Slot) and ref.value in constants for ref in refs)
     is_product = source.target is {4: CONV, 2: LINEAR}.get(n_dims)
@@ -298,7 +297,7 @@ def _shrunk(scaled: Tensor, scale: Tensor) -> float:
     return max(1.0, float(factors.max())) if len(factors) else 1.0
 
 
-def _fuse_sum(total: Op, ops: dict[int, Op], readers: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
+def _fuse_sum(total: Op, ops: dict[int, Op], readers: Counter[int], shapes: dict[int, tuple[int, ...]]) -> None:
     """Fuses a sum into one of its terms (preferably the later), if that is a product nothing else reads.
 
     Both terms must have the shape of the sum: kernels do not broadcast.

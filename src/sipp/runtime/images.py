@@ -16,7 +16,7 @@ from torch import Tensor
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Buffer, Work, filled_run, image_buffer
 from sipp.runtime.graph import ATEN, Op, Slot
-from sipp.runtime.kernel import Argument, PreparedKernel
+from sipp.runtime.kernel import LONG_SECONDS, Argument, PreparedKernel
 from sipp.runtime.products import pair
 from sipp.runtime.steps import Step, Values
 
@@ -38,6 +38,7 @@ def pool_step(op: Op, work: Work) -> Step | None:
         return None
     out = work.arena.image(len(x), x.shape[1], len(rows[0]), len(columns[0]), work.border)
     kernel = _kernel(op.target is MAX, rows, columns, source, out)
+    kernel.time_and_set_threads(LONG_SECONDS)
     work.arena.take(out, is_shared=True)
     run_step = filled_run([], kernel, op.out, out.inner)
     if op.target is MAX:
@@ -148,7 +149,7 @@ def _kernel(is_max: bool, rows: _Windows, columns: _Windows, source: Buffer, out
         "n_channels": channels,
         "n_points": n,
     }
-    lanes = 16 if n % 16 == 0 and processor.WIDE else 8 if n % 8 == 0 else together
+    lanes = next((size for size in (processor.LANES, 8) if n % size == 0), together)
     key = ("pooling", is_max, lanes, step)
     return PreparedKernel(key, arguments, channels, lambda b, args: _emit(b, args, lanes, is_max, step))
 

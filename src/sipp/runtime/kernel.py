@@ -15,6 +15,7 @@ from sipp.native import machine_code, memory, vector
 from sipp.runtime import timing
 
 SHARED_SECONDS = 5e-5  # faster kernels run on one thread
+LONG_SECONDS = 1e-3  # a kernel that nothing is compared with, and takes this long, is timed once
 SHARES_PER_THREAD = 4  # so that a delayed thread holds up the others less
 
 Argument = Tensor | np.ndarray | float | int | None
@@ -46,7 +47,7 @@ class PreparedKernel:
         self._numbers = machine_code.argument_list(self._code, numbers)
         self._held = arguments, also  # keeps the memory at its addresses alive
 
-    def time(self, limit: float = math.inf) -> float:
+    def time_and_set_threads(self, limit: float = math.inf) -> float:
         """The time on one thread; short kernels stay on one, because starting a second would take too long."""
         seconds = timing.best_time(self.alone, limit=limit)
         if seconds < SHARED_SECONDS:
@@ -79,11 +80,7 @@ def tasks(b: Any, lanes: int, args: machine_code.Arguments, n: Any) -> Iterator[
 
     with vector.each(b, *args.share(n)) as task:
         yield task, watch
-    total = each_lane = b.load(bad)
-    if lanes > 1:
-        total = b.extract_element(each_lane, vector.I64(0))
-        for lane in range(1, lanes):
-            total = b.fadd(total, b.extract_element(each_lane, vector.I64(lane)))
+    total = vector.across(b, lambda b, left, right: b.fadd(left, right), b.load(bad))
     with b.if_then(b.fcmp_unordered("uno", total, total)):
         raise_flag(b, args)
 

@@ -11,7 +11,7 @@ import torch
 from sipp.native import machine_code, processor, vector
 from sipp.runtime.buffers import Work, filled_run, fills_of, token_buffer, token_input
 from sipp.runtime.graph import Op
-from sipp.runtime.kernel import Argument, PreparedKernel, tasks
+from sipp.runtime.kernel import LONG_SECONDS, Argument, PreparedKernel, tasks
 from sipp.runtime.steps import Step
 
 MARGIN = 2.0**8  # torch handles squares this close to overflow: it sums them in another order
@@ -53,6 +53,7 @@ def norm_step(op: Op, work: Work) -> Step | None:
     }
     key = ("norm", lanes, n_vectors)
     kernel = PreparedKernel(key, arguments, n_strips, lambda b, args: _emit(b, args, lanes, n_vectors))
+    kernel.time_and_set_threads(LONG_SECONDS)
     run_step = filled_run(fills_of(source), kernel, op.out, out.tokens(tuple(x.shape[:-1]), strides))
     return Step(op.name, "ours", run_step, op.out, "norm of tokens", is_watched=True)
 

@@ -41,14 +41,15 @@ class CpuPlan:
     plan: Plan
     arena: Arena
     storages: frozenset[int]  # addresses of the constants
+    ours: set[int]  # values in which a kernel of ours would not see what is not finite
 
     def run(self, inputs: list[Any]) -> list[Any] | None:
         """The flat outputs; None if a value on the way is not finite (0 times infinity is not 0, so torch must run)."""
         flag = self.arena.flag
         with torch.no_grad(), _without_autocast():
             flag.clear()
-            for value in inputs:
-                if isinstance(value, Tensor) and value.is_floating_point():
+            for number, value in zip(self.plan.graph.inputs, inputs):
+                if number in self.ours:
                     flag.check(value)
             if flag.is_raised:
                 return None
@@ -98,8 +99,13 @@ def make_plan(graph: Graph, inputs: list[Any]) -> CpuPlan:
             for n in set(op.reads()) - kept:
                 if last[n] == i and isinstance(values[n], Tensor):
                     arena.release(values[n])
-        plan = plan_of(graph, _with_finite_checks(graph, steps, views, arena))
-        return CpuPlan(plan, arena, _storages(plan.constants.values()))
+        ours = _read_by_ours(graph, steps, views)
+        checked = ours - views
+        steps = [
+            _with_finite_check(step, arena) if step.out in checked and not step.is_watched else step for step in steps
+        ]
+        plan = plan_of(graph, steps)
+        return CpuPlan(plan, arena, _storages(plan.constants.values()), ours)
 
 
 def _without_autocast() -> AbstractContextManager[object]:
@@ -123,32 +129,26 @@ def _borders(graph: Graph) -> dict[int, Pair]:
     return borders
 
 
-def _with_finite_checks(graph: Graph, steps: list[Step], views: set[int], arena: Arena) -> list[Step]:
-    """Adds a check that the result is finite to each step whose result our kernels read and that has no check itself.
+def _read_by_ours(graph: Graph, steps: list[Step], views: set[int]) -> set[int]:
+    """The values that our kernels read, also through views, and that have to be finite for them.
 
-    Results that reach our kernels through views count too, which need no check themselves. A dense layer with a folded
-    norm is always checked, because it may overflow before the norm.
+    Masks of attention do not: minus infinity is usual, and anything else makes the results NaN, which are watched.
     """
     ours: set[int] = set()
     for op, step in reversed(list(zip(graph.ops, steps))):
-        if step.by != "torch" or (step.out in views and step.out in ours):
+        if step.by != "torch" and op.target is ATTENTION:
+            ours |= {ref.value for ref in op.args[:3]}
+        elif step.by != "torch" or (step.out in views and step.out in ours):
             ours |= set(op.reads())
-    return [
-        _with_finite_check(step, arena, op.shrunk)
-        if not step.is_watched and (step.out in ours or op.shrunk > 1) and step.out not in views
-        else step
-        for op, step in zip(graph.ops, steps)
-    ]
+    return ours
 
 
-def _with_finite_check(step: Step, arena: Arena, limit: float) -> Step:
-    """The step, followed by a check that `limit` times its result is finite."""
+def _with_finite_check(step: Step, arena: Arena) -> Step:
+    """The step, followed by a check that its result is finite."""
 
     def run(values: Values) -> None:
         step.run(values)
-        result = values[step.out]
-        if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
-            arena.flag.check(torch.view_as_real(result) if result.is_complex() else result, limit)
+        arena.flag.check(values[step.out])
 
     return replace(step, run=run)
 

@@ -36,7 +36,7 @@ from sipp.runtime.buffers import (
     token_buffer,
     token_input,
 )
-from sipp.runtime.graph import CONV, Op
+from sipp.runtime.graph import CONV, LINEAR, Op
 from sipp.runtime.kernel import SHARES_PER_THREAD, PreparedKernel
 from sipp.runtime.steps import Step, Values, apply_epilogue, constant_weights, kept_share
 from sipp.runtime.strip_kernel import Packed, Tiling, emit_strips, pack, tilings
@@ -75,19 +75,21 @@ def product_step(op: Op, work: Work) -> Step | None:
     weights, x = constant_weights(op, work.constants), work.input(op)
     if weights is None or not x.numel() or x.ndim < 2 or (op.target is CONV and x.ndim != 4):
         return None
-    tensors = [x, *weights, *([] if op.addend is None else [work.values[op.addend]])]
-    if not all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors):
+    if not all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (x, *weights)):
         return None
     weight = weights[0].contiguous()
     bias = weights[1].contiguous() if len(weights) > 1 else None
+    layer = Layer(op, weight, bias)
     if op.target is CONV:
         defaults: list[Any] = [1, 0, 1, 1]
         stride, padding, dilation, groups = [*op.args[3:], *defaults[len(op.args[3:]) :]]
-        step = _strip_step(Layer(op, weight, bias, pair(stride), pair(padding), pair(dilation), groups), work)
-    elif x.numel() == weight.shape[1] <= MOST_COLUMNS:
-        step = _vector_step(Layer(op, weight, bias), work)
+        layer = Layer(op, weight, bias, pair(stride), pair(padding), pair(dilation), groups)
+    if op.addend is not None and work.values[op.addend].dtype != torch.float32:
+        step = _dense_step(layer, work)
+    elif op.target is LINEAR and x.numel() == weight.shape[1] <= MOST_COLUMNS:
+        step = _vector_step(layer, work)
     else:
-        step = _strip_step(Layer(op, weight, bias), work)
+        step = _strip_step(layer, work)
     if bias is None:
         return step
     return replace(step, held=(*step.held, bias), n_dense_bytes=step.n_dense_bytes + bias.nbytes)
@@ -102,37 +104,44 @@ def pair(option: Any) -> Pair:
 # --- torch's own ------------------------------------------------------------------------------------------------------
 
 
-def _dense_step(layer: Layer, values: Values) -> Step:
-    """The dense layer in the faster memory format, timed on inputs that already have this format."""
+def _dense_step(layer: Layer, work: Work) -> Step:
+    """The dense layer in the faster memory format, timed on inputs that already have this format.
+
+    What overflows before a folded norm is noticed here, because an activation may hide it.
+    """
+    values, flag = work.values, work.arena.flag
     choices = [layer.weight]
     if len(layer.weight.shape) == 4 and layer.groups == 1:
         choices.append(layer.weight.contiguous(memory_format=torch.channels_last))
-    times = [_time_dense(layer, choice, values) for choice in choices]
+    times = [_time_dense(layer, choice, values, flag) for choice in choices]
     best = choices[times.index(min(times))]
 
     def run_step(current: Values) -> None:
-        current[layer.op.out] = _run_dense(layer, best, current)
+        current[layer.op.out] = _run_dense(layer, best, current, flag)
 
+    is_watched = layer.op.shrunk > 1 and layer.op.addend is None
     return Step(
-        layer.op.name, "dense", run_step, layer.op.out, keep=kept_share(best), n_dense_bytes=best.nbytes,
-        dense_seconds=min(times), held=(best,), reads=layer.reads(),
+        layer.op.name, "dense", run_step, layer.op.out, is_watched=is_watched, keep=kept_share(best),
+        n_dense_bytes=best.nbytes, dense_seconds=min(times), held=(best,), reads=layer.reads(),
     )  # fmt: skip
 
 
-def _run_dense(layer: Layer, weight: Tensor, values: Values) -> Tensor:
+def _run_dense(layer: Layer, weight: Tensor, values: Values, flag: Flag) -> Tensor:
     """Runs the layer and its epilogue (sum, activation) with torch."""
     x = values[layer.op.args[0].value].contiguous(memory_format=_format_of(weight))
     if weight.ndim == 4:
         result = F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
     else:
         result = F.linear(x, weight, layer.bias)
+    if layer.op.shrunk > 1:
+        flag.check(result, layer.op.shrunk)
     return apply_epilogue(values, layer.op, result)
 
 
-def _time_dense(layer: Layer, weight: Tensor, values: Values) -> float:
+def _time_dense(layer: Layer, weight: Tensor, values: Values, flag: Flag) -> float:
     form = _format_of(weight)
     ready = values | {n: values[n].contiguous(memory_format=form) for n in layer.reads()}
-    return timing.dense_time(lambda: _run_dense(layer, weight, ready))
+    return timing.dense_time(lambda: _run_dense(layer, weight, ready, flag))
 
 
 def _format_of(weight: Tensor) -> Any:
@@ -215,7 +224,7 @@ def _vector_step(layer: Layer, work: Work) -> Step:
     )
     for fill in operands.fills:
         fill(work.values)
-    seconds, dense = kernel.time(), _dense_step(layer, work.values)
+    seconds, dense = kernel.time_and_set_threads(), _dense_step(layer, work)
     name = f"sparse, one vector x {processor.LANES}"
     return _faster(_sparse_step(layer, operands, kernel, name, seconds, packed, dense), dense, operands, work.arena)
 
@@ -254,9 +263,9 @@ def _strip_step(layer: Layer, work: Work) -> Step:
     kernels = [_kernel(*each, layer, operands, work.arena.flag) for each in zip(packs, ways)]
     for fill in operands.fills:
         fill(work.values)
-    dense = _dense_step(layer, work.values)
+    dense = _dense_step(layer, work)
     assert dense.dense_seconds is not None
-    times = [kernel.time(HOPELESS * dense.dense_seconds) for kernel in kernels]
+    times = [kernel.time_and_set_threads(HOPELESS * dense.dense_seconds) for kernel in kernels]
     best = times.index(min(times))
     way = ways[best]
     name = f"sparse {len(way.tile.in_x)} x {way.tile.lanes}{f' in {way.n_rounds} rounds' if way.n_rounds > 1 else ''}"

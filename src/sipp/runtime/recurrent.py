@@ -17,7 +17,7 @@ from sipp.runtime import timing
 from sipp.runtime.activations import sigmoid, tanh
 from sipp.runtime.buffers import Arena, Work
 from sipp.runtime.graph import LSTM, Op
-from sipp.runtime.kernel import PreparedKernel, tasks
+from sipp.runtime.kernel import LONG_SECONDS, PreparedKernel, tasks
 from sipp.runtime.products import padded
 from sipp.runtime.steps import Step, Values, arguments_of
 from sipp.runtime.vector_kernel import MOST_COLUMNS, Windows, group_sums, pack_windows
@@ -71,6 +71,8 @@ def recurrent_step(op: Op, work: Work) -> Step | None:
         states = (torch.stack([cell.state for cell in cells]), torch.stack([cell.cell for cell in cells]))
         current[op.out] = (result.clone(), *states)
 
+    for cell in cells:
+        cell.kernel.time_and_set_threads(LONG_SECONDS)
     seconds = timing.best_time(lambda: run_step(values))
     dense_seconds = timing.dense_time(lambda: LSTM(*arguments_of(values, op.args)))
     if not timing.is_enough_faster(seconds, dense_seconds):

@@ -157,7 +157,8 @@ def sparse(model: NetworkLike, example: Any, *, always: bool = False) -> Sparse:
     weights have no effect. Weights masked by `hold` or torch.nn.utils.prune count as zeros. At padded tokens of an
     nn.TransformerEncoder, outputs are those that torch computes with gradients, not the zeros of its nested tensors.
     What torch.export cannot trace is left to torch; a model that writes to its buffers or inputs is refused.
-    torch also runs the network where it was faster on the example; `always=True` skips the zeros even then.
+    torch also runs the network where it was faster on the example; `always=True` skips the zeros even then. It runs all
+    networks on CPUs other than x86, for which there is no vector code.
 
     Example:
         >>> import torch, sipp

@@ -86,12 +86,14 @@ def bytes_in_memory(tensors: Iterable[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def left_to_torch(run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float) -> Compiled:
-    """A network of which no step is known: torch runs it as it is called."""
-    return Compiled([], run, True, how, seconds, seconds, "run by torch: nothing gained")
+def left_to_torch(
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Any], how: str, seconds: float, tried: Sequence[Step] = ()
+) -> Compiled:
+    """A network that torch runs as it is called, perhaps after these steps were tried."""
+    return Compiled(without_weights(tried), run, True, how, seconds, seconds, "run by torch: nothing gained")
 
 
-def without_weights(steps: list[Step]) -> list[Step]:
+def without_weights(steps: Sequence[Step]) -> list[Step]:
     """The steps of a network that torch runs as a whole: they can be printed but not run."""
 
     def run(values: Values) -> None:
@@ -141,7 +143,9 @@ def torch_step(op: Op, note: str = "") -> Step:
     """The operation as torch runs it."""
     is_view = op.target in (ATEN.view.default, ATEN._unsafe_view.default)
     target: Any = ATEN.reshape.default if is_view else op.target  # any strides
-    target = {ATTENTION: _attention, ATEN.view_as_complex.default: _complex}.get(op.target, target)
+    target = {
+        ATTENTION: _attention, ATEN.view_as_complex.default: _complex, ATEN.view_as_real.default: _pairs,
+    }.get(op.target, target)  # fmt: skip
     flat = [arg.value if isinstance(arg, Slot) else None for arg in op.args]
     inside = pytree.tree_leaves([arg for arg in op.args if isinstance(arg, (list, tuple, dict))])
     is_flat = not op.kwargs and not any(isinstance(leaf, Slot) for leaf in inside)
@@ -165,3 +169,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *options: Any, **named: Any) -> 
 def _complex(x: Tensor) -> Tensor:
     """view_as_complex, which needs adjacent pairs."""
     return torch.view_as_complex(x.contiguous())
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """view_as_real, which needs conjugates in memory; the graph leaves out the copies that wrote them there."""
+    return torch.view_as_real(x.resolve_conj())

@@ -24,7 +24,7 @@ from sipp.runtime.buffers import Operand
 from sipp.runtime.kernel import Watch, tasks
 
 LONGEST = 2**16 - 1  # largest step between two weights
-MOST_VECTORS = 16 if processor.WIDE else 10  # per tile: their sums must fit in registers
+MOST_VECTORS = min(16, processor.REGISTERS - 6)  # per tile: their sums must fit in registers, beside weights and inputs
 
 # --- Kept weights -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from sipp.runtime.activations import activate
 from sipp.runtime.kernel import tasks
 
 MOST_COLUMNS = processor.LANES * 2**16
-WIDE, WIDE_BYTES = vector.of(processor.LANES), processor.LANES * vector.FLOAT_BYTES  # a vector of numbers
+KIND, KIND_BYTES = vector.of(processor.LANES), processor.LANES * vector.FLOAT_BYTES  # a vector of numbers
 LOOKUP = "llvm.x86.avx512.permvar.sf.512" if processor.WIDE else "llvm.x86.avx2.permps" if processor.HAS_AVX2 else None
 
 
@@ -74,7 +74,7 @@ def emit_vector(b: Any, args: machine_code.Arguments, act: str, has_addend: bool
         if is_shrunk:
             watch(b.fmul(value, vector.splat(b, args.real("shrunk"), processor.LANES)))
         if has_addend:
-            value = b.fadd(value, vector.load(b, vector.address_of(b, args.number("addend"), row), WIDE))
+            value = b.fadd(value, vector.load(b, vector.address_of(b, args.number("addend"), row), KIND))
         watch(value)
         vector.store(b, activate(b, act, value), vector.address_of(b, args.number("out"), row))
 
@@ -85,7 +85,7 @@ def group_sums(b: Any, args: machine_code.Arguments, group: Any, x: Any) -> Any:
     bias, ends, values, places, windows = map(args.number, ("bias", "ends", "values", "places", "windows"))
     end_at = vector.address_of(b, ends, group, vector.LONG_BYTES)
     first_step, last_step = (vector.load(b, end_at, vector.I64, i * vector.LONG_BYTES) for i in range(2))
-    start = vector.load(b, vector.address_of(b, bias, b.mul(group, vector.I64(lanes))), WIDE)
+    start = vector.load(b, vector.address_of(b, bias, b.mul(group, vector.I64(lanes))), KIND)
     sums = vector.variables(b, [start, vector.constant(0.0, lanes)])
     with vector.each(b, first_step, last_step, len(sums)) as first:
         for i, cell in enumerate(sums):
@@ -93,8 +93,8 @@ def group_sums(b: Any, args: machine_code.Arguments, group: Any, x: Any) -> Any:
             window = vector.item(b, windows, step, vector.I16)
             place = vector.load(b, vector.address_of(b, places, step, lanes), vector.of(lanes, vector.I8))
             place = b.zext(place, vector.of(lanes, vector.I32))
-            term = _look_up(b, vector.address_of(b, x, window, WIDE_BYTES), place)
-            value = vector.load(b, vector.address_of(b, values, step, WIDE_BYTES), WIDE)
+            term = _look_up(b, vector.address_of(b, x, window, KIND_BYTES), place)
+            value = vector.load(b, vector.address_of(b, values, step, KIND_BYTES), KIND)
             b.store(vector.fused(b, value, term, b.load(cell)), cell)
     return b.fadd(*(b.load(cell) for cell in sums))
 
@@ -102,7 +102,7 @@ def group_sums(b: Any, args: machine_code.Arguments, group: Any, x: Any) -> Any:
 def _look_up(b: Any, window: Any, place: Any) -> Any:
     """The elements of a window at these positions: one instruction if the processor has it."""
     if LOOKUP is not None:
-        return vector.call(b, LOOKUP, WIDE, [vector.load(b, window, WIDE), place])
+        return vector.call(b, LOOKUP, KIND, [vector.load(b, window, KIND), place])
     elements = vector.constant(0.0, processor.LANES)
     for lane in range(processor.LANES):
         i = b.zext(b.extract_element(place, vector.I32(lane)), vector.I64)

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +28,17 @@ from sipp.inputs import (
     value_range,
 )
 from sipp.results import Reduce, numerics
-from sipp.scoring.kernels.protocol import N_SQUARES, TOTAL, KernelFunctions, bytes_per_window
+from sipp.scoring.kernels.protocol import (
+    FLOAT_BYTES,
+    N_SQUARES,
+    TOTAL,
+    ChunkRatios,
+    KernelFunctions,
+    Ratios,
+    bytes_per_window,
+)
 from sipp.scoring.task import LayerSensitivities
 
-FLOAT_BYTES = 4
 ORDINARY_PEAKS = 2.0**-100, 2.0**100  # of points whose scales are far from the limits of float32
 # A product of a weight and an activation (both scaled to a maximum near 1) below this could underflow in float32 and
 # turn a ratio of 1 into 0/0. Where that is possible, float64 is used.
@@ -92,7 +98,7 @@ class RunningWeight:
         self.scaled_FK = _times_powers_of_two(self.rows_FK, values)
         self.best_FK: Tensor | None = None  # the largest sensitivities; None: all are 0
         # what a kernel keeps, by first and last row, groups and whether it is in float64
-        self.ratios: dict[tuple[int, int, int, bool], Any] = {}
+        self.ratios: dict[tuple[int, int, int, bool], Ratios] = {}
         self.n_outputs = 0
         self.norms = _RunningNorms()
         self._start_batch()
@@ -222,13 +228,13 @@ class RunningWeight:
         factors_TB = torch.from_numpy(factors[:, points])
         if self.sums_TBFK is None:
             counts_B = None if self._is_maximum(part) else part.counts_B
-            squares_QB: Tensor = ratios.take_in(use, factors_TB, counts_B, self.chunk_bytes)
-            return squares_QB
+            return ratios.take_in(use, factors_TB, counts_B, self.chunk_bytes)
+        assert isinstance(ratios, ChunkRatios)  # a fused kernel does not give these sums: its float64 one does
         sums_TBGRK, squares_QB = ratios.sums_of_points(use, factors_TB, self.chunk_bytes)
         self.sums_TBFK[:, points, part.rows] += sums_TBGRK.flatten(2, 3)
         return squares_QB
 
-    def _ratios_of(self, part: _Part) -> Any:
+    def _ratios_of(self, part: _Part) -> Ratios:
         """The ratios of the rows and in the precision of this part."""
         key = part.rows.start, part.rows.stop, part.use.n_groups, part.is_wide
         if key not in self.ratios:

@@ -100,6 +100,13 @@ def points_of(use: WeightUse, points: slice) -> WeightUse:
     return replace(use, windows=use.windows[points])
 
 
+def test_windows_of_another_dtype_are_an_error() -> None:
+    """Compiled code would read other numbers, or beyond them."""
+    use, weight, row_factors, factors_TB, _ = layer(GEOMETRIES[0], SIGNS[0], 3)
+    with pytest.raises(DataError, match="float64"):
+        Ratios(weight, row_factors).take_in(replace(use, windows=use.windows.double()), factors_TB)
+
+
 @pytest.mark.parametrize("sign", SIGNS)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_maxima_against_the_definition(geometry: tuple[int, ...], sign: str, way: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,8 +29,21 @@ def kernel_errors() -> tuple[type[Exception], ...]:
     return (RuntimeError,)
 
 
+ONE_AT_A_TIME = threading.Lock()
+
+
+@functools.cache
+def _latest_call(device: int) -> torch.cuda.Event:
+    """When the latest call of any graph on a device ends.
+
+    torch records all graphs on one stream, and cuBLAS has one workspace for each stream: two graphs that ran at once
+    could write to the same one.
+    """
+    return torch.cuda.Event()
+
+
 class Recorded:
-    """`function(inputs)` as a CUDA graph: copies inputs in and results out. One call at a time."""
+    """`function(inputs)` as a CUDA graph: copies inputs in and results out. One call at a time on a device."""
 
     def __init__(self, function: Callable[[list[Any]], Any], inputs: list[Any]) -> None:
         self._function = function  # keeps alive what the graph reads
@@ -42,20 +57,21 @@ class Recorded:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._found = function(self._inputs)
-        self._done = torch.cuda.Event()
+        self._latest = _latest_call(torch.cuda.current_device())
 
     def replay(self) -> None:
         self._graph.replay()
 
     def __call__(self, inputs: list[Any]) -> Any:
-        torch.cuda.current_stream().wait_event(self._done)  # the previous call may have used another stream
-        for own, value in zip(self._inputs, inputs):
-            if isinstance(own, Tensor):
-                own.copy_(value)
-        self._graph.replay()
-        results = cloned(self._found)
-        self._done.record()
-        return results
+        with ONE_AT_A_TIME:
+            torch.cuda.current_stream().wait_event(self._latest)  # it may have used another stream
+            for own, value in zip(self._inputs, inputs):
+                if isinstance(own, Tensor):
+                    own.copy_(value)
+            self._graph.replay()
+            results = cloned(self._found)
+            self._latest.record()
+            return results
 
 
 def kernel_seconds(calls: Sequence[Callable[[], object]]) -> float:

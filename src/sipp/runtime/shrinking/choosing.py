@@ -45,13 +45,13 @@ from sipp.runtime.shrinking.dependencies import Channels
 from sipp.runtime.shrinking.fitting import Problem, RefittedLayer, layers_in
 from sipp.runtime.shrinking.removing import checked_plan
 from sipp.runtime.shrinking.sites import Site, Structure, cheapest_widths, least_share, structure_of, uniform_widths
-from sipp.runtime.shrinking.traced import Tensors, Traced, Values, run_both
+from sipp.runtime.shrinking.traced import BothRuns, Tensors, Traced, run_both
 
 N_REASONS = 3  # named in an error
 N_EXAMPLES = 2  # inputs on which both networks are compared
 N_EFFECT_POINTS = 256  # on which the effect of halving each site is measured
 
-Visit = Callable[[RefittedLayer, Values], None]  # before a layer runs in both networks
+Visit = Callable[[RefittedLayer, BothRuns], None]  # before a layer runs in both networks
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _remove(
         by_node = {layer.node: layer for layer in past}
         with torch.no_grad(), progress_bar(title, len(past), shown=options.progress) as advance:
 
-            def visited(node: Node, values: Values) -> None:
+            def visited(node: Node, values: BothRuns) -> None:
                 visit(by_node[node], values)
                 advance(1)
 
@@ -253,7 +253,7 @@ class Look:
     errors: dict[int, Tensor] = field(default_factory=dict)  # squared, after the first 0, 1, 2, ... channels are gone
     halved: dict[int, Tensors] = field(default_factory=dict)  # the tensors that change if every second one goes
 
-    def visit(self, layer: RefittedLayer, values: Values) -> None:
+    def visit(self, layer: RefittedLayer, values: BothRuns) -> None:
         """Looks at one layer: every number of channels at each of its sites, the others left whole."""
         problem = Problem.of(layer, values)
         for i, site in enumerate(self.sites):
@@ -274,7 +274,7 @@ class Removal:
     small: Tensors  # the smaller network: filled in by a walk over it, or without a refit over the dense one
     orders: dict[int, Tensor] = field(default_factory=dict)  # channels of each site that are gone
 
-    def visit(self, layer: RefittedLayer, values: Values) -> None:
+    def visit(self, layer: RefittedLayer, values: BothRuns) -> None:
         """Fits one layer, if it loses inputs or if its inputs or its stream are not the dense network's."""
         own = [i for i, site in enumerate(self.sites) if site.reader == layer.weight]
         reads = [layer.inputs, *([] if layer.stream is None else [layer.stream])]

@@ -29,7 +29,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from sipp.results import numerics
 from sipp.runtime.graph import named_arguments, operation_name
-from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values
+from sipp.runtime.shrinking.traced import LAYERS, BothRuns, Tensors, Traced
 
 ALWAYS = 0
 VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "unflatten")
@@ -129,7 +129,7 @@ class _Following:
         self.channels, self.regroups = channels, regroups
         self.follows_views, self.knows_constants = follows_views, knows_constants
         self.leaves, self.inputs = traced.leaves, set(traced.input_nodes)
-        self.values = Values(traced, channels.tensors, {})
+        self.values = BothRuns(traced, channels.tensors, {})
         self.axes: dict[Node, Axis] = {}  # without an entry, all channels of a value stay
         self.varies: set[Node] = set()  # values that inputs decide
         self.generator = torch.Generator("cpu").manual_seed(0)

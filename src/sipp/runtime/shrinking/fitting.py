@@ -19,7 +19,7 @@ from sipp.repairing import Sums
 from sipp.results import numerics
 from sipp.runtime.graph import named_arguments, operation_name, shape_of
 from sipp.runtime.shrinking.sites import Site
-from sipp.runtime.shrinking.traced import LAYERS, Tensors, Traced, Values
+from sipp.runtime.shrinking.traced import LAYERS, BothRuns, Tensors, Traced
 
 NORM_LEAVES = ("weight", "bias", "running_mean", "running_var")
 IDENTITIES = ("dropout", "clone", "alias", "detach", "contiguous")  # in eval mode
@@ -114,7 +114,7 @@ class Problem:
     sums: Sums
 
     @staticmethod
-    def of(layer: RefittedLayer, values: Values) -> Problem:
+    def of(layer: RefittedLayer, values: BothRuns) -> Problem:
         tensors = values.small_tensors
         weight = tensors[layer.weight]
         scale_F, shift_F = _norm(layer, tensors)
@@ -170,7 +170,7 @@ def _norm(layer: RefittedLayer, tensors: Tensors) -> tuple[Tensor, Tensor]:
     return scale_F, (0.0 if bias is None else bias) - mean * scale_F
 
 
-def _sums(layer: RefittedLayer, values: Values, old_KF: Tensor) -> Sums:
+def _sums(layer: RefittedLayer, values: BothRuns, old_KF: Tensor) -> Sums:
     """The sums over the patches of all batches, or over as many at random places as are enough for so many inputs."""
     fan_in = len(old_KF)
     has_intercept = layer.norm is not None or layer.bias is not None

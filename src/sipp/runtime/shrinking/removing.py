@@ -63,8 +63,9 @@ def plan_shrinking(channels: Channels) -> ShrinkPlan:
     outside = [class_of[layer.product.out_ids] for layer in layers]
     needed = torch.zeros(int(class_of.max()) + 1, dtype=torch.bool, device="cpu")
     needed[class_of[ALWAYS]] = True
-    before = -1
-    while before < (before := int(needed.sum())):
+    n_needed = 0
+    while n_needed < int(needed.sum()):
+        n_needed = int(needed.sum())
         for layer, reads, gives in zip(reversed(layers), reversed(inside), reversed(outside)):
             is_read = layer.reads[needed[gives]].any(0)
             wanted = is_read & ~layer.gives_way

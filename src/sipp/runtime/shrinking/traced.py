@@ -55,7 +55,7 @@ class Traced:
         return [node for node in self.nodes if node.op == "placeholder" and node.name not in names]
 
 
-class Values:
+class BothRuns:
     """The values of both networks, `dense` and `small`, while they are needed."""
 
     def __init__(self, traced: Traced, dense: Mapping[str, Tensor], small: Tensors) -> None:
@@ -132,7 +132,7 @@ def run_both(
     dense: Mapping[str, Tensor],
     small: Tensors,
     streams: Mapping[Node, Node | None],
-    visit: Callable[[Node, Values], None],
+    visit: Callable[[Node, BothRuns], None],
 ) -> None:
     """Runs both networks up to the last of some products, and calls `visit` before each, which may change `small`.
 
@@ -149,7 +149,7 @@ def run_both(
             stack += missing
             if not missing:
                 order.setdefault(stack.pop())
-    values = Values(traced, dense, small)
+    values = BothRuns(traced, dense, small)
     values.run_all(list(order), needs, before=lambda node: visit(node, values) if node in streams else None)
 
 

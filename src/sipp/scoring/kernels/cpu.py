@@ -86,13 +86,14 @@ class Ratios:
         return self.weight_GRK.abs().mul_(self.largest()).clamp_(max=1)
 
     def take_in(
-        self, use: WeightUse, factors_TB: Tensor, counts_B: Tensor | None = None, _chunk_bytes: int = 0
+        self, use: WeightUse, factors_TB: Tensor, counts_B: Tensor | None = None, chunk_bytes: int = 0
     ) -> Tensor:
         """Takes the ratios of all patches into the largest, and gives ||Z^{st}(x)||^2, ||Z(x)||^2 of each point.
 
         These are Q x B, float64, of the points as they are scaled. The windows are float32; factors_TB[t, b] is the
         scale that brings point b to a peak near 1, with the sign of t, or 0 where the point has no activation of that
-        sign. The larger the ratios already are, the more is skipped. No patches are laid out in chunks.
+        sign. The larger the ratios already are, the more is skipped. No patches are laid out in chunks: `chunk_bytes`
+        makes no difference.
 
         With `counts_B` it takes the means over a point's patches, of each sign: point b has counts_B[b] of them, others
         that its windows show are 0. They are summed in the same order whatever stands beside them.
@@ -121,7 +122,7 @@ class Ratios:
             positions=form.positions.data_ptr(),
             fan=form.fan.data_ptr(),
             step=form.step,
-            source=windows.data_ptr(),
+            source=memory.strided_address(windows),
             factors_TB=memory.address(factors_TB),
             has_positive=has_positive,
             has_negative=has_negative,

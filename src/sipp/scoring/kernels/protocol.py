@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,24 @@ TOTAL = 4  # index of ||Z||^2, after the four quadrants 2 t + s (T11)
 N_SQUARES = TOTAL + 1
 
 
+class Ratios(Protocol):
+    """The largest ratios a_kp / D_rp of some rows so far (T2), or the means of points (T3), and their weights."""
+
+    weight_GRK: Tensor
+
+    def take_in(self, use: WeightUse, factors_TB: Tensor, counts_B: Tensor | None, chunk_bytes: int) -> Tensor:
+        """Takes in the patches of a use, and gives ||Z^{st}(x)||^2, ||Z(x)||^2 of each point: Q x B, float64.
+
+        They are of the points as `factors_TB` scales them. With `counts_B`, the patches of each point, it takes their
+        means. Patches laid out in memory are in pieces of at most `chunk_bytes`.
+        """
+        ...
+
+    def sensitivities(self) -> Tensor:
+        """The largest so far times their weights, G x R x K."""
+        ...
+
+
 @dataclass(frozen=True)
 class KernelFunctions:
     """The functions of a kernel: KERNEL of `reference`, `gpu`, `cpu` and `plain_loops`.
@@ -28,9 +46,9 @@ class KernelFunctions:
     """
 
     extremes: Callable[[Tensor], Tensor]
-    # weight_GRK and row_factors_GR, which take the scale of the rows out of norms -> their ratios, none yet: as
-    # `ChunkRatios`, or, if the kernel is fused, as `cpu.Ratios`
-    ratios: Callable[[Tensor, Tensor], Any]
+    # weight_GRK and row_factors_GR, which take the scale of the rows out of norms -> their ratios, none yet:
+    # `ChunkRatios`, unless the kernel is fused
+    ratios: Callable[[Tensor, Tensor], Ratios]
     dtype: torch.dtype = numerics.BOUND_DTYPE  # of patches and weights
     in_float64: KernelFunctions | None = None  # for points that float32 does not hold; None: this one is float64
     # whether windows are never unfolded in memory, and each patch is divided by its sum, so that float32 holds more
@@ -66,7 +84,7 @@ BAR_SLACK = 1.0 - 2.0**-20
 # reciprocals, and the (max, x) product of T2, or for `mean` the ordinary product of T3. The same D are the quadrants
 # Z^{st} of T11, so the norms cost no further product.
 
-FLOAT_BYTES = 4
+FLOAT_BYTES = numerics.SCORE_DTYPE.itemsize
 Product = Callable[..., Tensor]
 ChunkFunction = Callable[..., tuple[Tensor, Tensor]]
 
@@ -82,7 +100,7 @@ class Chunk(NamedTuple):
 
 
 class ChunkRatios:
-    """The largest ratios a_kp / D_rp of some rows so far (T2), or the means of points (T3), and their weights."""
+    """`Ratios` of patches that are laid out in memory, chunk by chunk."""
 
     def __init__(
         self, max_chunk: ChunkFunction, sum_chunk: ChunkFunction, weight_GRK: Tensor, row_factors_GR: Tensor

@@ -15,17 +15,17 @@ from sipp.scoring.kernels.protocol import BAR_SLACK, LARGEST_BAR, LEAST_REACH
 
 BLOCK = 64  # patches laid out at once: one bit of an integer each
 ROW_TILE = 16  # rows side by side
-MOST_TILES = 4 if processor.WIDE else 2  # of a band: as many maxima stay in registers
+MOST_TILES = processor.REGISTERS // 8  # of a band: as many maxima stay in registers
 PANEL = 3  # rows of one register tile of the ordinary product, both signs of each
 N_PATTERNS = 2**PANEL  # of the signs of the weights of a panel
-STRIP_VECTORS = 4 if processor.WIDE else 2  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 registers, or 12 of 16
+STRIP_VECTORS = processor.REGISTERS // 8  # 2 x PANEL x STRIP_VECTORS sums: 24 of 32 registers, or 12 of 16
 LANES = processor.LANES
 STRIP = LANES * STRIP_VECTORS  # patches of one register tile of the ordinary product
 MEAN_COLUMNS = 6 if processor.WIDE else 2  # of the sums for means: their signs have 7 registers (or few) to stay in
-FEW_COLUMNS = 3 if processor.WIDE else 1  # of those that are left
+FEW_COLUMNS = MEAN_COLUMNS // 2  # of those that are left
 
 # In bytes
-FLOAT_BYTES, DOUBLE_BYTES, INDEX_BYTES, LONG_BYTES = 4, 8, 4, 8
+FLOAT_BYTES, LONG_BYTES, DOUBLE_BYTES, INDEX_BYTES = vector.FLOAT_BYTES, vector.LONG_BYTES, 8, 4
 VECTOR = LANES * FLOAT_BYTES
 LINE = BLOCK * FLOAT_BYTES  # one column of a block
 TILE_VECTOR = ROW_TILE * FLOAT_BYTES  # one patch, one tile, one sign in `transposed`
