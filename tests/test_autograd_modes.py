@@ -55,7 +55,7 @@ def test_a_network_made_inside_is_read_or_refused(name: str) -> None:
     with torch.inference_mode():
         arguments = RIGHT[name]()
     if name in WRITES:
-        with pytest.raises(ModelError, match="made under torch"):
+        with pytest.raises(ModelError, match="created in torch"):
             getattr(sipp, name)(**arguments)
     else:
         getattr(sipp, name)(**arguments)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import sipp
 from sipp.pruning import cut, rank
-from sipp.pruning.blending import POWERS, best_of
+from sipp.pruning.blending import best_of
+from sipp.pruning.ranking import POWERS
 from sipp.results.blend import BlendChoice, BlendTrial
 from sipp.results.options import PruneOptions
 from sipp.scoring.task import task_of

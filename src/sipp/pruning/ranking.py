@@ -7,19 +7,21 @@ A ranking does not depend on the budget: one ranking can be cut to any number of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from sipp.errors import OptionError, warn_caller
-from sipp.inputs import Batch, Weight
+from sipp.inputs import Batch, Data, Weight
 from sipp.progress import progress_bar
 from sipp.pruning.budgets import AllocationProblem, allocation_problem, sampling_constant
 from sipp.results import (
+    BlendTrial,
+    NormStats,
     Pattern,
     PruneOptions,
     Reduce,
@@ -36,10 +38,40 @@ from sipp.scoring import (
     scores_of,
 )
 
-if TYPE_CHECKING:
-    from sipp.pruning.blending import BlendInputs
-
 N_SAMPLE = 32  # points on which the output of a cut is measured
+
+
+# Of blends
+POWERS = (0.1, 0.25, 0.5, 0.75, 1.0)  # p, besides 0, where the reduction makes no difference
+UNTRAINED = 0.25  # the power at initialisation (results/at-init-10-epochs, at-init-new-seeds)
+REDUCTIONS: tuple[Reduce, ...] = ("max", "mean")
+
+
+@dataclass(frozen=True)
+class BlendInputs:
+    """What a blend is chosen from; does not depend on the budget."""
+
+    # F x K per layer; without "mean" if patches cannot be assigned to points; empty if the blend only starts a search
+    sensitivities: dict[Reduce, tuple[Tensor, ...]]
+    points: Data  # the calibration points that choose it
+    is_held_back: bool  # they were held back from scoring
+    norm_stats: NormStats
+    # F x K per layer: |w| times the norm of its input; None if not finite
+    wanda_scores: tuple[Tensor, ...] | None = None
+    taken: BlendTrial | None = None  # chosen at another budget: no other candidate is tried
+
+    def candidates(self) -> list[BlendTrial]:
+        """What is tried, magnitude first and Wanda's score last; none has an error yet."""
+        if self.norm_stats == "batch":  # the network was never trained
+            return [BlendTrial(UNTRAINED, "max", math.inf, is_shared=True)]
+        if self.taken is not None:
+            return [self.taken]
+        wanda_last = [] if self.wanda_scores is None else [BlendTrial(0.0, "mean", math.inf, by_rows=True)]
+        if wanda_last and not self.sensitivities:
+            return wanda_last
+        pairs = ((p, reduce) for p in POWERS for reduce in REDUCTIONS if reduce in self.sensitivities)
+        blends = [BlendTrial(p, reduce, math.inf) for p, reduce in pairs]
+        return [BlendTrial(0.0, "max", math.inf), *blends, *wanda_last]
 
 
 @dataclass(frozen=True)
