@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -383,3 +384,11 @@ def test_outputs_that_are_minus_infinity_on_purpose() -> None:
     small = sipp.shrink(net, x)
     assert small.layers[0].after == (4, 4) and small.off_by <= TOLERANCE
     torch.testing.assert_close(small.model(x), net(x))
+
+
+def test_caches_are_left_as_they_were() -> None:
+    """Those of transformers' configurations: off while the network is traced, and then on only where they were on."""
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 2))).eval()
+    net[0].config, net[1].config = SimpleNamespace(use_cache=True), SimpleNamespace(use_cache=False)
+    small = sipp.shrink(net, torch.rand(2, 4)).model
+    assert small[0].config.use_cache is True and small[1].config.use_cache is False

@@ -90,7 +90,8 @@ def shrink(
     with ONE_AT_A_TIME:  # no other thread changes the model while it is copied
         own = plain_copy(network)
         was_training = {name: module.training for name, module in network.named_modules()}
-    has_cache = bool(turn_off_caches(own.modules()))  # torch.export knows no cache among the outputs
+    cached = {name for name, module in own.named_modules() if _has_cache(module)}
+    turn_off_caches(own.modules())  # torch.export knows no cache among the outputs
     chosen, seen = None, inputs_seen(model)
     if not options.has_budget:
         call = _on_device(own, call_of(data))
@@ -107,8 +108,8 @@ def shrink(
     small = found.model
     for name, module in small.named_modules():
         module.training = was_training.get(name, module.training)
-    if has_cache:
-        _turn_on_caches(small)
+        if name in cached:
+            vars(module)["config"].use_cache = True
     before = hashing.of_model(network)
     certificate = model.certificate if isinstance(model, PrunedTo) and chosen is None else None
     result = Shrunk(
@@ -165,11 +166,8 @@ def _check_budget(small: Shrunk) -> None:
             )
 
 
-def _turn_on_caches(model: nn.Module) -> None:
-    for module in model.modules():
-        config: Any = vars(module).get("config")
-        if hasattr(config, "use_cache"):
-            config.use_cache = True
+def _has_cache(module: nn.Module) -> bool:
+    return getattr(vars(module).get("config"), "use_cache", None) is True
 
 
 def _on_device(model: nn.Module, call: Arguments) -> Arguments:
