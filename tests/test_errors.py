@@ -54,5 +54,5 @@ def test_an_outer_place_is_named_before_an_inner_one() -> None:
 def test_a_check_names_its_argument() -> None:
     with pytest.raises(OptionError) as caught:
         check.share("delta", 2)
-    assert caught.value.option == "delta" and caught.value.fix == "for example delta=0.05 or delta=0.95"
-    assert str(caught.value) == "delta=2 must lie strictly between 0 and 1; for example delta=0.05 or delta=0.95"
+    assert caught.value.option == "delta" and caught.value.fix == "give a share, for example delta=0.5"
+    assert str(caught.value) == "delta=2 must lie strictly between 0 and 1; give a share, for example delta=0.5"

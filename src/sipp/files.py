@@ -18,7 +18,7 @@ from sipp.errors import DataError, OptionError
 TEMPORARY = ".tmp-"  # start of the name of what is being written; left behind by a killed process only
 CHUNK = 1 << 20  # bytes read at once
 CHANGED = "it was changed after it was written"  # in errors of those who check
-ROOM = "free space or allow writing and run it again, or give another place"
+ROOM = "make the folder, free space or allow writing, and run it again; or give another place"
 RECORD_NAME = "report.json"  # what `sipp prune` calls its record,
 WEIGHTS_NAME = "model.safetensors"  # and the network,
 JOURNAL_NAME = "progress.json"  # what `prune_on_disk` calls its list of finished blocks

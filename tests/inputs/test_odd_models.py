@@ -49,8 +49,8 @@ def test_what_is_no_network_that_can_be_seen_is_refused() -> None:
         (torch.jit.script(plain), "TorchScript"),
         (torch.jit.trace(plain, POINTS), "TorchScript"),
         (shapes_only, r"0 \(Linear\): its weight is on the meta device"),
-        (PartlyEmpty, "not an nn.Module"),
-        (5, "not an nn.Module"),
+        (PartlyEmpty, "must be an nn.Module"),
+        (5, "must be an nn.Module"),
     ):
         for prune in (sipp.sensitivity, lambda m, d: sipp.prune(m, d, keep=0.5)):
             with pytest.raises(ModelError, match=words):

@@ -101,7 +101,7 @@ def _as_run(dense: nn.Module, pruned: nn.Module, batch: Batch, error_B: Tensor) 
 def _rounding(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """How far a network's output lies from that of its float64 copy, and its norm, point by point.
 
-    Of a network that runs in float64 a float32 copy is measured: rounding goes with the unit.
+    For a network in float64, a float32 copy is measured and the difference scaled: rounding is proportional to it.
     """
     kinds = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
     given = {value.dtype for value in batch.tensors.values() if value.is_floating_point()}

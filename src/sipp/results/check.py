@@ -33,7 +33,7 @@ def share(name: str, value: Any, fix: str = "") -> float:
     if not _is(value, numbers.Real) or not 0.0 < value < 1.0:
         raise OptionError(
             f"{name}={value!r:.60} must lie strictly between 0 and 1",
-            fix=fix or f"for example {name}=0.05 or {name}=0.95",
+            fix=fix or f"give a share, for example {name}=0.5",
             option=name,
         )
     return float(value)

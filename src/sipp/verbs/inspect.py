@@ -14,7 +14,7 @@ from sipp.storage import decode, read_contents, read_pruned
 def inspect(path: str | PathLike[str]) -> SavedNetwork:
     """Returns the record of the network in a file of `save` or a folder of `save_folder`. `print` it.
 
-    It is checked as `load` does. That of a file also says how the file holds it (`SavedFile`).
+    It is checked as `load` does. For a file, the record also describes how it is stored (`SavedFile`).
 
     Example:
         >>> import sipp, tempfile, torch

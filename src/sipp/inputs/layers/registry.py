@@ -110,7 +110,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if not isinstance(model, nn.Module):
             raise ModelError(
-                f"the model is a {type(model).__name__} {model!r:.60}, not an nn.Module",
+                f"the model must be an nn.Module, not {model!r:.60}",
                 fix="give a model, not its class",
             )
         if isinstance(model, torch.jit.ScriptModule):

@@ -280,7 +280,7 @@ class _Following:
         return self._in_heads(reads[0], numbers - 1) if len(reads) == 1 else None
 
     def _placed_numbers(self, node: Node, reads: list[Node]) -> Tensor | None:
-        """What the operation makes of its operands' channels, numbered from 1, and zeros; None if it does not run."""
+        """Runs the operation on the numbers of its operands' channels, from 1; None if it fails."""
         given, n_read = {}, 0
         for read in reads:
             axis = self.axes[read]
