@@ -7,6 +7,7 @@ from typing import Any
 from report.synthetic import big_run
 
 from sipp_lab.page import render
+from sipp_lab.page.comparison import comparison
 from sipp_lab.page.panels import panels_of
 from sipp_lab.runs.folder import Run, read_run
 
@@ -70,3 +71,21 @@ def test_two_values_of_one_title_have_their_own_names(tmp_path: Path) -> None:
     ]
     titles = [panel.title for panel in panels_of(runs)]
     assert "(retrain.epochs 70, train.epochs 7)" in titles[0] and "(retrain.epochs 80, train.epochs 8)" in titles[1]
+
+
+def test_methods_that_keep_nearly_the_same_share_are_compared_at_one_level(tmp_path: Path) -> None:
+    """A method that draws weights keeps a few fewer; that alone makes it neither the best nor the worst."""
+    run = made(tmp_path / "a", methods=("magnitude", "sipp-rand"))
+    n_right, last = {"magnitude": 900, "sipp-rand": 500}, max(record.level for record in run.records)
+
+    def drawn(record: Any) -> Any:
+        if record.level < last:
+            return record
+        pruned = replace(record.pruned, kept=record.pruned.kept - (record.method == "sipp-rand"))
+        return replace(record, pruned=pruned, after=replace(record.after, n_top1=n_right[record.method]))
+
+    changed = replace(run, records=tuple(drawn(record) for record in run.records))
+    panels = panels_of([changed, replace(changed, name="b", config={**run.config, "init": "pytorch"})])
+    (first, *_), *_ = (section.table.rows for section in comparison(panels, None, "short").sections if section.table)
+    _, _, best, worst = (cell.text for cell in first[1])
+    assert "magnitude" in best and "sipp-rand" in worst
