@@ -79,9 +79,9 @@ def statements_of(
 ) -> Statements:
     """Computes the guarantees of a cut, and the record of each layer.
 
-    `new_points` are inputs that the pruning has not seen. With mode "paper" they measure C (T19) and
-    make the network bound smaller (T18); their norms are computed with the options of `task`. Mode "sound" bounds the
-    network on them (T13).
+    `new_points` are inputs that the pruning has not seen. With mode "paper" they measure C (T19) and make the network
+    bound smaller (T18); their norms are computed with the options of `task`. Mode "sound" bounds the network on them
+    (T13).
     """
     scores, holdout = ranking.sensitivities, None
     no_eps: list[float | None] = [None] * len(cut.rows)
